@@ -28,7 +28,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from miniclaw_sessions.config import EncryptionSettings
-from miniclaw_sessions.errors import ConfigError, KeyNeeded, NotEncrypted, SchemaTooNew, SessionsError, WrongKey
+from miniclaw_sessions.errors import (
+    ConfigError,
+    KeyNeeded,
+    NotEncrypted,
+    SchemaTooNew,
+    SessionsError,
+    WrongKey,
+    to_install,
+)
 from miniclaw_sessions.secret import Secret, read_secret
 
 if TYPE_CHECKING:
@@ -262,9 +270,7 @@ def _cryptography() -> tuple[Callable[[bytes], AESGCM], Callable[[bytes, bytes],
         from cryptography.hazmat.primitives.hashes import SHA256  # noqa: PLC0415 - same
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF  # noqa: PLC0415 - same
     except ImportError:
-        raise ConfigError(
-            "encryption at rest needs the extra `encryption`: pip install 'miniclaw-sessions[encryption]'"
-        ) from None
+        raise ConfigError(f"encryption at rest needs the extra `encryption`: {to_install('encryption')}") from None
 
     def derive(key: bytes, salt: bytes) -> bytes:
         return HKDF(SHA256(), _KEY_BYTES, salt, b"miniclaw-sessions data key").derive(key)

@@ -17,8 +17,8 @@ class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
     `messages` counts those of the window, `message_count` all of the transcript; `updated_at` is when the content last
     changed, `last_accessed` when the session was last used. `lost` is how many older messages a former store
     has taken with it, until that is acknowledged. `last_words` is how the newest thing that somebody said begins, and
-    `first_words`, for a session whose title is none and whose chat id is but digits, how the first thing that a person
-    said does; where they were asked for.
+    `first_words`, for a session without a title, how the first thing that a person said does; where they were asked
+    for.
     """
 
     session_id: str
@@ -73,9 +73,9 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     """What the replies of a day, a model, a channel or a chat cost together.
 
     `name` says of which: a date in UTC, a model (empty: nobody said which one answered), a channel, a session id.
-    `input_tokens` are those that no cache had. `cost` is what was told of the `replies`, or worked out when they came;
-    of `unpriced` of them it is not known, and None if of none. Of `estimated` of them all of this is estimated, because
-    they were stopped, or failed in the middle, and nobody told.
+    `input_tokens` are those that no cache had. `cost`, in the report's `currency`, is what was told of the `replies`,
+    or worked out when they came; of `unpriced` of them it is not known, and None if of none. Of `estimated` of them all
+    of this is estimated, because they were stopped, or failed in the middle, and nobody told.
     """
 
     name: str
@@ -91,11 +91,15 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was used, in rows, and all of it together; `left_out` is how many rows were beyond the limit."""
+    """What was used, in rows, and all of it together; `left_out` is how many rows were beyond the limit.
+
+    `currency` is what all costs are in (`sessions.currency`), here and in messages.
+    """
 
     rows: list[UsageRow]
     total: UsageRow
     left_out: int = 0
+    currency: str = "USD"
 
 
 class Saved(msgspec.Struct, frozen=True, gc=False):

@@ -231,9 +231,9 @@ def running_rack(directory: Path | None = None, standbys: int = 2) -> Iterator[l
 
 
 @contextmanager
-def running_server(**settings: str) -> Iterator[PostgreSQLServer]:
+def running_server(directory: Path | None = None, *, settings: Mapping[str, str] = {}) -> Iterator[PostgreSQLServer]:
     """A server in a temporary directory, for as long as the block lasts."""
-    with tempfile.TemporaryDirectory(prefix="pg", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(prefix="pg", dir=directory, ignore_cleanup_errors=True) as name:
         Path(name).chmod(0o755)
         server = PostgreSQLServer(Path(name) / "s", settings=settings)
         server.make()

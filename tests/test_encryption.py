@@ -253,7 +253,7 @@ def test_without_the_extra_the_error_names_it() -> None:
         "except ConfigError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "miniclaw-sessions[encryption]" in done.stdout
+    assert "pip install '.[encryption]' in a checkout" in done.stdout
 
 
 def test_without_a_key_what_is_sealed_asks_for_one() -> None:

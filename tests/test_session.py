@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from anyio.lowlevel import checkpoint
 
@@ -254,14 +255,21 @@ async def test_the_synchronous_append_goes_on_while_the_store_fails_up_to_the_bo
         await session.saved()
 
 
+def forced(message: Message, **fields: object) -> Message:
+    """A message with what its constructor would refuse."""
+    for name, value in fields.items():
+        msgspec.structs.force_setattr(message, name, value)
+    return message
+
+
 @pytest.mark.parametrize(
     "message",
     [
         Message.user("lone surrogate \ud800"),
         Message(Role.USER, extra={"x": 2**64}),
         Message(Role.USER, extra={"x": object()}),
-        Message(Role.USER, 123),  # type: ignore[arg-type]
-        Message(Role.TOOL_RESULT, "hi", tool_call_id=5),  # type: ignore[arg-type]
+        forced(Message(Role.USER), content=123),
+        forced(Message(Role.TOOL_RESULT, "hi"), tool_call_id=5),
         Message.user("x" * 5000),
     ],
     ids=["surrogate", "integer", "object", "number for a text", "number for an id", "too large"],

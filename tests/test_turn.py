@@ -27,6 +27,7 @@ from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.turn import INTERRUPTED, Turn
 from miniclaw_sessions.testing import FakeClock
 from tests.session.bench import Bench, texts_of
+from tests.two_tasks import in_two_tasks
 
 pytestmark = pytest.mark.anyio
 
@@ -351,6 +352,14 @@ async def test_a_task_that_was_started_in_a_turn_may_open_one_when_it_is_over(se
             tasks.start_soon(later)
         over.set()
     assert texts(session) == ["ask", "later"]
+
+
+async def test_a_turn_that_one_task_begins_may_be_ended_by_another(session: Session) -> None:
+    async with in_two_tasks(session.turn(ASK)) as turn:
+        turn.append(Message.assistant("answered"))
+    async with session.turn(Message.user("next")):
+        pass
+    assert texts(session) == ["ask", "answered", "next"]
 
 
 async def test_re_entry_is_noticed_through_another_sessions_turn(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             InvalidSearch: it says nothing to search for, is too long, or a text or a number in it cannot be meant.
         """
-        pieces = _PIECE.findall(_checked("query", query))
+        pieces = _PIECE.findall(checked("query", query))
         terms, excluded = (
             tuple(
                 dict.fromkeys(
@@ -237,7 +237,7 @@ def place_of(cursor: str) -> Place:
 def _checked_filters(**filters: Any) -> dict[str, Any]:
     for name, most in (("channel", MAX_QUERY), ("author", MAX_QUERY), ("tool", MAX_QUERY), ("cursor", MAX_CURSOR)):
         if (text := filters.get(name)) is not None:
-            filters[name] = _checked(name, text, most) or None
+            filters[name] = checked(name, text, most) or None
     if filters.get("role") is not None:
         filters["role"] = _checked_role(filters["role"])
     for name in ("after", "before"):
@@ -257,7 +257,7 @@ def _checked_role(name: str) -> str | None:
         raise InvalidSearch(f"there is no role {name[:40]!a}; there are {', '.join(ROLES)}") from None
 
 
-def _checked(name: str, text: str, most: int = MAX_QUERY) -> str:
+def checked(name: str, text: str, most: int = MAX_QUERY) -> str:
     """A text of a stranger that stands in a search.
 
     Raises:

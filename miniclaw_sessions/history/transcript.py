@@ -13,7 +13,7 @@ from types import MappingProxyType
 import msgspec
 
 from miniclaw_sessions.errors import EntryNotFound
-from miniclaw_sessions.protocol.entries import Entry, Label, LeafMove, is_bookkeeping, moves_leaf
+from miniclaw_sessions.protocol.entries import Entry, Label, LeafMove, moves_leaf
 
 
 class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +25,11 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Transcript:
-    """A session's entries, fed in the order in which they were logged."""
+    """A session's entries, fed in the order in which they were logged.
+
+    The tree is that of the conversation: metadata is about the session, and not about a place in it. It is among the
+    `entries`, but no root, child or leaf, unless a file has something of the conversation follow it.
+    """
 
     def __init__(self, entries: Iterable[Entry] = (), *, session_id: str = "") -> None:
         """Take in these entries; `session_id` is for errors only."""
@@ -36,6 +40,7 @@ class Transcript:
         self._children: dict[str | None, list[str]] = {}
         self._parents: dict[str, str | None] = {}
         self._labels: dict[str, str] = {}
+        self._followed: set[str] = set()  # metadata that something of the conversation follows
         for entry in entries:
             self.add(entry)
 
@@ -60,13 +65,13 @@ class Transcript:
 
     @property
     def roots(self) -> list[Entry]:
-        """The entries without a parent."""
+        """The entries with which the conversation begins."""
         return self.children(None)
 
     @property
     def leaves(self) -> list[Entry]:
-        """The entries without children: the ends of all branches."""
-        return [entry for entry_id, entry in self._entries.items() if entry_id not in self._children]
+        """The entries that nothing follows: the ends of all branches."""
+        return [entry for entry in self._entries.values() if self._is_shown(entry) and not self.children(entry.id)]
 
     def add(self, entry: Entry) -> None:
         """Take in the next entry."""
@@ -87,6 +92,7 @@ class Transcript:
             self._set_label(entry)
         if moves_leaf(entry):
             self.leaf_id = entry.id
+            self._show_way_to(entry)
 
     def get(self, entry_id: str) -> Entry:
         """One entry.
@@ -102,7 +108,7 @@ class Transcript:
     def children(self, entry_id: str | None) -> list[Entry]:
         """What follows an entry, in the order of logging; None gives the roots."""
         children = (self._entries[child] for child in self._children.get(entry_id, ()))
-        return [child for child in children if not is_bookkeeping(child)]
+        return [child for child in children if self._is_shown(child)]
 
     def path(self, entry_id: str | None = None) -> list[Entry]:
         """The entries from the root to one of them; to the leaf if none is named.
@@ -123,9 +129,18 @@ class Transcript:
         nodes: dict[str, TreeNode] = {}
         for entry_id, entry in reversed(self._entries.items()):  # children come after their parents
             found = [nodes.pop(child) for child in self._children.get(entry_id, ())]
-            children = tuple(child for child in found if not is_bookkeeping(child.entry))
+            children = tuple(child for child in found if self._is_shown(child.entry))
             nodes[entry_id] = TreeNode(entry=entry, children=children, label=self._labels.get(entry_id))
-        return [nodes[root] for root in self._children.get(None, ()) if not is_bookkeeping(nodes[root].entry)]
+        return [nodes[root.id] for root in self.roots]
+
+    def _is_shown(self, entry: Entry) -> bool:
+        return moves_leaf(entry) or entry.id in self._followed
+
+    def _show_way_to(self, entry: Entry) -> None:
+        parent_id = self._parents[entry.id]
+        while parent_id is not None and not self._is_shown(self._entries[parent_id]):
+            self._followed.add(parent_id)
+            parent_id = self._parents[parent_id]
 
     def _move_leaf(self, move: LeafMove) -> None:
         if move.target_id is not None and move.target_id not in self._entries:

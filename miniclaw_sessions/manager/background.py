@@ -5,19 +5,30 @@ Cancelling them with the rest would take the committer away before the last comm
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 
 import anyio
 from anyio.abc import TaskGroup
 
+from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.errors import ManagerClosed
 
 
 class Background:
-    """The long-lived tasks of one manager."""
+    """The long-lived tasks of one manager.
 
-    def __init__(self, tasks: TaskGroup) -> None:
+    Attributes:
+        closed: whether they were cut off.
+        failure: what one of them has died of, as none does but by a defect of this program.
+        failed_at: the monotonic second at which it did.
+    """
+
+    def __init__(self, tasks: TaskGroup, clock: Clock) -> None:
         self.closed = False
+        self.failure: Exception | None = None
+        self.failed_at = math.inf
+        self._clock = clock
         self._tasks = tasks
         self._running: list[tuple[anyio.CancelScope, anyio.Event]] = []
 
@@ -25,7 +36,7 @@ class Background:
         """Start a task; `run` must return by itself once it is told to."""
         scope, ended = anyio.CancelScope(shield=True), anyio.Event()
         self._running.append((scope, ended))
-        self._tasks.start_soon(_run, run, scope, ended, name=name)
+        self._tasks.start_soon(self._run, run, scope, ended, name=name)
 
     async def complete(self, step: Callable[[], Awaitable[None]]) -> None:
         """Run a step to its end in a task of its own, and raise what it raised.
@@ -63,10 +74,12 @@ class Background:
         for scope, _ in self._running:
             scope.cancel()
 
-
-async def _run(run: Callable[[], Awaitable[None]], scope: anyio.CancelScope, ended: anyio.Event) -> None:
-    try:
-        with scope:
-            await run()
-    finally:
-        ended.set()
+    async def _run(self, run: Callable[[], Awaitable[None]], scope: anyio.CancelScope, ended: anyio.Event) -> None:
+        try:
+            with scope:
+                await run()
+        except Exception as error:
+            self.failure, self.failed_at = error, self._clock.monotonic()
+            raise
+        finally:
+            ended.set()

@@ -55,7 +55,7 @@ class BoundedSessions(SessionReader):
     """
 
     def __init__(self, manager: SessionManager, bounds: KeyBounds, permit: Callable[[SessionKey], None]) -> None:
-        self.clock = manager.clock
+        self.clock, self.settings = manager.clock, manager.settings
         self._manager = manager
         self._bounds = bounds
         self._permit = permit

@@ -101,21 +101,21 @@ class DatabaseExpiry(Expiry):
         if ttl and self._clock.now() - used_before > ttl / 2:
             await self._registry.known.write_uses()
 
-    async def _remove(self, idle: list[str]) -> list[str]:
+    async def _remove(self, idle: list[str]) -> dict[str, int]:
         """Remove what is idle; of what another process is removing at the same time, nothing is said here."""
-        gone = list[str]()
+        gone = dict[str, int]()
         while idle:
             before = len(gone)
             for rule in self._retention.rules:
-                gone += await self._remove_of(rule, [one for one in idle if self._retention.of_id(one) is rule])
+                gone |= await self._remove_of(rule, [one for one in idle if self._retention.of_id(one) is rule])
             if len(gone) == before:
                 break
             _, idle, _ = await self._that_may_go(self._clock.now())
         return gone
 
-    async def _remove_of(self, rule: Rule, idle: list[str]) -> list[str]:
+    async def _remove_of(self, rule: Rule, idle: list[str]) -> dict[str, int]:
         archiving = self._table.archiving(self._clock.now()) if rule.archives else None
-        gone = list[str]()
+        gone = dict[str, int]()
         for start in range(0, len(idle), TOGETHER):
             part = idle[start : start + TOGETHER]
             try:
@@ -124,5 +124,5 @@ class DatabaseExpiry(Expiry):
                 log.error("expired sessions could not be removed", action="sweep.failed", error=str(error))
                 continue
             self._registry.gone(removed)
-            gone += removed
+            gone |= removed
         return gone

@@ -79,3 +79,4 @@ class Eraser:
             await self._storage.checkpoints.remove(session_id)
             if await self._store.delete(session_id, known=known):
                 self._cache.counted(len(self._cache) - 1)
+        self._committer.refusals.forget(session_id)

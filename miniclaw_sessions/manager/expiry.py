@@ -50,10 +50,12 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
         scanned: how many sessions were looked at.
         expired: how many were removed; in a dry run none.
         archived: how many of these went to the archive.
+        freed_bytes: how large their entries were, as the store had them; what the archive took of that is not less.
         sessions: the ids of those that were removed; in a dry run, of those that would be.
         held: the ids of those that were idle for too long, or whose archived copies were kept for long enough, and that
             stay because they are under legal hold.
         forgotten: the archived files that had been kept for long enough, and went for good; in a dry run, would go.
+        remains: what may still have the words of those that went for good, one sentence each.
         dry_run: nothing was changed.
         postponed: why nothing was done, if the clock is not to be believed.
     """
@@ -61,9 +63,11 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
     scanned: int = 0
     expired: int = 0
     archived: int = 0
+    freed_bytes: int = 0
     sessions: list[str] = []
     held: list[str] = []
     forgotten: list[str] = []
+    remains: list[str] = []
     dry_run: bool = False
     postponed: str | None = None
 
@@ -74,6 +78,7 @@ class Expiry(ABC):
     Attributes:
         expired: how many it has expired.
         on_gone: called with each session that has expired, and each that the archive has forgotten.
+        is_to_be_purged: whether the store's log may have words of what is gone for good.
     """
 
     def __init__(self, registry: SessionRegistry, archive: Archive, *, settings: SessionSettings, clock: Clock) -> None:
@@ -88,7 +93,7 @@ class Expiry(ABC):
         self._clock = clock
         self._stop = anyio.Event()
         self._sweeping = anyio.Lock()
-        self._is_to_be_purged = False
+        self.is_to_be_purged = False
         newest = max((journal.last_accessed for journal in self._cache.in_memory()), default=None)
         self._clock_guard = ClockGuard(clock, newest_access=newest, patience_s=settings.sweep_interval_s)
 
@@ -155,13 +160,20 @@ class Expiry(ABC):
             await self._archive.delete(name)
         for session_id in [*gone, *map(session_of, outdated)]:
             self.on_gone(session_id)
-        if len(gone) > archived or self._is_to_be_purged:
+        if len(gone) > archived or self.is_to_be_purged:
             await self._purge()
-        numbers = {"expired": len(gone), "archived": archived, "held": len(held), "forgotten": len(outdated)}
-        log.info("swept", action="sweep.done", scanned=scanned, **numbers)
-        return SweepReport(
-            scanned=scanned, expired=len(gone), archived=archived, sessions=gone, held=held, forgotten=outdated
+        report = SweepReport(
+            scanned=scanned,
+            expired=len(gone),
+            archived=archived,
+            freed_bytes=sum(gone.values()),
+            sessions=list(gone),
+            held=held,
+            forgotten=outdated,
         )
+        numbers = {name: getattr(report, name) for name in ("scanned", "expired", "archived", "freed_bytes")}
+        log.info("swept", action="sweep.done", **numbers, held=len(held), forgotten=len(outdated))
+        return report
 
     async def _that_may_go(self, at: datetime) -> tuple[int, list[str], list[str]]:
         """How many were looked at; which will be idle for too long at that moment; and which of these are held."""
@@ -172,9 +184,9 @@ class Expiry(ABC):
 
     async def _purge(self) -> None:
         """Leave nothing of what is gone for good in the store's log; the next sweep does what cannot be done now."""
-        self._is_to_be_purged = True
+        self.is_to_be_purged = True
         try:
-            self._is_to_be_purged = not await self._store.purge()
+            self.is_to_be_purged = not await self._store.purge()
         except SessionsError as error:
             log.error("the store's log was not emptied", action="sweep.failed", error=str(error))
 
@@ -214,8 +226,11 @@ class Expiry(ABC):
         """Those of these sessions that are under legal hold."""
 
     @abstractmethod
-    async def _remove(self, idle: list[str]) -> list[str]:
-        """Archive and delete those that are still idle; which those were. Logs what cannot be done."""
+    async def _remove(self, idle: list[str]) -> dict[str, int]:
+        """Archive and delete those that are still idle; which those were, and how many bytes their entries had.
+
+        Logs what cannot be done.
+        """
 
 
 class DirectoryExpiry(Expiry):
@@ -251,35 +266,41 @@ class DirectoryExpiry(Expiry):
                     held.append(session_id)
         return held
 
-    async def _remove(self, idle: list[str]) -> list[str]:
-        return [session_id for session_id in idle if await self._expire(session_id)]
+    async def _remove(self, idle: list[str]) -> dict[str, int]:
+        freed = {session_id: await self._expire(session_id) for session_id in idle}
+        return {session_id: size for session_id, size in freed.items() if size is not None}
 
-    async def _expire(self, session_id: str) -> bool:
-        """Delete one idle session, unless it was used since. Returns True if it is gone. Its turn is held meanwhile."""
+    async def _expire(self, session_id: str) -> int | None:
+        """Delete one idle session, unless it was used since, and tell how large its entries were; None if it stays.
+
+        Its turn is held meanwhile.
+        """
         try:
             journal = await self._registry.load(session_id)
         except SessionsError as error:  # its neighbours expire all the same
             _log_failure(session_id, error)
-            return False
+            return None
         if journal is None or journal.in_turn:
-            return False
+            return None
         async with journal.turn_lock:
             if journal.is_deleted or journal.legal_hold is not None or not self._is_idle(journal, self._clock.now()):
-                return False
-            copy: str | None = None
+                return None
+            copy, freed = None, None
+            entries = _Counted(self._encoded_entries(journal))
             try:
                 if self._retention.of(journal.key.channel).archives:
-                    copy = await self._directory.write(
-                        journal.log.head, self._encoded_entries(journal), self._clock.now()
-                    )
+                    copy = await self._directory.write(journal.log.head, aiter(entries), self._clock.now())
+                else:
+                    await entries.count()
                 if self._is_idle(journal, self._clock.now()):  # it may have been used while it was archived
                     await self._registry.remove(journal, kind="expired")
+                    freed = entries.bytes
             except (SessionsError, OSError) as error:
                 _log_failure(session_id, error)
             if copy is not None and not journal.is_deleted:
                 with suppress(SessionsError):
                     await self._archive.delete(copy)
-            return journal.is_deleted
+            return freed
 
     def _is_idle(self, journal: Journal, at: datetime) -> bool:
         return self._retention.of(journal.key.channel).is_idle(journal.last_accessed, at)
@@ -292,6 +313,25 @@ class DirectoryExpiry(Expiry):
             return
         async for stored in read_all(self._store, journal.session_id):
             yield stored.encoded
+
+
+class _Counted:
+    """Entries on their way, and how many bytes have passed."""
+
+    def __init__(self, entries: AsyncIterator[bytes]) -> None:
+        self.bytes = 0
+        self._entries = entries
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for entry in self._entries:
+            self.bytes += len(entry)
+            yield entry
+
+    async def count(self) -> None:
+        """Look at all of them; what cannot be read is not counted, and expires all the same."""
+        with suppress(SessionsError):
+            async for _ in self:
+                pass
 
 
 class ClockGuard:

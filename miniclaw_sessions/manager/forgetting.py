@@ -14,7 +14,7 @@ import msgspec
 
 from miniclaw_sessions.errors import InvalidMessage, InvalidSearch, LeafMoved, SessionHeld, SessionNotFound
 from miniclaw_sessions.history.searched import searched
-from miniclaw_sessions.persistence.archive import Archive, session_of, time_of
+from miniclaw_sessions.persistence.archive import Archive, lines_in, session_of, time_of
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import SUSPENDED, Custom, Entry, SessionInfo
 from miniclaw_sessions.protocol.keys import of_channel
@@ -189,7 +189,7 @@ async def _looked_into_archived(archive: Archive, name: str, which: Which) -> Me
     """What an archived file has, read to its end; None where it has no beginning that could be understood."""
     authored, entries, problems = _Authored(which.user), 0, list[str]()
     head: dict[str, Any] | None = None
-    async for line in _lines(archive.read(name)):
+    async for line in lines_in(archive.read(name)):
         if head is None:
             with suppress(msgspec.DecodeError):
                 head = msgspec.json.decode(line, type=dict[str, Any])
@@ -251,16 +251,6 @@ def _authors(entry: Entry) -> Collection[str]:
         return [str(answer.get("author"))] if isinstance(answer, dict) else []
     found = searched(entry)
     return found.authors if found is not None else []
-
-
-async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    rest = b""
-    async for piece in pieces:
-        *whole, rest = (rest + piece).split(b"\n")
-        for line in whole:
-            yield line
-    if rest:
-        yield rest
 
 
 async def as_seen(

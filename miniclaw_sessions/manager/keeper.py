@@ -58,7 +58,8 @@ class SessionKeeper(SessionReader):
     async def delete(self, session_id: str, *, if_sequence: int | None = None) -> bool:
         """Delete a session: from memory, its file, its quarantined copies and its transcript; whether there was one.
 
-        Waits for the session's open turn. When it returns, a crash does not bring the session back.
+        Waits for the session's open turn. When it returns, a crash does not bring the session back. What was said may
+        be in the store's log until `purge`.
 
         Raises:
             LeafMoved: its last sequence number is not `if_sequence` (None: whatever it is); nothing was changed.

@@ -16,7 +16,7 @@ from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.reader import SessionReader
 from miniclaw_sessions.manager.registry import SessionRegistry
 from miniclaw_sessions.manager.source_file import source_file
-from miniclaw_sessions.persistence.archive import Archive, time_of
+from miniclaw_sessions.persistence.archive import Archive, followed_place, time_of
 from miniclaw_sessions.persistence.recovery import Progress
 from miniclaw_sessions.persistence.storage import Storage
 from miniclaw_sessions.protocol.keys import SessionKey
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from miniclaw_sessions.transfer.importing import Import, ImportReport, KnownEntries
 
 log = get_logger(__name__)
+
+_DOUBT_S = 2.0
+"""By so much may a file's time be wrong beside the time of an archived session: a kernel dates files by its last tick,
+and some file systems by whole seconds. Within it is compared how far the file was read."""
 
 _MOST_KNOWN = 64
 """Of so many sessions that files are added to it is remembered where their entries stand."""
@@ -161,10 +165,22 @@ class SessionMaker(SessionReader):
         """A followed session that has expired goes on where it ended, if its program has written since."""
         if not self.settings.restore_archived or await self._registry.exists(key.session_id):
             return
-        expired_at = time_of(await self._archive.newest(key.session_id) or "")
-        written_at = place.get("modified")
-        if expired_at is not None and isinstance(written_at, int) and written_at >= expired_at.timestamp() * 1e9:
-            await self._restore_if_archived(key)
+        name, written_at = await self._archive.newest(key.session_id), place.get("modified")
+        expired_at = None if name is None else time_of(name)
+        if name is None or expired_at is None or not isinstance(written_at, int):
+            return
+        age_s = expired_at.timestamp() - written_at / 1e9
+        if age_s > _DOUBT_S or (age_s > -_DOUBT_S and not await self._is_ahead(place, name)):
+            return
+        await self._restore_if_archived(key)
+
+    async def _is_ahead(self, place: Mapping[str, Any], name: str) -> bool:
+        """Whether a file was read at another place now than when its session was archived."""
+        try:
+            kept = await followed_place(self._archive, name)
+        except DamagedSeal:
+            return False  # nothing could be restored of it
+        return not isinstance(kept, dict) or any(kept.get(what) != place.get(what) for what in ("bytes", "modified"))
 
     async def _add_to(self, session: Session, transfer: Import) -> None:
         if not transfer.is_of(session):

@@ -16,8 +16,8 @@ On a database that several gateways share (`postgresql:`) all is in there, and n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import anyio
+import msgspec
 
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import SessionSettings
@@ -55,6 +56,7 @@ from miniclaw_sessions.persistence.database import Database
 from miniclaw_sessions.persistence.flusher import FlushReport
 from miniclaw_sessions.persistence.losses import Loss
 from miniclaw_sessions.persistence.mending import Mended
+from miniclaw_sessions.persistence.own_task import HeldOpen
 from miniclaw_sessions.persistence.recovery import Progress, RecoveryReport
 from miniclaw_sessions.persistence.workspace import Workspace
 from miniclaw_sessions.protocol.keys import SessionKey
@@ -64,7 +66,7 @@ from miniclaw_sessions.statistics import Health, ManagerStatistics, Saved
 from miniclaw_sessions.stores import is_shared_url, open_store
 from miniclaw_sessions.stores.base import Store
 from miniclaw_sessions.stores.shared import ListPosition
-from miniclaw_sessions.stores.wrapping import WatchedStore
+from miniclaw_sessions.stores.watched import WatchedStore
 
 DEFAULT_WORKSPACE = Path("~/.miniclaw/workspace")
 
@@ -78,7 +80,7 @@ log = get_logger(__name__)
 
 
 class SessionManager(SessionMaker, SessionKeeper, SessionFollower):
-    """The sessions of one directory or database; an async context manager.
+    """The sessions of one directory or database; an async context manager that any task may enter, and any other leave.
 
     Attributes:
         workspace: the directory; None where there is none.
@@ -137,13 +139,12 @@ class SessionManager(SessionMaker, SessionKeeper, SessionFollower):
         self._cache = SessionCache(self.settings.max_cached, knows_names=not is_shared)
         self._known_entries = {}
         self._also_at = {}
-        self._stack: AsyncExitStack | None = None
+        self._held: HeldOpen[None] | None = None
         self._closed = False
-        self._owner = 0
         self._patience: anyio.CancelScope | None = None  # of closing
 
     def __repr__(self) -> str:
-        state = "closed" if self._stack is None else "open"
+        state = "closed" if self._held is None else "open"
         where = self.workspace or "of a shared store"
         return f"<SessionManager {where}, {len(self)} sessions, {state}>"
 
@@ -170,7 +171,7 @@ class SessionManager(SessionMaker, SessionKeeper, SessionFollower):
         return True  # a manager without sessions is one all the same
 
     def _require_open(self) -> None:
-        if self._stack is None or self._closed:
+        if self._held is None or self._closed:
             raise ManagerClosed("the session manager is not open; use `async with SessionManager(...)`")
 
     async def _journal(self, session_id: str) -> Journal | None:
@@ -221,20 +222,24 @@ class SessionManager(SessionMaker, SessionKeeper, SessionFollower):
         """
         if self._closed:
             raise ManagerClosed("a closed session manager is not opened again; make a new one")
-        async with AsyncExitStack() as stack:
-            storage = self._new_storage()
-            await stack.enter_async_context(storage)
-            self._compose(storage, Background(await stack.enter_async_context(anyio.create_task_group())))
+        held = HeldOpen(self._opened(), name="sessions")
+        await held.__aenter__()
+        self._held = held
+        return self
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[None]:
+        async with self._new_storage() as storage, anyio.create_task_group() as tasks:
+            self._compose(storage, Background(tasks, self.clock))
             self._saving.start(self._background)
             self._background.start(self._expiry.run, name="expiry")
             try:
                 await self._registry.remove_unfinished()
+                with anyio.CancelScope(shield=True):  # whatever fails or is cancelled: `close` saves first
+                    yield
             except BaseException:
                 self._background.cut_off()
                 raise
-            self._owner = anyio.get_current_task().id
-            self._stack = stack.pop_all()
-        return self
 
     def _new_storage(self) -> Workspace | Database:
         if self.workspace is None:
@@ -256,10 +261,9 @@ class SessionManager(SessionMaker, SessionKeeper, SessionFollower):
     def _compose(self, storage: Workspace | Database, background: Background) -> None:
         settings, clock = self.settings, self.clock
         self._storage, self._background = storage, background
-        self._store = store = WatchedStore(storage.store)
+        self._store = storage.store
         self._saving = Saving(
             storage,
-            store,
             settings=settings,
             clock=clock,
             on_progress=self._progress,
@@ -305,29 +309,32 @@ class SessionManager(SessionMaker, SessionKeeper, SessionFollower):
             log.error("not everything was saved", action="shutdown.unsaved", error=str(unsaved))
 
     async def close(self) -> None:
-        """Accept nothing more, commit and flush everything, let the directory go. Safe to call twice.
+        """Accept nothing more, commit and flush everything, let the directory go. A second call waits for the first.
 
         Runs to its end even when the caller is being cancelled, as long as it advances every `shutdown_timeout_s`
-        seconds; only a disk that hangs within a call of the system can hold it longer. Call it in the task that opened
-        the manager.
+        seconds; only a disk that hangs within a call of the system can hold it longer. Any task may call it.
 
         Raises:
             StoreFull, StoreUnavailable: something accepted, or some snapshot, could not be saved.
         """
-        if self._stack is None or self._closed:
+        if self._held is None:
             return
-        if anyio.get_current_task().id != self._owner:
-            raise RuntimeError(
-                "a session manager is closed by the task that opened it; tell that task to leave its block"
-            )
+        if self._closed:
+            await self._held.watch()
+        else:
+            await self._close(self._held)
+
+    async def _close(self, held: HeldOpen[None]) -> None:
         self._closed = True
         self._registry.close()
         self._saving.committer.accepting = False
         try:
             await self._background.complete(self._wind_down)
-        finally:  # when asyncio itself cancels the caller, the stack's task group waits for what was begun
-            stack, self._stack = self._stack, None
-            await stack.aclose()
+        finally:  # also when asyncio itself cancels the caller: what was begun is waited for
+            try:
+                await held.__aexit__(None, None, None)
+            finally:
+                self._held = None
         self._saving.refuse_to_forget(
             session.log.rejected for session in self._cache.in_memory() if session.log.rejected
         )
@@ -361,7 +368,9 @@ class SessionManager(SessionMaker, SessionKeeper, SessionFollower):
             dry_run: change nothing, and list what would expire.
         """
         self._require_open()
-        return await self._expiry.sweep(dry_run=dry_run)
+        report = await self._expiry.sweep(dry_run=dry_run)
+        remains = [self._storage.log_remains] if self._expiry.is_to_be_purged and not dry_run else []
+        return msgspec.structs.replace(report, remains=remains)
 
     async def check(self) -> CheckReport:
         """Verify every snapshot against the store; changes nothing."""
@@ -383,7 +392,7 @@ class SessionManager(SessionMaker, SessionKeeper, SessionFollower):
     @property
     def losses(self) -> Mapping[str, Loss]:
         """Sessions whose older messages were lost with a former store, until that is acknowledged; by session id."""
-        return {} if self._stack is None else self._storage.losses
+        return {} if self._held is None else self._storage.losses
 
     async def acknowledge_losses(self, session_id: str | None = None) -> int:
         """Let `check`, `list` and `health` tell no more of what one session lost, or all; of how many, is returned.
@@ -414,9 +423,11 @@ class SessionManager(SessionMaker, SessionKeeper, SessionFollower):
 
     def health(self) -> Health:
         """Whether messages can be acknowledged and snapshots written."""
-        if self._stack is None or self._closed:
+        if self._held is None or self._closed:
             return Health(ok=False, store=self._store_name, store_state="closed", problems=["the manager is not open"])
         problems = self._saving.problems
+        if (failure := self._background.failure) is not None:
+            problems.append(f"a part of the session manager has failed ({type(failure).__name__}); restart the program")
         losses = [loss.sentence(session_id) for session_id, loss in islice(self.losses.items(), LISTED_LOSSES)]
         return Health(
             ok=not problems, store=self._store_name, store_state=self._saving.state, problems=problems, losses=losses
@@ -424,8 +435,8 @@ class SessionManager(SessionMaker, SessionKeeper, SessionFollower):
 
     @property
     def progressed_at(self) -> float:
-        """The monotonic second at which committer and flusher were last known to be alive: see `Saving`."""
-        return self._saving.progressed_at
+        """The monotonic second at which committer, flusher and all others were last known to be alive: see `Saving`."""
+        return min(self._saving.progressed_at, self._background.failed_at)
 
     @property
     def _store_name(self) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import builtins
-import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, time
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -16,6 +16,7 @@ from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import SessionNotFound
 from miniclaw_sessions.history.search import Found, Search, SearchPage
 from miniclaw_sessions.history.window import MAX_MESSAGES, Window
@@ -44,7 +45,6 @@ BEGINNING = 20
 
 _TOGETHER = 100  # sessions are loaded for a sum, before others run
 
-_NO_NAME = re.compile(r"[0-9a-f-]{32,}")  # a UUID, or as many digits as a new conversation has
 _NOT_BY_HAND = ("<", "# AGENTS.md", "/")  # what agents put before what was said; their commands
 _FIRST_WORDS: WeakKeyDictionary[Journal, str] = WeakKeyDictionary()  # they stay what they are
 
@@ -55,6 +55,12 @@ class SessionReader(ABC):
     """Looks sessions up, lists, searches and reads them. Renews no time to live, and creates nothing."""
 
     clock: Clock
+    settings: SessionSettings
+
+    @property
+    def currency(self) -> str:
+        """What the costs of replies are in."""
+        return self.settings.currency
 
     @abstractmethod
     async def _journal(self, session_id: str) -> Journal | None:
@@ -143,7 +149,7 @@ class SessionReader(ABC):
             offset: after so many others.
             after: only those that stand behind this position.
             last_words: whether each tells how the newest thing that somebody said begins, and one without any name
-                how the first thing does.
+                how the first thing that a person said does.
 
         Raises:
             SnapshotUnreadable, SchemaTooNew, StoreError: one of them cannot be loaded.
@@ -259,11 +265,11 @@ class SessionReader(ABC):
         sums = UsageSums(by, since, until)
         if session_id is not None:
             sums.add(await self.find(session_id))
-            return sums.report(limit)
+            return sums.report(limit, self.currency)
         first = None if since is None else datetime.combine(since, time(), UTC)
         async for session in self.used_since(first, channel=channel):
             sums.add(session)
-        return sums.report(limit)
+        return sums.report(limit, self.currency)
 
     async def used_since(self, moment: datetime | None, *, channel: str | None = None) -> AsyncIterator[Session]:
         """The sessions, or those of one channel, that were used then or later; each is loaded, and others run between.
@@ -299,7 +305,7 @@ class SessionReader(ABC):
         """
         from miniclaw_sessions.transfer.exporting import export_session  # noqa: PLC0415 - loads every format
 
-        async for chunk in export_session(await self.find(session_id), form):
+        async for chunk in export_session(await self.find(session_id), form, self.currency):
             yield chunk
 
     async def read_transcript(self, session_id: str) -> AsyncIterator[Entry]:
@@ -357,16 +363,24 @@ async def _first_words(session: Session) -> str | None:
     from miniclaw_sessions.formats.first_words import first_words  # noqa: PLC0415 - only a list for people needs it
 
     journal = session.journal
-    if session.title or not _NO_NAME.fullmatch(session.key.chat_id):
+    if session.title:
         return None
-    if journal not in _FIRST_WORDS:
-        beginning = readable(await session.tree.read_after(0, BEGINNING))
-        said = [first_words(one) for one in beginning if isinstance(one, MessageEntry) and one.message.is_user]
-        if not said:
-            return None
-        by_hand = (words for words in said if not words.startswith(_NOT_BY_HAND))
-        _FIRST_WORDS[journal] = next(by_hand, said[0])
-    return _FIRST_WORDS[journal]
+    if (known := _FIRST_WORDS.get(journal)) is not None:
+        return known
+    said = [first_words(one) for one in await _questions(session)]
+    by_hand = next((words for words in said if not words.startswith(_NOT_BY_HAND)), None)
+    if by_hand is not None:
+        _FIRST_WORDS[journal] = by_hand
+    return by_hand or next(iter(said), None)
+
+
+async def _questions(session: Session) -> builtins.list[MessageEntry]:
+    """What people said among a session's first messages: from memory, where that has all of them."""
+    if len(session) == session.message_count:
+        kept = islice(session.journal.conversation.window.kept, BEGINNING)
+        return [one.entry for one in kept if one.role is Role.USER]
+    entries = readable(await session.tree.read_after(0, BEGINNING))
+    return [entry for entry in entries if isinstance(entry, MessageEntry) and entry.message.is_user]
 
 
 async def fork_session(manager: SessionReader, from_id: str, to_id: str) -> Session:

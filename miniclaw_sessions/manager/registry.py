@@ -55,6 +55,7 @@ from miniclaw_sessions.protocol.entries import INCOMPLETE
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Journal, Owner, Session
 from miniclaw_sessions.session.rebasing import rebase_of, refresh
+from miniclaw_sessions.session.restoring import restore
 from miniclaw_sessions.stores.base import Append, Store, TurnClaim
 
 LEARNED_AT_ONCE = 10_000
@@ -108,6 +109,7 @@ class SessionRegistry:
         self._keeper = TurnKeeper(self.store, clock, cache.in_memory, lease_s=settings.turn_lease_s)
         self.live = Live(self.store, clock)
         self.committer.on_append = self.live.appended
+        self.committer.restore = partial(restore, cache.get)
         self._lock = anyio.Lock()
         self._reserved: dict[str, anyio.Event] = {}
         self._in_the_making = 0
@@ -254,6 +256,7 @@ class SessionRegistry:
         journal.retire()
         self.live.gone(journal.session_id, journal.key, kind=kind)
         self.flusher.remove(journal)
+        self.committer.refusals.forget(journal.session_id)
         self.evicted_of_gone += journal.evicted
         self.cache.remove(journal.session_id)
 
@@ -332,7 +335,7 @@ class SessionRegistry:
     def _journal_of(self, conversation: Conversation, *, dirty: bool) -> Journal:
         journal = Journal(conversation, self, committed=conversation.state.last_sequence, dirty=dirty)
         if self.store.shared:
-            journal.log.rebase, journal.log.must_exist = rebase_of(journal), True
+            journal.log.share(rebase_of(journal))
         return journal
 
     async def _make_shared(self, key: SessionKey, given: Mapping[str, Any]) -> Journal | None:

@@ -16,7 +16,6 @@ from miniclaw_sessions.persistence.flusher import Flusher, FlushReport
 from miniclaw_sessions.persistence.recovery import Progress
 from miniclaw_sessions.persistence.storage import Storage
 from miniclaw_sessions.statistics import Saved
-from miniclaw_sessions.stores.wrapping import WatchedStore
 
 log = get_logger(__name__)
 
@@ -27,7 +26,6 @@ class Saving:
     def __init__(  # noqa: PLR0913 - it works with what the manager has
         self,
         storage: Storage,
-        store: WatchedStore,
         *,
         settings: SessionSettings,
         clock: Clock,
@@ -35,6 +33,7 @@ class Saving:
         on_flushed: Callable[[], object],
         on_saved: Callable[[Saved], object] = bool,
     ) -> None:
+        self.store = store = storage.store
         self.committer = Committer(store, clock=clock, max_unsaved_bytes=settings.max_unsaved_bytes)
         self.flusher = Flusher(
             storage.checkpoints,
@@ -48,7 +47,6 @@ class Saving:
         self.committer.on_commit = self._committed
         self._on_flushed, self._on_saved = on_flushed, on_saved
         self._storage = storage
-        self.store = store
         self._clock = clock
 
     def __repr__(self) -> str:
@@ -112,10 +110,11 @@ class Saving:
         problems = []
         if (failure := self.committer.failure or self.committer.lost) is not None:
             problems.append(f"messages are not acknowledged: {failure}")
+        elif self.committer.refusals:
+            problems += self.committer.refusals.problems
         elif self.store.unreachable is not None:
             problems.append(f"the store cannot be used: {self.store.unreachable}")
-        if self.store.damage is not None:
-            problems.append(f"the store is damaged: {self.store.damage}")
+        problems += self.store.problems
         if self.flusher.problem is not None:
             problems.append(str(self.flusher.problem))
         return problems

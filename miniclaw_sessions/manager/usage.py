@@ -45,14 +45,14 @@ class UsageSums:
             name = of_session or (one.day if self._by == "day" else one.model)
             self._sums[name] = self._sums.get(name, _NOTHING) + one
 
-    def report(self, limit: int) -> UsageReport:
+    def report(self, limit: int, currency: str) -> UsageReport:
         """The newest days first, or else what cost most; at most so many of them."""
         rows = [_row(name, one) for name, one in self._sums.items()]
         rows.sort(
             key=lambda row: (row.name,) if self._by == "day" else (row.cost or 0.0, row.total_tokens), reverse=True
         )
         total = _row("total", sum(self._sums.values(), _NOTHING))
-        return UsageReport(rows=rows[:limit], total=total, left_out=max(0, len(rows) - limit))
+        return UsageReport(rows=rows[:limit], total=total, left_out=max(0, len(rows) - limit), currency=currency)
 
 
 def _row(name: str, one: Spent) -> UsageRow:

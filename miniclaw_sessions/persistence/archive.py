@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Collection, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from io import BytesIO
@@ -21,8 +22,10 @@ from anyio import to_thread
 
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.encryption import KeyRing, PieceSealer
-from miniclaw_sessions.errors import NotEncrypted, StoreUnavailable
+from miniclaw_sessions.errors import InvalidMessage, NotEncrypted, StoreUnavailable
 from miniclaw_sessions.persistence.whole_files import opened, opened_file
+from miniclaw_sessions.protocol.encoding import decode_entry
+from miniclaw_sessions.protocol.entries import FOLLOWED, METADATA, Custom
 from miniclaw_sessions.stores.base import SessionHead, StoredEntry
 from miniclaw_sessions.stores.encrypted import open_entry
 from miniclaw_sessions.stores.jsonl.lines import header_of
@@ -30,6 +33,7 @@ from miniclaw_sessions.stores.shared import Archiving, SharedStore
 
 SUFFIX = ".jsonl"
 _PIECE_BYTES = 1 << 18
+_FOLLOWED = FOLLOWED.encode()
 _TIME = "%Y%m%dT%H%M%S.%fZ"
 
 
@@ -275,6 +279,34 @@ def time_of(name: str) -> datetime | None:
 def session_of(name: str) -> str:
     """The id of the session that an archived file is of, from its name."""
     return name.removesuffix(SUFFIX).partition("-")[2]
+
+
+async def lines_in(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The lines of an archived file, without their ends."""
+    rest = b""
+    async for piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            yield line
+    if rest:
+        yield rest
+
+
+async def followed_place(archive: Archive, name: str) -> object:
+    """How far the file was read that an archived session kept up with (`FOLLOWED`), or None. Reads it to its end.
+
+    Raises:
+        StoreUnavailable: it cannot be read.
+        WrongKey, DamagedSeal: it does not open with the keys that are held.
+    """
+    place: object = None
+    async for line in lines_in(archive.read(name)):
+        if _FOLLOWED in line:
+            with suppress(InvalidMessage):
+                entry = decode_entry(line)
+                if isinstance(entry, Custom) and entry.custom_type == METADATA:
+                    place = entry.data.get(FOLLOWED, place)
+    return place
 
 
 def _plain(file: Path) -> Iterator[bytes]:

@@ -136,7 +136,7 @@ class Check:
         """
         try:
             await self._compare_entries(session_id, snapshot)
-        except StoreCorrupt as error:
+        except (StoreCorrupt, StoreUnavailable) as error:  # of one session; the store itself could be read
             self._note_problem(str(error))
 
     async def _compare_entries(self, session_id: str, snapshot: Snapshot | None) -> None:

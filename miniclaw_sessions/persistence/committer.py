@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from copy import copy
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import anyio
@@ -21,6 +23,9 @@ from anyio.abc import TaskGroup
 from miniclaw_sessions.clock import Clock, sleep_unless
 from miniclaw_sessions.errors import ManagerClosed, StoreConflict, StoreError, StoreUnavailable, UnsavedLimit
 from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.persistence.accepted import Waiting
+from miniclaw_sessions.persistence.refusals import Refusals
+from miniclaw_sessions.persistence.rounds import Round
 from miniclaw_sessions.statistics import Saved
 from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry, TurnClaim
 
@@ -31,6 +36,8 @@ _STILL_THERE = (
 _CUT_OFF = "closing did not wait for the store any longer; what it had not acknowledged by then may be lost"
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 10.0
+RARELY = 10
+"""So many times as long as a commit took in vain for one session is waited at least before that is tried again."""
 
 E = TypeVar("E", bound=StoreError)
 
@@ -81,27 +88,25 @@ class SessionLog:
         settled: how many of them are in the store, or were there before.
         held: how many of them were there before, but are not acknowledged yet, because others before them wait.
         rebase: what to do when others were first; None: they never are.
-        fixed: the ids of entries that were accepted for their very place, and are not moved.
-        units: the ids of entries that were accepted together, one of them with an idempotency key, to that one's id.
-        overtaken: the ids of those that were given up because others were first; whoever waits for them is told so.
+        units: what is not acknowledged, as it stands now; None: others are never first, and it stands where it was put.
         claim: the turn that is open, or asked for; None: none, or nobody else could have it.
         fence: the highest number of a turn that is known.
         must_exist: whether the session was made before anything was accepted for it; no append makes it then.
+        failure: why the last attempt failed for this session alone; None: it did not.
+        tried: how many of all that were accepted that attempt was about.
     """
 
     __slots__ = (
-        *("_sent_turn", "_waiting", "accepted", "claim", "committed", "failure", "fence", "fixed", "head", "held"),
-        *("must_exist", "overtaken", "rebase", "rejected", "sending", "settled", "units"),
+        *("_sent_turn", "_waiting", "accepted", "claim", "committed", "failure", "fence", "head", "held"),
+        *("must_exist", "rebase", "rejected", "sending", "settled", "tried", "units"),
     )
 
     def __init__(self, head: SessionHead, committed: int = 0) -> None:
         self.head = head
         self.committed = committed
-        self.accepted = self.settled = self.held = 0
+        self.accepted = self.settled = self.held = self.tried = 0
         self.rebase: Rebase | None = None
-        self.fixed: frozenset[str] = frozenset()
-        self.units: dict[str, str] = {}
-        self.overtaken: frozenset[str] = frozenset()
+        self.units: Waiting | None = None
         self.claim: Claim | None = None
         self.fence = 0
         self.must_exist = False
@@ -109,7 +114,11 @@ class SessionLog:
         self._waiting: list[StoredEntry] | None = None
         self.sending: list[StoredEntry] | None = None
         self.rejected: StoreError | None = None
-        self.failure: StoreUnavailable | None = None  # why the last attempt failed for this session alone
+        self.failure: StoreUnavailable | None = None
+
+    def share(self, rebase: Rebase) -> None:
+        """Others write the session, too: it is there before anything is accepted for it, and they may be first."""
+        self.rebase, self.units, self.must_exist = rebase, Waiting(), True
 
     @property
     def waiting(self) -> Sequence[StoredEntry]:
@@ -136,6 +145,12 @@ class SessionLog:
         self._sent_turn = None if self.claim is None else self.claim.turn
         return Append(self.head, self.sending or [], turn=self._sent_turn, must_exist=self.must_exist)
 
+    def failed(self, error: StoreUnavailable) -> None:
+        """What was on its way waits again, for it could not be stored now; what came since was not tried."""
+        self.failure = error
+        self.tried = self.accepted if self.sending is None else self.settled + self.held + len(self.sending)
+        self.put_back()
+
     def put_back(self) -> None:
         """What was on its way waits again, in front."""
         self._waiting = [*(self.sending or ()), *(self._waiting or ())]
@@ -150,11 +165,8 @@ class SessionLog:
             self.claim.granted(self._sent_turn)
             if self.claim.is_over:
                 self.claim = None
-        if self.fixed:
-            self.fixed -= {entry.entry_id for entry in sent}
         if self.units:
-            for entry in sent:
-                self.units.pop(entry.entry_id, None)
+            self.units.discard(entry.entry_id for entry in sent)
 
     def number_of(self, sequence: int) -> int:
         """The how manieth of all that was accepted the entry at a place is; of one that was refused, the next one."""
@@ -181,6 +193,8 @@ class SessionLog:
         """Forget what waits; the bytes of it."""
         size = _bytes_of(self.waiting)
         self._waiting = None
+        if self.units:
+            self.units.clear()
         return size
 
 
@@ -190,47 +204,6 @@ def _ignore(_: Saved) -> None:
 
 def _bytes_of(entries: Iterable[StoredEntry]) -> int:
     return sum(len(entry.encoded) for entry in entries)
-
-
-class _Round:
-    """One group's commit, to be waited for by many.
-
-    Each waiter has a future of its own, so that a cancelled one takes nobody along. This is what `anyio.Event` does in
-    three layers; a hundred waiters per commit feel the difference.
-    """
-
-    __slots__ = ("_is_over", "_loop", "_waiters")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        self._is_over = False
-        self._loop = loop  # a future that has to look for its loop asks the system for the process's id
-        self._waiters: list[asyncio.Future[None]] = []
-
-    def wait(self) -> asyncio.Future[None]:
-        """A future that is done when the round is."""
-        future: asyncio.Future[None] = asyncio.Future(loop=self._loop)
-        if self._is_over:
-            future.set_result(None)
-        else:
-            self._waiters.append(future)
-        return future
-
-    async def ended(self) -> None:
-        """Return when the round is over."""
-        while not self._is_over:
-            await self.wait()
-
-    def over(self) -> None:
-        """Let everybody go who waits."""
-        self._is_over = True
-        self.look()
-
-    def look(self) -> None:
-        """Let those who wait look whether what they wait for is decided already."""
-        for future in self._waiters:
-            if not future.done():
-                future.set_result(None)
-        self._waiters.clear()
 
 
 class CommitCounts(NamedTuple):
@@ -254,6 +227,10 @@ class Committer:
         self.failure: StoreUnavailable | None = None
         self.on_append: Callable[[SessionHead, Sequence[StoredEntry]], None] | None = None
         """Called with each session that the store has taken entries of, and those entries."""
+        self.restore: Callable[[SessionLog, StoreConflict], Awaitable[Rebased]] | None = None
+        """As `SessionLog.rebase`, for those sessions that have none: the store may lack what it had acknowledged."""
+        self.refusals = Refusals(clock)
+        """Which sessions' commits were refused, and not taken since."""
         self.lost: StoreUnavailable | None = None
         """Why what is appended would go where nobody looks for it, as `drain` has found it."""
         self.accepting = True
@@ -268,12 +245,12 @@ class Committer:
         self._rebasing: dict[SessionLog, None] = {}  # which others were first with
         self._tasks: TaskGroup | None = None
         self._delayed: dict[SessionLog, None] = {}  # which the store could not write, and are tried again
-        self._retry_at = 0.0
+        self._retry_at = self._hurried_at = 0.0
         self._retry_delay_s = FIRST_RETRY_S
         self._wake = anyio.Event()
         self._hurry = anyio.Event()
-        self._next_round = _Round(None)
-        self._this_round = _Round(None)
+        self._next_round = Round(None)
+        self._this_round = Round(None)
         self._closing = False
         self._unsaved_entries = 0
         self._unsaved_bytes = 0
@@ -324,17 +301,23 @@ class Committer:
     async def wait(self, session: SessionLog, sequence: int) -> None:
         """Return when the store has committed the session's entries up to `sequence`, wherever they come to stand.
 
+        Where the session alone could not be written, that is tried once more: what was wrong may be mended by now.
+
         Raises:
             StoreUnavailable: the store cannot take them now; they stay in memory and are tried again.
             StoreError: the store refused this session's entries.
         """
         if session.committed >= sequence:
             return
-        number = session.number_of(sequence)
+        number, known = session.number_of(sequence), session.failure
+        if session in self._delayed:
+            self._retry_at = min(self._retry_at, self._hurried_at)
+            self._wake.set()
         while session.settled < number:
             if session.rejected is not None:
                 raise anew(session.rejected)
-            if (failure := self.failure or session.failure) is not None:
+            is_news = session.failure is not known and number <= session.tried
+            if (failure := self.failure or (session.failure if is_news else None)) is not None:
                 raise anew(failure, _STILL_THERE if self.accepting else "")
             settled = session.settled + session.held
             on_its_way = session.sending is not None and number <= settled + len(session.sending)
@@ -378,6 +361,10 @@ class Committer:
             self.lost = error
         else:
             self.lost = None
+        for session_id in self.refusals.damaged:  # nothing of them is tried again unless somebody says more there
+            with suppress(StoreError):
+                await self._store.head(session_id)
+                self.refusals.forget(session_id)
 
     async def run(self) -> None:
         """Commit until `close`; never raises for what the store does. Nobody waits for it in vain when it ends."""
@@ -414,7 +401,7 @@ class Committer:
             await sleep_unless(self._clock, max(0.0, self._retry_at - self._clock.monotonic()), self._wake)
         elif not self._delayed:
             await self._wake.wait()
-        if self._delayed and (self._closing or self._clock.monotonic() >= self._retry_at):
+        if self._delayed and self._clock.monotonic() >= self._retry_at:
             self._retry_delayed()
 
     def _retry_delayed(self) -> None:
@@ -426,13 +413,13 @@ class Committer:
     def close(self) -> None:
         """Make `run` return after one more attempt at whatever is left."""
         self._closing = True
-        self._wake.set()
+        self._retry_delayed()
         self._hurry.set()
 
     async def _commit(self) -> None:
         sessions, self._queued = list(self._queued), {}
         appends = [session.take() for session in sessions]
-        self._this_round, self._next_round = self._next_round, _Round(self.loop)
+        self._this_round, self._next_round = self._next_round, Round(self.loop)
         self.busy_since = began = self._clock.monotonic()
         committed = self._committed
         try:
@@ -461,9 +448,9 @@ class Committer:
             if isinstance(outcome, StoreUnavailable):
                 self._delay(session, outcome)
                 continue
-            if session.rebase is not None and isinstance(outcome, StoreConflict):
+            if isinstance(outcome, StoreConflict) and (rebase := session.rebase or self._restoring(session)):
                 session.put_back()
-                self._overtaken(session, session.rebase, outcome)
+                self._overtaken(session, rebase, outcome)
                 continue
             sent, session.sending = session.sending or [], None
             self._unsaved_entries -= len(sent)
@@ -471,6 +458,7 @@ class Committer:
                 self._unsaved_bytes -= len(entry.encoded)
             if outcome is None:
                 session.arrived(sent)
+                self.refusals.forget(session.head.session_id)
                 if self.on_append is not None:
                     self.on_append(session.head, sent)
                 if session.failure is not None:
@@ -478,6 +466,9 @@ class Committer:
                 self._committed += len(sent)
             else:
                 self._reject(session, outcome)
+
+    def _restoring(self, session: SessionLog) -> Rebase | None:
+        return None if self.restore is None else partial(self.restore, session)
 
     def _overtaken(self, session: SessionLog, rebase: Rebase, conflict: StoreConflict) -> None:
         """Others were first with a session: it makes what waits anew, while the commits of all others go on."""
@@ -516,17 +507,20 @@ class Committer:
                 session_id=session.head.session_id,
                 error=str(error),
             )
-        session.failure = error
-        session.put_back()
+        session.failed(error)
+        self.refusals.note(session.head.session_id, error)
         self._queued.pop(session, None)
+        now = self._clock.monotonic()
+        self._hurried_at = now + RARELY * (now - (self.busy_since or now))
         if not self._delayed:
             self._retry_delay_s = min(2 * self._retry_delay_s, LAST_RETRY_S)
-            self._retry_at = self._clock.monotonic() + self._clock.jitter(self._retry_delay_s)
+            self._retry_at = now + self._clock.jitter(self._retry_delay_s)
         self._delayed[session] = None
 
     def _reject(self, session: SessionLog, outcome: StoreError) -> None:
         """The store refused what was sent; what follows a refused entry would leave a gap: it is refused too."""
         session.rejected = outcome
+        self.refusals.note(session.head.session_id, outcome)
         self._failures += 1
         self._queued.pop(session, None)
         self._next_round.look()  # what is waited for there is decided, and that round may never come

@@ -33,6 +33,7 @@ from miniclaw_sessions.persistence.snapshots import largest_snapshot
 from miniclaw_sessions.stores.base import Store, StoredSession
 from miniclaw_sessions.stores.encrypted import encrypted
 from miniclaw_sessions.stores.shared import SharedStore, as_shared
+from miniclaw_sessions.stores.watched import WatchedStore
 
 ENCRYPTION = "encryption"
 """The property that says which key everything is encrypted with; an empty one: nothing is."""
@@ -49,7 +50,7 @@ def is_far_behind(one: StoredSession) -> bool:
 class Database:
     """The sessions of a shared store; an async context manager."""
 
-    store: Store
+    store: WatchedStore
 
     def __init__(
         self,
@@ -105,7 +106,7 @@ class Database:
 
     @in_own_task
     async def _open(self, stack: AsyncExitStack) -> None:
-        self.store = await stack.enter_async_context(encrypted(self._given, self._encryption))
+        self.store = WatchedStore(await stack.enter_async_context(encrypted(self._given, self._encryption)))
         await self._check_marker()
 
     @property

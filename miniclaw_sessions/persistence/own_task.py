@@ -1,16 +1,21 @@
-"""Work that leaves no thread behind, however its caller is cancelled.
+"""Work in a task of its own: it leaves no thread behind, and belongs to no caller.
 
 asyncio's own cancellation ends a coroutine at once, also where it waits for a thread; what that thread has locked,
 opened or is writing would be nobody's. A task group waits for its tasks even then, and cancels them in a way that
 waits for threads.
+
+Task groups and cancel scopes belong to the task that entered them. What stays open is entered by one task and left by
+another: test fixtures, hooks of web servers and exit stacks of supervisors do that.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from types import TracebackType
+from typing import Generic, ParamSpec, TypeVar
 
 import anyio
 
@@ -39,6 +44,88 @@ def in_own_task(work: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
         return outcome[0]
 
     return wait_for_it
+
+
+class HeldOpen(Generic[T]):
+    """An async context manager that any task may enter, and any other leave: a task of its own holds it meanwhile.
+
+    Both wait for that task, so nothing runs on behind them. Whoever is cancelled while it waits cancels what is held,
+    and hears of it when that has ended. What fails while it is held is raised where it is left.
+
+    Args:
+        context: what is held; entered once.
+        name: of the task.
+
+    Raises:
+        ConfigError: no event loop of asyncio runs.
+    """
+
+    def __init__(self, context: AbstractAsyncContextManager[T], *, name: str) -> None:
+        require_asyncio()
+        self._context = context
+        self._name = name
+        self._scope = anyio.CancelScope()
+        self._values: list[T] = []
+        self._settled, self._leaving = asyncio.Event(), asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        state = "not entered" if self._task is None else "over" if self._task.done() else "held"
+        return f"<HeldOpen {self._name}, {state}>"
+
+    async def __aenter__(self) -> T:
+        """Enter it, in a task of its own. Raises the same."""
+        self._task = asyncio.create_task(self._hold(), name=self._name)
+        self._task.add_done_callback(lambda _: self._settled.set())
+        try:
+            await self._settled.wait()
+        except BaseException:
+            self._scope.cancel()
+            await self.ended()
+            raise
+        if not self._values:
+            await self.ended()
+            raise asyncio.CancelledError  # nobody has asked for it but the event loop, which closes
+        return self._values.pop()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave it, cancelled where the block has failed. Raises what has failed in it."""
+        if error is not None:
+            self._scope.cancel()
+        self._leaving.set()
+        await self.ended()
+
+    async def ended(self) -> None:
+        """Wait until it is over, and raise what has failed in it: of several the first. It ends with who waits here."""
+        cancelled: asyncio.CancelledError | None = None
+        with anyio.CancelScope() as waiting:
+            while True:
+                try:
+                    await self.watch()
+                    break
+                except asyncio.CancelledError as error:
+                    cancelled, waiting.shield = error, True
+                    self._scope.cancel()
+        if cancelled is not None:
+            raise cancelled
+
+    async def watch(self) -> None:
+        """The same, without being its end: for who wants to hear of a failure while it is held."""
+        if self._task is None:
+            return
+        await asyncio.wait([self._task])
+        if not self._task.cancelled() and (failure := self._task.exception()) is not None:
+            cause = first_cause(failure)
+            raise cause from cause.__cause__
+
+    async def _hold(self) -> None:
+        with self._scope:
+            async with self._context as value:
+                self._values.append(value)
+                self._settled.set()
+                await self._leaving.wait()
 
 
 def require_asyncio() -> None:

@@ -314,7 +314,10 @@ class Recovery:
         self.report.from_snapshots += snapshot is not None
         self.report.brought_up += snapshot is not None and joined.is_behind
         last = stored.last_sequence if stored is not None else 0
-        if snapshot is not None and self._store.keeps_entries and last < conversation.state.last_sequence:
+        is_ahead = snapshot is not None and self._store.keeps_entries and last < conversation.state.last_sequence
+        if is_ahead and stored is None and await self._store.head(session_id) is not None:
+            is_ahead = False
+        if snapshot is not None and is_ahead:
             kept = sum(entry.sequence > last for entry in snapshot.entries) + await _count_messages(
                 session_id, self._store
             )

@@ -13,6 +13,7 @@ from miniclaw_sessions.persistence.losses import Loss
 from miniclaw_sessions.persistence.mending import Mended
 from miniclaw_sessions.persistence.recovery import Progress, Recovered, RecoveryReport
 from miniclaw_sessions.stores.base import Store
+from miniclaw_sessions.stores.watched import WatchedStore
 
 
 class Storage(Protocol):
@@ -25,7 +26,7 @@ class Storage(Protocol):
         report: what recovery found and did.
     """
 
-    store: Store
+    store: WatchedStore
     sessions: dict[str, Recovered]
     on_disk: dict[str, None]
     report: RecoveryReport

@@ -48,6 +48,7 @@ from miniclaw_sessions.stores.base import Store, StorePlace
 from miniclaw_sessions.stores.copying import copy_store
 from miniclaw_sessions.stores.encrypted import encrypted
 from miniclaw_sessions.stores.reading import read_through
+from miniclaw_sessions.stores.watched import WatchedStore
 from miniclaw_sessions.stores.wrapping import innermost
 
 T = TypeVar("T")
@@ -72,7 +73,7 @@ class Workspace:
     """
 
     snapshots: Snapshots
-    store: Store
+    store: WatchedStore
     _losses: Losses
     sessions: dict[str, Recovered]
     on_disk: dict[str, None]
@@ -260,7 +261,7 @@ class Workspace:
                 with Directory(path) as directory:
                     directory.remove_temporaries()
 
-    async def _open_store(self, stack: AsyncExitStack) -> Store:
+    async def _open_store(self, stack: AsyncExitStack) -> WatchedStore:
         if await to_thread.run_sync(self._new_store().found_damaged):
             await to_thread.run_sync(self._make_anew, "damage was met in it while it was used")
         try:
@@ -274,10 +275,10 @@ class Workspace:
                 raise
             return await self._recover(stack)
 
-    async def _recover(self, stack: AsyncExitStack) -> Store:
+    async def _recover(self, stack: AsyncExitStack) -> WatchedStore:
         """Open the store and recover from it; on failure it is closed again."""
         async with AsyncExitStack() as attempt:
-            store = await attempt.enter_async_context(self._new_store())
+            store = WatchedStore(await attempt.enter_async_context(self._new_store()))
             is_new = await self._salvage(store)
             await self._check_encryption(store)
             if self._encryption is not None:

@@ -7,7 +7,7 @@ and nothing else; manager, flusher and turns work on the journal itself.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from datetime import datetime, timedelta
@@ -23,15 +23,14 @@ from miniclaw_sessions.errors import (
     SessionDeleted,
     TranscriptNotKept,
     TurnInProgress,
-    TurnTaken,
 )
 from miniclaw_sessions.history.branch import Branch, summary_messages
 from miniclaw_sessions.history.branches import BranchMap
 from miniclaw_sessions.history.conversation import REMEMBERED_KEYS, Conversation
 from miniclaw_sessions.history.state import Snapshot
+from miniclaw_sessions.persistence.accepted import Accepted, Held
 from miniclaw_sessions.persistence.committer import SessionLog, anew
 from miniclaw_sessions.protocol.encoding import (
-    dated,
     encode_json,
     encode_message,
     encoded_once,
@@ -46,6 +45,7 @@ from miniclaw_sessions.protocol.entries import (
     MessageEntry,
     moves_leaf,
 )
+from miniclaw_sessions.protocol.given import dated
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session.home import Home, OpenTurn
@@ -92,7 +92,6 @@ class Journal:
         log: its way to the store.
         branches: where its branches part, as far as somebody wanted to know.
         evicted: how many messages have left the window.
-        moved: messages of the open turn, or of the last commit, that other processes were before, in their new places.
         turn: the turn that holds the session, if one does.
         handle: the live `Session` of this journal, if there is one.
     """
@@ -110,7 +109,6 @@ class Journal:
         "handle",
         "home",
         "log",
-        "moved",
         "session_id",
         "turn",
     )
@@ -125,13 +123,12 @@ class Journal:
         self.log = SessionLog(head, committed)
         self.branches = BranchMap()
         self.evicted = 0
-        self.moved: dict[str, MessageEntry] = {}
         self.turn: OpenTurn | None = None
         self.handle: ref[Any] | None = None
         self._revision = 0
         self._flushed_revision = 0
         self._accessed_on_disk = conversation.state.last_accessed
-        self._turn_lock: anyio.Lock | None = None
+        self._turn_lock: anyio.Semaphore | None = None
         self._retired = False
         if dirty:
             self._changed()
@@ -166,6 +163,17 @@ class Journal:
     def committed_sequence(self) -> int:
         """The sequence number up to which the store has acknowledged it."""
         return self.log.committed
+
+    @property
+    def final_sequence(self) -> int:
+        """The sequence number up to which entries keep their places: where others may be first, the committed one."""
+        return self.last_sequence if self.log.units is None else self.log.committed
+
+    @property
+    def newest_waiting(self) -> str | None:
+        """The id of the newest entry, if it is not acknowledged."""
+        newest = (self.log.waiting or self.log.sending or ())[-1:]
+        return newest[0].entry_id if newest else None
 
     @property
     def kept_from(self) -> int:
@@ -219,13 +227,13 @@ class Journal:
     @property
     def in_turn(self) -> bool:
         """Whether a turn is open or waited for."""
-        return self._turn_lock is not None and self._turn_lock.locked()
+        return self._turn_lock is not None and not self._turn_lock.value
 
     @property
-    def turn_lock(self) -> anyio.Lock:
-        """Held by the open turn; made when first needed, because most sessions sleep."""
+    def turn_lock(self) -> anyio.Semaphore:
+        """Held by the open turn, not by a task: another one may end it. Made when needed: most sessions sleep."""
         if self._turn_lock is None:
-            self._turn_lock = anyio.Lock()
+            self._turn_lock = anyio.Semaphore(1, max_value=1)
         return self._turn_lock
 
     @asynccontextmanager
@@ -273,7 +281,6 @@ class Journal:
     def turn_ended(self, turn: OpenTurn) -> None:
         """The session is free for the next turn."""
         self.turn = None
-        self.moved.clear()
         _open_turns.set(tuple(other for other in _open_turns.get() if other is not turn))
 
     # --- accepting ---------------------------------------------------------------------------------------------------
@@ -299,17 +306,28 @@ class Journal:
         self.check_entry(entry, len(encoded))
         home.committer.check_room(len(encoded))
         self._accept(entry, encoded)
+        if self.log.units is not None:
+            self.log.units[entry.id] = Accepted([entry])
         return entry
 
     def accept(
-        self, entries: Sequence[tuple[Entry, bytes]], *, branch: Branch | None = None, is_fixed: bool = False
-    ) -> None:
+        self,
+        entries: Sequence[tuple[Entry, bytes]],
+        *,
+        branch: Branch | None = None,
+        is_fixed: bool = False,
+        has_one_key: bool = False,
+    ) -> Accepted | None:
         """Accept entries that were made for the places that follow, all of them or none.
 
         Args:
             entries: in order, each as `next_entry` makes it, with its JSON.
             branch: where one of them moves the leaf: the branch that it moves to.
             is_fixed: whether they may stand nowhere else, should another process have been first.
+            has_one_key: whether the idempotency key of one of them, if no other has one, stands for all of them.
+
+        Returns:
+            How they stand from now on, where other processes may be first; None: as they were made.
 
         Raises:
             LeafMoved: something was accepted since they were made.
@@ -325,15 +343,15 @@ class Journal:
             self.check_entry(entry, len(encoded))
         self._check_metadata([entry for entry, _ in entries])
         self.home.committer.check_room(sum(len(encoded) for _, encoded in entries))
-        if is_fixed and self.log.rebase is not None:
-            self.log.fixed |= {entry.id for entry, _ in entries}
-        keyed = [entry.id for entry, _ in entries if entry.idempotency_key is not None]
-        if len(keyed) == 1 and len(entries) > 1 and self.log.rebase is not None:
-            self.log.units |= dict.fromkeys((entry.id for entry, _ in entries), keyed[0])
         for entry, encoded in entries:
             self._accept(entry, encoded)
             if self.conversation.lacks_branch and branch is not None:
                 self.conversation.rebuild(branch)
+        if self.log.units is None:
+            return None
+        accepted = Accepted((entry for entry, _ in entries), is_fixed=is_fixed, has_one_key=has_one_key)
+        self.log.units.update(dict.fromkeys(accepted.entries, accepted))
+        return accepted
 
     def next_entry(self, kind: type[E], before: Sequence[tuple[Entry, bytes]] = (), **fields: Any) -> E:
         """An entry for the place behind the newest one, and behind those that are accepted together with it."""
@@ -411,15 +429,17 @@ class Journal:
     async def find_by_key(self, idempotency_key: str) -> MessageEntry | None:
         """The entry that was accepted with this idempotency key, however long ago: the store is asked, too.
 
-        It is asked only where the session may have had more keys than it remembers.
+        It is asked only for what has left the window, and where the session may have had more keys than it remembers.
 
         Raises:
             InvalidMessage: it is no text, or too long.
             StoreUnavailable: the store cannot be read.
         """
         entry = self.known(idempotency_key)
-        if entry is not None or len(self.conversation.state.idempotency_keys or ()) < REMEMBERED_KEYS:
+        if entry is not None and (entry.sequence or not self.home.store.keeps_entries):
             return entry
+        if entry is None and len(self.conversation.state.idempotency_keys or ()) < REMEMBERED_KEYS:
+            return None
         waiting = (stored for stored in self.log.pending if stored.idempotency_key == idempotency_key)
         stored = next(waiting, None) or await self.home.store.find_by_idempotency_key(self.session_id, idempotency_key)
         if stored is None:
@@ -430,20 +450,9 @@ class Journal:
                 return found
         return self._without_text(stored.entry_id, stored.sequence)
 
-    async def as_stored(self, entry: MessageEntry) -> MessageEntry:
-        """What is stored of a message that was waited for: another one, if another process was first with its key.
-
-        Raises:
-            TurnTaken: it belonged to a turn that another process has, and was given up with it.
-            StoreUnavailable: the store cannot be read.
-        """
-        if self.log.rebase is not None and entry.idempotency_key is not None:
-            known = await self.find_by_key(entry.idempotency_key)
-            if known is None:
-                raise TurnTaken(self.session_id)
-            if known.id != entry.id:
-                return known
-        return self.placed(entry)
+    def held(self, entry: MessageEntry) -> Held:
+        """An entry of the session, to be read again when it is acknowledged; to be called before that."""
+        return Held(entry, None if self.log.units is None else self.log.units.get(entry.id))
 
     def find_duplicate(self, idempotency_key: str) -> MessageEntry | None:
         """The entry that was accepted with this idempotency key, if it is remembered."""
@@ -509,23 +518,15 @@ class Journal:
         self._changed()
         self.home.flusher.add(self)  # which had forgotten it, dirty or not
 
-    def go_on_with(self, conversation: Conversation, moved: Iterable[Entry]) -> None:
+    def go_on_with(self, conversation: Conversation) -> None:
         """Have another conversation from here on: other processes have said something, too.
 
         Args:
             conversation: the session with what they said, and behind it what waits to be committed.
-            moved: what waits to be committed, with its new places.
         """
         conversation.state.last_accessed = max(conversation.state.last_accessed, self.last_accessed)
         self.conversation = conversation
-        if self.turn is None:
-            self.moved.clear()
-        self.moved.update((entry.id, entry) for entry in moved if isinstance(entry, MessageEntry))
         self._changed()
-
-    def placed(self, entry: MessageEntry) -> MessageEntry:
-        """An entry as it stands in the session now."""
-        return self.moved.get(entry.id, entry) if self.moved else entry
 
     def require_transcript(self, what: str) -> None:
         """Raise unless a transcript is kept.

@@ -82,6 +82,12 @@ class TreeReader:
     async def walk(self, leaf: Entry | None = None) -> AsyncIterator[Entry]:
         """The entries of a branch, from its end to the root; of the current branch if none is named."""
         conversation = self._conversation
+        if (
+            leaf is None and not self._store.keeps_entries
+        ):  # what the leaf is may be kept nowhere: a change of the model
+            for entry in reversed(rejoined(conversation.branch().entries)):
+                yield entry
+            return
         leaf_id, place = (
             (conversation.state.leaf_id, conversation.state.leaf_sequence) if leaf is None else (leaf.id, leaf.sequence)
         )

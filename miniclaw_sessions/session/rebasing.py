@@ -7,12 +7,14 @@ somebody else was first, keeps its id, time and content; its place changes, and 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from weakref import ref
 
 import msgspec
 
-from miniclaw_sessions.errors import StoreConflict, TurnTaken
+from miniclaw_sessions.errors import InvalidMessage, LeafMoved, StoreConflict, TurnTaken
 from miniclaw_sessions.history.conversation import Conversation
+from miniclaw_sessions.persistence.accepted import Accepted
 from miniclaw_sessions.persistence.committer import Rebase, Rebased, SessionLog
 from miniclaw_sessions.persistence.recovery import catch_up
 from miniclaw_sessions.protocol.encoding import encode_entry
@@ -67,7 +69,8 @@ async def rebase(journal: Journal, conflict: StoreConflict) -> Rebased:
             raise StoreConflict(f"session {journal.session_id} was deleted by another process") from conflict
         pending = log.pending
         entries = [decode_stored(one) for one in pending]
-        known = await _known(store, log, entries)
+        there = await _there(store, log, entries)
+        known = set(there)
         is_mine = _may_have_turn(log, stored.turn)
         lost: set[str] = set()
         if not is_mine and log.claim is not None:
@@ -75,9 +78,9 @@ async def rebase(journal: Journal, conflict: StoreConflict) -> Rebased:
             known |= lost
         elif stored.last_sequence == log.committed and not known and not _asks_for_turn(log):
             raise conflict
-        overtaken: frozenset[str] = frozenset()
-        if stored.last_sequence != log.committed:  # what was accepted for this very place and no other is given up
-            overtaken = log.fixed.intersection(entry.id for entry in entries) - known
+        overtaken: set[str] = set()
+        if stored.last_sequence != log.committed or lost:  # what was accepted for this very place and no other
+            overtaken = {entry.id for entry in entries if _unit_of(log, entry).is_fixed} - known
             known |= overtaken
         conversation = await _as_stored(journal, stored)
         if _doubles(conversation, entries, known):  # which somebody has stored since: it would be refused for ever
@@ -89,10 +92,14 @@ async def rebase(journal: Journal, conflict: StoreConflict) -> Rebased:
             conversation.apply(entry, one.encoded)
         await _bring_window_up(store, stored.head, conversation, waiting)
         if len(log.pending) == len(pending):  # else something was accepted meanwhile
-            journal.go_on_with(conversation, moved)
+            journal.go_on_with(conversation)
             _settle_turn(log, is_mine=is_mine, lost=lost)
-            log.fixed, log.overtaken = log.fixed - overtaken, log.overtaken | overtaken
-            log.units = {id_: keyed for id_, keyed in log.units.items() if id_ not in known}
+            if log.units is not None:
+                log.units.moved(moved)
+                log.units.stored({id_: entry for id_, entry in there.items() if entry is not None})
+                log.units.give_up(lost, partial(TurnTaken, journal.session_id))
+                log.units.give_up(overtaken, partial(_went_on, journal.session_id))
+                log.units.discard(known)
             return log.replace(stored.head, waiting, committed=committed)
 
 
@@ -142,7 +149,7 @@ async def refresh(journal: Journal) -> bool:
             return True
         conversation = await _as_stored(journal, stored)
         if log.committed == committed and not log.pending:
-            journal.go_on_with(conversation, ())
+            journal.go_on_with(conversation)
             log.replace(stored.head, [], committed=conversation.state.last_sequence)
             return True
     return True
@@ -204,19 +211,45 @@ async def _stored_head(store: Store, log: SessionLog) -> StoredHead | None:
     return stored if stored is not None and stored.head.incarnation == log.head.incarnation else None
 
 
-async def _known(store: Store, log: SessionLog, entries: Sequence[Entry]) -> set[str]:
-    """The ids of those that are stored, or of whose unit another one is, with the same idempotency key."""
-    session_id, ids = log.head.session_id, {entry.id for entry in entries}
-    known = {one.entry_id async for one in read_all(store, session_id, after=log.committed) if one.entry_id in ids}
-    keyed = {entry.id: entry.idempotency_key for entry in entries if entry.id not in known and entry.idempotency_key}
-    by_key: set[str | None] = {
-        id_ for id_, key in keyed.items() if await store.find_by_idempotency_key(session_id, key) is not None
-    }
+async def _there(store: Store, log: SessionLog, entries: Sequence[Entry]) -> dict[str, Entry | None]:
+    """What is stored of these already, by their ids: they themselves, or others with the same idempotency key.
+
+    None stands for what belongs to an entry whose key is stored: it is not stored, and not made either.
+    """
+    session_id, mine = log.head.session_id, {entry.id: entry for entry in entries}
+    there: dict[str, Entry | None] = {}
+    async for one in read_all(store, session_id, after=log.committed):
+        if (entry := mine.get(one.entry_id)) is not None:
+            there[entry.id] = _decoded(one, entry)
+    keyed = {entry.id for entry in entries if entry.idempotency_key and entry.id not in there}
+    by_key: dict[str | None, Entry | None] = {}
+    for id_ in keyed:
+        stored = await store.find_by_idempotency_key(session_id, mine[id_].idempotency_key or "")
+        if stored is not None:
+            by_key[id_] = _decoded(stored, mine[id_])
     for entry in entries:
         goes_on = isinstance(entry, MessageEntry) and entry.continues and entry.parent_id in by_key
-        if entry.id not in keyed and (goes_on or log.units.get(entry.id) in by_key):
-            by_key.add(entry.id)
-    return known | {id_ for id_ in by_key if id_ is not None}
+        if entry.id not in keyed and (goes_on or _unit_of(log, entry).keyed_id in by_key):
+            by_key.setdefault(entry.id, None)
+    return there | {id_: entry for id_, entry in by_key.items() if id_ is not None}
+
+
+def _decoded(stored: StoredEntry, instead: Entry) -> Entry:
+    """What is stored; of what is damaged, no more than its id and its place is of use."""
+    try:
+        return decode_stored(stored)
+    except InvalidMessage:
+        return msgspec.structs.replace(instead, id=stored.entry_id, sequence=stored.sequence)
+
+
+def _unit_of(log: SessionLog, entry: Entry) -> Accepted:
+    """What an entry was accepted with."""
+    accepted = None if log.units is None else log.units.get(entry.id)
+    return accepted or Accepted([entry])
+
+
+def _went_on(session_id: str) -> LeafMoved:
+    return LeafMoved(f"session {session_id} went on in another process meanwhile; look at it and try again")
 
 
 def _doubles(conversation: Conversation, entries: Iterable[Entry], known: Collection[str]) -> bool:

@@ -23,8 +23,8 @@ from miniclaw_sessions.history.compaction import TokenCounter, count_by_characte
 from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.history.search import SearchPage
 from miniclaw_sessions.history.window import MAX_MESSAGES
-from miniclaw_sessions.protocol.encoding import as_message
 from miniclaw_sessions.protocol.entries import FORK, LeafMove, MessageEntry
+from miniclaw_sessions.protocol.given import as_message
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message, Usage
 from miniclaw_sessions.session.compacting import SUMMARY_TIMEOUT_S, CompactionOutcome, Summarizer, compact
@@ -81,15 +81,15 @@ class Session:
         """A session in memory only, that belongs to no manager (documents 000 and 001); it is gone with its object.
 
         Args:
-            session_id: its name, `{channel}_{chat_id}`; by default channel `memory` and a UUIDv7.
+            session_id: its name, a session id or any other text (`SessionKey.named`); by default a UUIDv7.
             window: how many messages its window holds.
             clock: time and ids; the machine's by default.
 
         Raises:
-            InvalidKey: the text is not a session id.
+            InvalidKey: the text is empty, too long, or no valid Unicode.
         """
         clock = clock or SystemClock()
-        key = SessionKey.of("memory", clock.new_id()) if session_id is None else SessionKey.parse(session_id)
+        key = SessionKey.named(clock.new_id() if session_id is None else session_id)
         return cls(MemoryHome(clock, window).journal(key))
 
     def __repr__(self) -> str:
@@ -149,10 +149,11 @@ class Session:
     def append(self, message: Message | Mapping[str, Any], *, idempotency_key: str | None = None) -> MessageEntry:
         """Accept a message: in memory, in order, and on its way to the store. Returns at once.
 
-        Accepted is not acknowledged: a crash can still lose it until `saved` returns. A message whose idempotency key
-        was seen before is not appended again; its first entry is returned if the window still has it, and an entry with
-        the first one's id if not. This call knows the last 256 keys; those that wait (`add_message`, `add_messages`,
-        `save_turn`, `turn`) ask the store for older ones.
+        Accepted is not acknowledged: a crash can still lose it until `saved` returns, and where other processes write
+        the session, too, its sequence may become another one; `add_message` returns what is stored. A message whose
+        idempotency key was seen before is not appended again; its first entry is returned if the window still has it,
+        and an entry with the first one's id if not. This call knows the last 256 keys; those that wait (`add_message`,
+        `add_messages`, `save_turn`, `turn`) ask the store for older ones.
 
         Raises:
             InvalidMessage: it cannot be stored faithfully, or is larger than `max_message_bytes`.
@@ -182,7 +183,7 @@ class Session:
         Raises:
             InvalidMessage, UnsavedLimit, SessionDeleted: as for `append`.
         """
-        unit = self.unit()
+        unit = self.unit(has_one_key=False)
         entries = unit.add_messages(messages, idempotency_keys=idempotency_keys, continues=continues)
         unit.accept()
         return entries
@@ -206,10 +207,11 @@ class Session:
         while True:
             entry = None if idempotency_key is None else await journal.find_by_key(idempotency_key)
             entry = entry or journal.append(message, idempotency_key=idempotency_key)
-            # a repeated message that has left the window has no number any more: then everything is waited for
+            held = None if journal.log.units is None else journal.held(entry)
+            # a repeated message that nobody has any more has no number: then everything is waited for
             await committer.wait(journal.log, entry.sequence or journal.last_sequence)
             try:
-                return entry if journal.log.rebase is None else await journal.as_stored(entry)
+                return entry if held is None else held.now
             except TurnTaken:  # it was a turn's question, that was given up: then it is said without a turn
                 continue
 
@@ -236,11 +238,11 @@ class Session:
             InvalidMessage, UnsavedLimit, SessionDeleted: as for `append`.
         """
         self.journal.home.committer.check_store()
-        unit = self.unit()
+        unit = self.unit(has_one_key=False)
         await unit.look_up(key for key in idempotency_keys if key is not None)
         entries = unit.add_messages(messages, idempotency_keys=idempotency_keys)
         await unit.save(if_leaf=if_leaf, if_sequence=if_sequence)
-        return [await self.journal.as_stored(entry) for entry in entries]
+        return [unit.as_stored(entry) for entry in entries]
 
     async def save_turn(
         self,
@@ -276,19 +278,27 @@ class Session:
             raise InvalidMessage("a turn without messages has nothing that its usage could stand with; add a message")
         if usage is not None and all(message.usage is None for message in turn):
             turn[-1] = msgspec.structs.replace(turn[-1], usage=usage)
-        unit, entries = self.unit(), []
-        if idempotency_key is None or await self.journal.find_by_key(idempotency_key) is None:
+        known = None if idempotency_key is None else await self.journal.find_by_key(idempotency_key)
+        unit, entries = self.unit(), list[MessageEntry]()
+        if known is not None:
+            unit.wait_for(known)
+        else:
             keys = [idempotency_key if place == 0 else None for place in range(len(turn))]
             entries = unit.add_messages(
                 turn, idempotency_keys=keys, continues=[place > 0 for place in range(len(turn))]
             )
         await unit.save(if_leaf=if_leaf, if_sequence=if_sequence)
-        stored = [await self.journal.as_stored(entry) for entry in entries]
-        return stored if entries and stored[0].id == entries[0].id else []
+        if known is not None:
+            unit.as_stored(known)
+        return [] if unit.known is not None else [unit.as_stored(entry) for entry in entries]
 
-    def unit(self) -> Unit:
-        """Entries of any kind that are to be accepted all together or not at all: add them, then `save` the unit."""
-        return Unit(self.journal)
+    def unit(self, *, has_one_key: bool = True) -> Unit:
+        """Entries of any kind that are to be accepted all together or not at all: add them, then `save` the unit.
+
+        Args:
+            has_one_key: whether the idempotency key of one of them, if no other has one, stands for all of them.
+        """
+        return Unit(self.journal, has_one_key=has_one_key)
 
     def turn(
         self, message: Message | Mapping[str, Any] | Opening | None = None, *, idempotency_key: str | None = None

@@ -30,8 +30,8 @@ from miniclaw_sessions.errors import (
 from miniclaw_sessions.history.branch import Branch
 from miniclaw_sessions.history.pairing import open_calls, with_answers
 from miniclaw_sessions.persistence.committer import Claim
-from miniclaw_sessions.protocol.encoding import as_message
 from miniclaw_sessions.protocol.entries import BranchSummary, Entry, LeafMove, MessageEntry
+from miniclaw_sessions.protocol.given import as_message
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session.journal import Journal
 from miniclaw_sessions.session.rebasing import refresh
@@ -89,10 +89,11 @@ class Turn:
     """`async with session.turn(message) as turn`: waits, commits `message`, and saves what is staged at the end.
 
     Entering waits for the turn that is under way, first come first served; the wait can be cancelled. Leaving commits
-    even when the task is being cancelled. A message whose idempotency key is known and that has not been answered yet
-    (the gateway died in between) is taken up again instead of being appended twice. Without a message, the newest one
-    of the user is taken up. Where other processes answer the same sessions, the commit of the message takes the turn
-    from all of them, and entering waits for theirs. A new message closes the calls that a former turn has left open.
+    even when the task is being cancelled; it does not flush. A message whose idempotency key is known and that has not
+    been answered yet (the gateway died in between) is taken up again instead of being appended twice. Without a
+    message, the newest one of the user is taken up. Where other processes answer the same sessions, the commit of the
+    message takes the turn from all of them, and entering waits for theirs. A new message closes the calls that a former
+    turn has left open.
 
     Raises, on entering:
         NothingToResume: without a message: there is none of a user to take up.
@@ -117,7 +118,8 @@ class Turn:
         self._idempotency_key = idempotency_key
         self._message: MessageEntry | None = None
         self._said: list[Message] = []
-        self._joined: list[MessageEntry] = []
+        self._joined: list[Unit] = []
+        self._count_joined = 0
         self._taken_up: list[MessageEntry] = []
         self._work: anyio.CancelScope | None = None
         self._claim: Claim | None = None
@@ -169,7 +171,8 @@ class Turn:
             UnsavedLimit, SessionDeleted, ManagerClosed: it has not joined.
         """
         staged = self.staged
-        self._joined += self._extend(staged)
+        self._joined.append(self._extend(staged))
+        self._count_joined += len(staged)
         await self._saved()
 
     @property
@@ -191,13 +194,13 @@ class Turn:
     def entries(self) -> list[MessageEntry]:
         """What is saved of this turn and not compacted: the user's message and the steps, oldest first."""
         kept_from = self._journal.kept_from
-        saved = map(self._journal.placed, (self.message, *self._taken_up, *self._joined))
+        saved = (self.message, *self._taken_up, *(one for unit in self._joined for one in _messages(unit.entries)))
         return [entry for entry in saved if entry.sequence >= kept_from]
 
     @property
     def staged(self) -> list[Message]:
         """What was appended to this turn and has not joined the session yet."""
-        return self._said[len(self._joined) :]
+        return self._said[self._count_joined :]
 
     # --- stopping ----------------------------------------------------------------------------------------------------
 
@@ -221,7 +224,7 @@ class Turn:
     def close_calls(self) -> None:
         """Answer open calls with errors: in their place where they are staged, at the end where they were saved."""
         closed = with_answers(self._said, INTERRUPTED)
-        saved = len(self._joined)
+        saved = self._count_joined
         if closed[:saved] == self._said[:saved]:
             self._said = closed
         else:  # something that was saved long ago is open in the middle, where nothing can be inserted any more
@@ -343,11 +346,12 @@ class Turn:
     async def _ask(self, request: Message) -> MessageEntry:
         self._journal.home.committer.check_store()
         entry = self._journal.append(request, idempotency_key=self._idempotency_key)
+        held = self._journal.held(entry)
         if (claim := self._claim) is not None:
             claim.ids.add(entry.id)
             self._journal.log.claim = claim
         await self._saved()
-        stored = await self._journal.as_stored(entry)
+        stored = held.now
         if claim is not None and not (claim.is_held and stored.id == entry.id):  # it was brought to others as well
             raise TurnTaken(self.session_id)
         return stored
@@ -379,6 +383,7 @@ class Turn:
             journal.log.claim = self._claim
         leaf_id = journal.conversation.state.leaf_id
         unit.accept(if_leaf=(leaf_id or "") if moves and callable(opening.at) else None, branch=branch)
+        earlier = [journal.held(entry) for entry in _messages(branch.entries)]
         await self._saved()
         try:
             await unit.saved()
@@ -387,7 +392,7 @@ class Turn:
         if self._claim is not None and not self._claim.is_held:
             raise TurnTaken(self.session_id)
         opening.entries = unit.entries
-        path = [*_messages(branch.entries), *map(journal.placed, _messages(unit.entries))]
+        path = [*(held.now for held in earlier if not held.is_given_up), *_messages(unit.entries)]
         self.is_resumed = True
         return self._beginning_of(path, otherwise=len(path) - 1)
 
@@ -408,17 +413,18 @@ class Turn:
             if leaf_id == journal.conversation.state.leaf_id:  # else somebody has appended something meanwhile
                 return branch or journal.conversation.branch(), target, waiting, moves
 
-    def _extend(self, messages: Sequence[Message]) -> list[MessageEntry]:
+    def _extend(self, messages: Sequence[Message]) -> Unit:
         """Append messages that belong to this turn, as one unit."""
         unit = Unit(self._journal)
-        entries = [unit.add_message(message, continues=True) for message in messages]
+        for message in messages:
+            unit.add_message(message, continues=True)
         if self._claim is not None:
             if self._claim.error is not None:
                 raise TurnTaken(self.session_id) from self._claim.error
-            self._claim.ids.update(entry.id for entry in entries)
+            self._claim.ids.update(entry.id for entry in unit.entries)
             self._journal.log.claim = self._claim
         unit.accept()
-        return entries
+        return unit
 
     async def _is_unanswered(self, known: MessageEntry) -> bool:
         """Whether nothing follows what a turn began with but steps of that turn, and no reply among them."""

@@ -10,7 +10,8 @@ from msgspec import UNSET, UnsetType
 
 from miniclaw_sessions.errors import InvalidMessage, LeafMoved
 from miniclaw_sessions.history.branch import Branch
-from miniclaw_sessions.protocol.encoding import dated, encoded_once
+from miniclaw_sessions.persistence.accepted import Accepted, Held
+from miniclaw_sessions.protocol.encoding import encoded_once
 from miniclaw_sessions.protocol.entries import (
     COPY_OF,
     METADATA,
@@ -29,6 +30,7 @@ from miniclaw_sessions.protocol.entries import (
     ThinkingLevelChange,
     original_id,
 )
+from miniclaw_sessions.protocol.given import dated
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session.journal import Journal
 
@@ -55,24 +57,63 @@ class Unit:
     What anybody else lets the session accept in between makes `accept` refuse. So wait for nothing in between, or be
     ready to put the unit together again.
 
+    Args:
+        journal: of the session whose entries they are.
+        has_one_key: whether the idempotency key of one of them, if no other has one, stands for all of them: where
+            another process was first with it, none of them is stored.
+
     Attributes:
         journal: of the session whose entries they are.
     """
 
-    __slots__ = ("_entries", "_known", "journal")
+    __slots__ = ("_accepted", "_entries", "_has_one_key", "_held", "_known", "journal")
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, *, has_one_key: bool = True) -> None:
         self.journal = journal
+        self._has_one_key = has_one_key
         self._entries: list[tuple[Entry, bytes]] = []
         self._known: dict[str, MessageEntry] = {}  # of what was looked up
+        self._held: dict[str, Held] = {}  # what was added before, and is waited for, too
+        self._accepted: Accepted | None = None
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @property
     def entries(self) -> list[Entry]:
-        """What was added, in order."""
+        """What was added, in order; when it is acknowledged, as it is stored."""
+        if self._accepted is not None:
+            return list(self._accepted.entries.values())
         return [entry for entry, _ in self._entries]
+
+    @property
+    def known(self) -> Entry | None:
+        """What others have stored before with the idempotency key of all of it: none of it is stored then."""
+        return None if self._accepted is None else self._accepted.known
+
+    @property
+    def made(self) -> list[Entry]:
+        """What of it is new, as it is stored: all that others were not first with the idempotency key of."""
+        if self._accepted is None:
+            return self.entries
+        return [entry for id_, entry in self._accepted.entries.items() if entry.id == id_ and self.known is None]
+
+    def as_stored(self, entry: MessageEntry) -> MessageEntry:
+        """What is stored of an entry that was added, or was known: another one, if another process was first with it.
+
+        Raises:
+            TurnTaken: it was known as that of a turn, and was given up with it.
+        """
+        if self._accepted is not None and entry.id in self._accepted.entries:
+            return Held(entry, self._accepted).now
+        held = self._held.get(entry.id)
+        return entry if held is None else held.now
+
+    def wait_for(self, entry: MessageEntry) -> MessageEntry:
+        """Have an entry that was accepted before among those that are acknowledged when this unit is."""
+        if self.journal.log.units is not None:
+            self._held[entry.id] = self.journal.held(entry)
+        return entry
 
     def add(self, kind: type[E], **fields: Any) -> E:
         """An entry of any kind, with its own fields; id, parent, time and place are given to it.
@@ -119,7 +160,7 @@ class Unit:
         if idempotency_key is not None:
             known = self._known.get(idempotency_key) or self.journal.known(idempotency_key, self._entries)
             if known is not None:
-                return known
+                return self.wait_for(known)
         said = dated(message, self.journal.now())
         same_turn = not said.is_user if continues is None else continues
         return self.add(MessageEntry, message=said, idempotency_key=idempotency_key, continues=same_turn)
@@ -240,7 +281,9 @@ class Unit:
                 f"session {self.journal.session_id} went on meanwhile, or elsewhere; look at it and try again"
             )
         is_fixed = if_leaf is not None or if_sequence is not None
-        self.journal.accept(self._entries, branch=branch, is_fixed=is_fixed)
+        self._accepted = self.journal.accept(
+            self._entries, branch=branch, is_fixed=is_fixed, has_one_key=self._has_one_key
+        )
         return self.entries
 
     async def save(self, *, if_leaf: str | None = None, if_sequence: int | None = None) -> list[Entry]:
@@ -263,12 +306,9 @@ class Unit:
 
         Raises:
             LeafMoved: another process was first, so that what was demanded does not hold; nothing of it is stored.
+            TurnTaken: it belonged to a turn that another process has; nothing of it is stored.
             StoreFull, StoreUnavailable: as for `Session.add_message`.
         """
         await self.journal.saved()
-        log = self.journal.log
-        if given_up := log.overtaken.intersection(entry.id for entry in self.entries):
-            log.overtaken -= given_up
-            raise LeafMoved(
-                f"session {self.journal.session_id} went on in another process meanwhile; look at it and try again"
-            )
+        if self._accepted is not None and self._accepted.given_up is not None:
+            raise self._accepted.given_up()

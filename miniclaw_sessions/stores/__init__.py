@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from miniclaw_sessions.config import PostgreSQLSettings, is_shared_url, masked
-from miniclaw_sessions.errors import ConfigError, PluginFailed
+from miniclaw_sessions.errors import ConfigError, PluginFailed, to_install
 from miniclaw_sessions.stores.base import Store, StorePlace
 
 __all__ = [
@@ -124,7 +124,7 @@ def _on_a_server(url: str, settings: PostgreSQLSettings, *, read_only: bool) -> 
     except ModuleNotFoundError as error:
         if error.name != "asyncpg":
             raise
-        raise ConfigError("a postgresql: store needs asyncpg: pip install 'miniclaw-sessions[postgresql]'") from error
+        raise ConfigError(f"a postgresql: store needs asyncpg: {to_install('postgresql')}") from error
     return PostgreSQLStore(url, settings, read_only=read_only)
 
 

@@ -315,6 +315,14 @@ class Store(Protocol):
         """Whether damage was met in the files that only making them anew mends. Asked before opening; blocks."""
         return False
 
+    @property
+    def damage(self) -> str | None:
+        """What was met that is damaged since it was opened, also where a call went on without it; None: nothing was.
+
+        A store that raises `StoreCorrupt`, or gives entries as `damaged`, wherever it meets damage, need not tell.
+        """
+        return None
+
     def rest_of(self, directory: Path) -> AbstractAsyncContextManager[Source] | None:
         """What can still be read of a damaged store of this kind, whose `files` were copied to a directory.
 

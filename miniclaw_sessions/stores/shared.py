@@ -127,7 +127,7 @@ class SharedStore(Store):
         """
 
     @abstractmethod
-    async def expire(self, session_ids: Iterable[str], idle_s: float, archiving: Archiving | None) -> list[str]:
+    async def expire(self, session_ids: Iterable[str], idle_s: float, archiving: Archiving | None) -> dict[str, int]:
         """Remove those that are still idle, each together with the writing of its archived copy.
 
         However many processes do this at the same time, one of them removes a session, and archives it once.
@@ -138,7 +138,7 @@ class SharedStore(Store):
             archiving: what is kept of each; None: nothing.
 
         Returns:
-            Which were removed by this call.
+            Which were removed by this call, and how many bytes their entries had.
         """
 
     # --- the archive -------------------------------------------------------------------------------------------------

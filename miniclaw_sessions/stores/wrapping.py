@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
-from miniclaw_sessions.errors import StoreCorrupt, StoreError, StoreUnavailable
+from miniclaw_sessions.errors import StoreError
 from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead, StoredSession, StorePlace
 
 if TYPE_CHECKING:
@@ -48,6 +48,11 @@ class WrappingStore(Store):
     def found_damaged(self) -> bool:
         """Ask the inner store."""
         return self._store.found_damaged()
+
+    @property
+    def damage(self) -> str | None:
+        """The inner store's."""
+        return self._store.damage
 
     def rest_of(self, directory: Path) -> AbstractAsyncContextManager[Source] | None:
         """Ask the inner store: what it gives is for the inner store too."""
@@ -147,38 +152,3 @@ class WrappingStore(Store):
 def innermost(store: Store) -> Store:
     """The store that is wrapped by all the others."""
     return innermost(store._store) if isinstance(store, WrappingStore) else store  # noqa: SLF001 - its own module
-
-
-class WatchedStore(WrappingStore):
-    """A store that remembers that it is damaged or cannot be reached, for whoever asks how it is.
-
-    Attributes:
-        damage: what a call met last, unless a whole check found nothing since.
-    """
-
-    def __init__(self, store: Store) -> None:
-        super().__init__(store)
-        self.damage: StoreCorrupt | None = None
-        self._unreachable: dict[bool, StoreUnavailable] = {}  # for appending, and for all else
-
-    @property
-    def unreachable(self) -> StoreUnavailable | None:
-        """Why the last call of a kind failed, where the store is a server's; files have nothing that comes and goes."""
-        return next(iter(self._unreachable.values()), None)
-
-    async def _forward(self, method: str, call: Callable[[], Awaitable[T]]) -> T:
-        try:
-            result = await call()
-        except StoreCorrupt as error:
-            self.damage = error
-            raise
-        except StoreUnavailable as error:
-            if self.shared:
-                self._unreachable[method == "append"] = error
-            raise
-        self._unreachable.pop(method == "append", None)
-        if method == "still_there":  # it looked whether all can be done
-            self._unreachable.clear()
-        if method == "check" and not result:
-            self.damage = None
-        return result

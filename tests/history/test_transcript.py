@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miniclaw_sessions.errors import EntryNotFound
+from miniclaw_sessions.formats.outline import outline
 from miniclaw_sessions.history.transcript import Transcript, TreeNode
 from miniclaw_sessions.protocol.entries import (
     METADATA,
@@ -41,6 +42,10 @@ def moved(entry_id: str, target_id: str | None) -> Entry:
 
 def ids(entries: Sequence[Entry]) -> list[str]:
     return [entry.id for entry in entries]
+
+
+def described(entry_id: str, parent_id: str | None, **metadata: Any) -> Entry:
+    return Custom(id=entry_id, parent_id=parent_id, timestamp=NOW, custom_type=METADATA, data=metadata)
 
 
 def nodes_of(roots: Sequence[TreeNode]) -> Iterator[TreeNode]:
@@ -74,6 +79,30 @@ def test_paths_children_roots_and_leaves() -> None:
     assert ids(transcript.leaves) == ["3", "4"]
     assert ids(transcript.entries) == ["1", "2", "3", "4"]
     assert ("2" in transcript, "m" in transcript) == (True, False)
+
+
+def test_metadata_is_among_the_entries_and_no_root_child_or_leaf() -> None:
+    metadata = [described("a", None, agent_id="bot"), described("b", "4", colour="green"), described("c", "b", x=1)]
+    transcript = Transcript([*metadata[:1], *BRANCHED, *metadata[1:]])
+    assert ids(transcript.entries) == ["a", "1", "2", "3", "4", "b", "c"]
+    assert (ids(transcript.roots), ids(transcript.children("4")), ids(transcript.leaves)) == (["1"], [], ["3", "4"])
+    assert [node.entry.id for node in nodes_of(transcript.tree())] == ["1", "4", "2", "3"]
+    assert ids([row.entry for row in outline(transcript)]) == ["1", "2", "3", "4"]
+    empty = Transcript(metadata[:1])
+    assert (empty.roots, empty.leaves, empty.tree(), outline(empty)) == ([], [], [], [])
+
+
+def test_what_follows_metadata_in_a_file_is_not_lost_from_the_tree() -> None:
+    entries = [
+        described("a", None, **{"session.x": 1}),
+        described("b", "a", x=1),
+        said("1", "b"),
+        described("c", "b", x=2),
+    ]
+    transcript = Transcript(entries)
+    assert (ids(transcript.roots), ids(transcript.leaves)) == (["a"], ["1"])
+    assert [node.entry.id for node in nodes_of(transcript.tree())] == ["a", "b", "1"]
+    assert ids([row.entry for row in outline(transcript)]) == ["a", "b", "1"]
     assert transcript.problems == []
 
 

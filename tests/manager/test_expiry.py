@@ -314,6 +314,35 @@ async def test_an_archived_session_is_restored_whole(home: Home) -> None:
         assert [message.text for message in await manager.get_session_history("telegram", "1")] == ["old again"]
 
 
+@pytest.mark.parametrize("archives", [True, False])
+async def test_the_line_of_a_sweep_says_how_many_bytes_it_has_freed(
+    home: Home, caplog: pytest.LogCaptureFixture, *, archives: bool
+) -> None:
+    """S4.83."""
+    caplog.set_level("INFO")
+    async with home.open(archive_expired=archives) as manager:
+        await say(manager, "x" * 1_000)
+        await say(manager, "y" * 500, chat_id="2")
+        stored = [*await manager.store.read("telegram_1"), *await manager.store.read("telegram_2")]
+        size = sum(len(entry.encoded) for entry in stored)
+        await home.clock.advance(31 * DAY)
+        assert (await manager.sweep(dry_run=True)).freed_bytes == 0
+        report = await manager.sweep()
+        assert (report.expired, report.freed_bytes) == (2, size)
+        assert size > 1_500
+        assert f"freed_bytes={size}" in caplog.text
+        assert (await manager.sweep()).freed_bytes == 0
+
+
+async def test_what_cannot_be_read_expires_uncounted(home: Home) -> None:
+    async with home.open(archive_expired=False) as manager:
+        await say(manager)
+        await home.clock.advance(31 * DAY)
+        home.store.fail(method="read")
+        report = await manager.sweep()
+        assert (report.expired, report.freed_bytes) == (1, 0)
+
+
 async def test_a_dry_run_lists_what_a_sweep_would_take_and_changes_nothing(home: Home) -> None:
     async with home.open() as manager:
         await say(manager)
@@ -373,8 +402,11 @@ async def test_what_a_sweep_could_not_empty_the_next_one_does(home: Home, monkey
     async with home.open(archive_expired=False) as manager:
         await say(manager)
         await home.clock.advance(31 * DAY)
-        assert [(await manager.sweep()).expired for _ in range(5)] == [1, 0, 0, 0, 0]
+        reports = [await manager.sweep() for _ in range(5)]
+        assert [report.expired for report in reports] == [1, 0, 0, 0, 0]
         assert asked == answers
+        told = ["the store's log, because somebody is reading it: it is emptied by the next deletion"]
+        assert [report.remains for report in reports] == [told, told, [], [], []]
 
 
 # --- wrong clocks ----------------------------------------------------------------------------------------------------

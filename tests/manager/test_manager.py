@@ -19,7 +19,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.disk import Directory
+from miniclaw_sessions.disk import Directory, DirectoryLock
 from miniclaw_sessions.errors import (
     ConfigError,
     DirectoryInUse,
@@ -858,12 +858,13 @@ async def test_closing_goes_on_as_long_as_it_advances(home: Home, monkeypatch: p
     assert given_up_at == sorted(set(given_up_at))
 
 
-async def test_closing_from_another_task_is_refused_and_changes_nothing(home: Home) -> None:
+async def test_whoever_closes_while_another_closes_waits_until_it_is_closed(home: Home) -> None:
     async with home.manager() as manager:
         await say(manager, "hi")
-        with pytest.raises(RuntimeError, match="the task that opened it"):
-            await asyncio.create_task(manager.close())
-        await say(manager, "still open")
+        first, second = asyncio.create_task(manager.close()), asyncio.create_task(manager.close())
+        await second
+        DirectoryLock(home.workspace).release()  # nobody has it any more
+        await first
 
 
 # --- flushing --------------------------------------------------------------------------------------------------------

@@ -656,7 +656,7 @@ class Meanwhile(PostgreSQLStore):
         await self._let_happen()
         return await super().delete(session_id, known=known)
 
-    async def expire(self, session_ids: Iterable[str], idle_s: float, archiving: Archiving | None) -> list[str]:
+    async def expire(self, session_ids: Iterable[str], idle_s: float, archiving: Archiving | None) -> dict[str, int]:
         await self._let_happen()
         return await super().expire(session_ids, idle_s, archiving)
 

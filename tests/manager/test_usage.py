@@ -13,8 +13,14 @@ import pytest
 from msgspec.structs import replace
 
 from miniclaw_sessions.agent.summarizing import summarizer_of
+from miniclaw_sessions.api.access import Caller
+from miniclaw_sessions.api.context import Context
+from miniclaw_sessions.api.fragments import ShowArticles, show_articles
+from miniclaw_sessions.api.service import Nothing, show_access
+from miniclaw_sessions.api.usage import ShowUsage, show_usage
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import SessionNotFound
+from miniclaw_sessions.formats.html import HTML
 from miniclaw_sessions.formats.registry import format_named
 from miniclaw_sessions.history.state import LONGEST_MODEL, MOST_SPENT
 from miniclaw_sessions.manager import SessionManager, open_readonly
@@ -220,6 +226,25 @@ def fill(workspace: Path) -> None:
     anyio.run(run)
 
 
+async def test_a_cost_comes_with_its_currency(tmp_path: Path) -> None:
+    """In a report, in what a token may ask for, and in pages: that of the settings, which is USD unless they say so."""
+    for settings, currency in ((SessionSettings(), "USD"), (SessionSettings(currency="EUR"), "EUR")):
+        async with SessionManager(tmp_path / currency, settings=settings) as manager:
+            session = await manager.get_or_create("telegram", 1)
+            await session.add_message(reply())
+            context: Any = Context(manager)
+            access: Any = await show_access.handler(context, Nothing())
+            bounded: Any = context.for_caller(Caller("ada", "read", KeyBounds(frozenset({"telegram"}))))
+            usage: Any = await show_usage.handler(bounded, ShowUsage())
+            assert (access.currency, usage.currency) == (currency, currency)
+            assert (await manager.usage()).currency == currency
+            assert (await manager.usage(session_id=session.session_id)).currency == currency
+            shown: Any = await show_articles.handler(context, ShowArticles(session.session_id))
+            assert f"cost 0.5 {currency}" in shown.articles[0].html
+            page = b"".join([piece async for piece in manager.export(session.session_id, HTML)])
+            assert page.decode().count(f"cost 0.5 {currency}") == 2
+
+
 @pytest.mark.usefixtures("own_home")
 @pytest.mark.parametrize("is_daemon", [False, True], ids=["files", "daemon"])
 def test_the_command_shows_a_table_or_a_document(
@@ -232,13 +257,13 @@ def test_the_command_shows_a_table_or_a_document(
             document = cli("usage", "--since", "all", "--by", "model", "--json").document
     else:
         shown = cli("usage", "--since", "all", "--by", "model")
-        assert [line.split()[:2] for line in shown.out.splitlines()[-3::2]] == [["small", "1"], ["total", "2"]]
-        assert "0.5000" in shown.out
+        assert [line.split("\t")[:2] for line in shown.out.splitlines()[::2]] == [["small", "1"], ["total", "2"]]
+        assert shown.out.splitlines()[-1].endswith("\t0.5000 USD")
         assert "\x1b" not in shown.out
         assert "of 1 reply no price is known" in shown.err
         talked = cli("chat", "--channel", "telegram", "--chat-id", "1", stdin="/model\n/usage\n")
         assert "offline answers here; there is no other one to choose" in talked.err
-        assert "1,011" in talked.out
+        assert "\t1011\t" in talked.out
         assert cli("chat", "--message", "My name is Ada.").out.startswith("(offline)")
         assert "of 1 reply no price is known" in cli("usage", "--since", "all").err, "what used no tokens has no price"
         assert "--by week is none of" in cli("usage", "--by", "week").err

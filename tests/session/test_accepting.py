@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
+import msgspec
 import pytest
 
 from miniclaw_sessions.api.error_table import as_request_error
@@ -107,12 +108,15 @@ async def test_a_wrong_idempotency_key_is_an_invalid_message(session: Session) -
 
 
 async def test_a_role_as_text_is_the_role_that_it_names(session: Session) -> None:
-    texts: Any = ["user", "assistant", "tool", "narrator"]
+    texts: Any = ["user", "assistant", "tool"]
     for text in texts:
-        session.append(Message(text, f"said by {text}"))
+        session.append(msgspec.structs.replace(Message.system(f"said by {text}"), role=text))
+    session.append({"role": "narrator", "content": "x"})
     messages = session.messages()
     assert [message.role for message in messages] == [Role.USER, Role.ASSISTANT, Role.TOOL_RESULT, Role.OTHER]
     assert (messages[0].is_user, messages[3].role_text) == (True, "narrator")
+    with pytest.raises(InvalidMessage, match="system, user, assistant, tool_result"):
+        session.append(msgspec.structs.replace(Message.user("x"), role="narrator"))
 
 
 async def test_empty_tool_calls_and_ids_are_not_written(session: Session) -> None:

@@ -4,15 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
 from miniclaw_sessions.protocol.messages import Message, Role, TextPart, Usage
 from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.documents import DiveSession, GoSession
+from miniclaw_sessions.session.documents import DiveSession, GoSession, KernelSession
 from tests.session.bench import Bench, texts_of
 
 pytestmark = pytest.mark.anyio
+
+
+def test_document_000_by_its_own_words() -> None:
+    session, other = KernelSession.new(), KernelSession.new()
+    assert UUID(session.id).version == 7
+    assert session.id == session.id != other.id
+    session.add_message(Message.user("hi"))
+    read = session.messages()
+    read.clear()
+    assert texts_of(session.messages()) == ["hi"]
+    session.clear()
+    assert session.messages() == []
+    session.add_message(Message.user("again"))
+    assert texts_of(session.messages()) == ["again"]
+
+
+@pytest.mark.parametrize("name", ["my-session", "01981f3c-6b1e-7c52-9f61-2f3f5d2a9b10", "with / and space", "a_b"])
+async def test_a_session_in_memory_has_the_name_that_its_caller_chooses(name: str) -> None:
+    """S1.17."""
+    session = DiveSession.new(name)
+    assert session.id == name
+    assert (await session.fork("another name")).id == "another name"
+    branched = await GoSession(session.session).create_branched_session(
+        await GoSession(session.session).append_message("user", "hi"), "a third"
+    )
+    assert branched.id == "a third"
 
 
 async def test_document_001_by_its_own_words() -> None:

@@ -23,6 +23,7 @@ from miniclaw_sessions.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from miniclaw_sessions.formats.outline import outline
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.manager.reader import fork_session
 from miniclaw_sessions.protocol.entries import LeafMove, moves_leaf
@@ -93,6 +94,24 @@ async def test_a_fork_has_everything_that_its_source_has(bench: Bench) -> None:
             tree = [entry for entry in one.entries if moves_leaf(entry)]
             assert [other.get(entry.id).parent_id for entry in tree] == [entry.parent_id for entry in tree]
             session, fork = fork, await fork.fork()
+
+
+async def test_the_tree_of_a_session_and_of_its_fork_is_that_of_the_conversation(bench: Bench) -> None:
+    async with bench.manager() as manager:
+        session = await manager.get_or_create("telegram", "1", agent_id="bot", metadata={"colour": "green"})
+        first, second = await session.add_messages([Message.user("question"), Message.assistant("answer")])
+        forks = [await session.fork(), await session.fork(leaf_id=first.id)]
+        for fork in forks:
+            fork.update(colour="red")
+            await fork.saved()
+        for one, last in zip((session, *forks), (second, second, first), strict=True):
+            transcript = await one.tree.get_transcript()
+            assert [entry.id for entry in transcript.roots] == [first.id]
+            assert [entry.id for entry in transcript.leaves] == [last.id] == [one.leaf_id]
+            assert [root.entry.id for root in await one.tree.get_tree()] == [first.id]
+            assert [entry.id for entry in await one.tree.get_children(None)] == [first.id]
+            assert {row.entry.id for row in outline(transcript)} == {first.id, last.id}
+            assert one.metadata["agent_id"] == "bot"
 
 
 async def test_a_fork_survives_a_restart_by_either_side(bench: Bench) -> None:

@@ -42,7 +42,7 @@ from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.stores.base import Append, StoredEntry, StoredHead, is_damaged
-from miniclaw_sessions.stores.jsonl import directory as descriptors
+from miniclaw_sessions.stores.jsonl import descriptors, directory
 from miniclaw_sessions.stores.jsonl import file as transcript_file
 from miniclaw_sessions.stores.jsonl.file import Stream
 from miniclaw_sessions.stores.jsonl.lines import lines_of
@@ -646,7 +646,7 @@ async def test_a_flipped_bit_in_a_line_costs_that_line_and_is_mended(which: int,
 
 
 async def test_what_crashes_left_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descriptors, "MAX_TORN_FILES", 3)
+    monkeypatch.setattr(directory, "MAX_TORN_FILES", 3)
     file = await filled(path, (1, 2))
     for number in range(6):
         with file.open("ab") as torn:
@@ -1017,22 +1017,44 @@ async def test_a_file_that_was_cut_under_our_hands_is_not_filled_up(path: Path) 
         assert await append(store, 1, 1, 1) is None
         assert await append(store, 1, 2, 2) is None
         os.truncate(path / NAME, (path / NAME).stat().st_size - 10)
-        with pytest.raises(StoreCorrupt, match="shorter"):
-            await store.read("telegram_1")
+        assert await store.read("telegram_1") == sample_entries(1, 1)
+        assert "ends at entry 1, and had 2" in str(store.damage)
+        assert await store.check() == [f"session telegram_1: {store.damage}"]
         assert await append(store, 1, 2, 3) is None
         assert await store.read("telegram_1") == sample_entries(1, 3)
+        assert (store.damage, await store.check()) == (None, [])
 
 
-async def test_a_file_that_became_something_else_is_refused_from_then_on(path: Path) -> None:
+async def test_a_file_that_became_something_else_is_refused_until_it_is_back(path: Path) -> None:
     async with JSONLStore(path) as store:
         assert await append(store, 1, 1, 1) is None
         assert await append(store, 2, 1, 1) is None
-        (path / NAME).unlink()
+        (path / NAME).rename(path / "aside")
         os.mkfifo(path / NAME)
         outcomes = await store.append([Append(sample_head(n), sample_entries(2, 2)) for n in (1, 2)])
-        assert [type(outcome) for outcome in outcomes] == [StoreCorrupt, type(None)]
-        with pytest.raises(StoreCorrupt, match=NAME):
-            await store.read("telegram_1")
+        assert [type(outcome) for outcome in outcomes] == [StoreUnavailable, type(None)]
+        for refused in (store.read, store.head, store.delete):
+            with pytest.raises(StoreUnavailable, match=NAME):
+                await refused("telegram_1")
+        assert NAME in str(store.damage)
+        (problem,) = await store.check()
+        assert problem == f"session telegram_1: {store.damage}"
+        (path / "aside").rename(path / NAME)
+        assert await store.head("telegram_1") == StoredHead(sample_head(), 1)
+        assert store.damage is None
+        assert await append(store, 1, 2, 2) is None
+        assert await store.check() == []
+
+
+async def test_a_name_that_was_taken_at_the_start_is_free_when_nothing_is_there_any_more(path: Path) -> None:
+    await filled(path, (1, 1), chat_id=2)
+    (path / NAME).mkdir()
+    async with JSONLStore(path) as store:
+        assert isinstance(await append(store, 1, 1, 1), StoreCorrupt)
+        (path / NAME).rmdir()
+        assert await store.check() == []
+        assert await append(store, 1, 1, 1) is None
+        assert await store.read("telegram_1") == sample_entries(1, 1)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -1174,7 +1196,7 @@ async def test_kill_9_in_the_middle_of_appends_loses_nothing_that_was_acknowledg
             assert await store.check() == []
 
 
-async def test_a_transcript_that_vanishes_under_our_hands_is_written_back_from_the_snapshot(tmp_path: Path) -> None:
+async def test_a_transcript_that_vanishes_under_our_hands_is_written_back_from_memory(tmp_path: Path) -> None:
     settings = SessionSettings(store="jsonl:")
     async with SessionManager(tmp_path / "w", settings=settings) as manager:
         session = await manager.get_or_create("telegram", 1)
@@ -1182,9 +1204,6 @@ async def test_a_transcript_that_vanishes_under_our_hands_is_written_back_from_t
             await session.add_message(Message.user(str(number)))
         await manager.flush()
         (tmp_path / "w" / "transcripts" / NAME).unlink()
-        with pytest.raises(StoreConflict, match="lost entries"):
-            await session.add_message(Message.user("refused"))
-        session = await manager.get_or_create("telegram", 1)
         await session.add_message(Message.user("after"))
         assert [message.text for message in session.messages()] == ["0", "1", "2", "3", "4", "after"]
         await manager.flush()

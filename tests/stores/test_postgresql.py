@@ -354,8 +354,22 @@ async def test_tables_of_others_and_of_newer_versions_are_left_alone(
     with pytest.raises(StoreCorrupt, match="the table entries has other columns"):
         await PostgreSQLStore(database).__aenter__()
     await postgresql.execute("UPDATE alembic_version SET version_num = '9999'", name)
-    with pytest.raises(SchemaTooNew, match="9999"):
+    with pytest.raises(SchemaTooNew, match=r"a newer version .* \(schema 9999, this one knows 0003\); install that"):
         await PostgreSQLStore(database).__aenter__()
+
+
+async def test_an_older_schema_is_told_from_a_newer_one_and_what_to_do_about_it(
+    postgresql: PostgreSQLServer, database: str
+) -> None:
+    async with PostgreSQLStore(database):
+        pass
+    await postgresql.execute("UPDATE alembic_version SET version_num = '0002'", name_of(database))
+    with pytest.raises(
+        ConfigError, match=r"an older version .* \(schema 0002, this one needs 0003\).*back it up with"
+    ) as told:
+        await PostgreSQLStore(database).__aenter__()
+    assert "newer" not in str(told.value)
+    assert "back it up with that version (`miniclaw-sessions backup`)" in str(told.value)
 
 
 async def test_a_store_that_is_not_open_says_so(database: str) -> None:

@@ -29,6 +29,7 @@ from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.messages import Message, Role
 from miniclaw_sessions.stores.base import Append
 from miniclaw_sessions.stores.sql.postgresql import PostgreSQLStore
+from miniclaw_sessions.stores.sql.server import address, store_error
 from miniclaw_sessions.testing import sample_entries, sample_head
 from tests.postgresql import OWNER, PostgreSQLServer
 from tests.stores.wire import Cut, Wire
@@ -126,6 +127,30 @@ async def test_a_backend_that_stands_still_costs_one_time_out_and_the_next_conne
         assert await store.check() == []
 
 
+async def test_a_server_that_gives_no_answer_is_told_of_in_our_words_and_not_in_the_drivers(
+    postgresql: PostgreSQLServer, postgresql_url: str
+) -> None:
+    async with PostgreSQLStore(postgresql_url, PostgreSQLSettings(statement_timeout_s=0.5)) as store:
+        assert await store.append(first_of(1)) == [None]
+        async with standing_still(postgresql, postgresql_url):
+            with pytest.raises(StoreUnavailable, match="no answer in time; whether it was done is not known") as told:
+                await store.delete("telegram_1")  # in a transaction, which a silent server is not asked to take back
+        assert isinstance(told.value.__cause__, TimeoutError)
+        assert await store.delete("telegram_1") in (True, False)
+        assert await store.check() == []
+
+
+@pytest.mark.parametrize("kind", [asyncpg.InterfaceError, asyncpg.InternalClientError])
+def test_what_the_driver_says_of_its_own_state_is_not_repeated(kind: type[Exception]) -> None:
+    inner = kind("cannot call Connection.terminate(): connection has been released back to the pool")
+    error = store_error(inner, address("postgresql://db.example/chat", HASTY), "append to")
+    assert isinstance(error, StoreUnavailable)
+    assert str(error) == (
+        "cannot append to postgresql://db.example/chat: the connection was lost; nothing that was acknowledged is "
+        "lost, and it is tried again"
+    )
+
+
 async def test_who_waits_for_a_connection_in_vain_is_told_so_and_appends_have_their_own(
     postgresql: PostgreSQLServer, postgresql_url: str
 ) -> None:
@@ -166,6 +191,23 @@ async def test_an_append_whose_connection_is_cut_is_there_once_wherever_it_is_cu
                 await store.append([appended])
             assert await store.append([appended]) == [None]
             assert await store.read("telegram_1") == sample_entries(1, sequence + 1)
+            assert await store.check() == []
+
+
+@pytest.mark.parametrize("moment", Cut)
+async def test_a_connection_that_is_cut_within_a_transaction_is_told_of_in_our_words_and_not_in_the_drivers(
+    postgresql: PostgreSQLServer, postgresql_url: str, moment: Cut
+) -> None:
+    async with Wire(postgresql.directory) as wire:
+        url = f"postgresql://{OWNER}@127.0.0.1:{wire.port}/{name_of(postgresql_url)}"
+        async with PostgreSQLStore(url) as store:
+            assert await store.append(first_of(1)) == [None]
+            wire.marker, wire.cuts = b"DELETE FROM entries", [moment]
+            with pytest.raises(StoreUnavailable, match="connection was closed in the middle of operation") as told:
+                await store.delete("telegram_1")
+            assert "cannot call" not in str(told.value)
+            assert wire.cuts == []
+            assert await store.delete("telegram_1")
             assert await store.check() == []
 
 

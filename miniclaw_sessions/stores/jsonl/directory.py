@@ -9,35 +9,30 @@ Nothing that has a session's name is ever taken for "no such session", and nothi
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import sys
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
+from copy import copy
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from miniclaw_sessions import disk
-from miniclaw_sessions.disk import (
-    SYNC_ONE_BY_ONE,
-    Directory,
-    DirectoryLock,
-    NotRegular,
-    is_no_space,
-    write_all,
-)
-from miniclaw_sessions.errors import ConfigError, SchemaTooNew, StoreCorrupt, StoreError, StoreUnavailable
+from miniclaw_sessions.disk import Directory, DirectoryLock, NotRegular, is_no_space, write_all
+from miniclaw_sessions.errors import SchemaTooNew, StoreCorrupt, StoreError, StoreUnavailable
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.keys import is_session_id
 from miniclaw_sessions.stores.appending import entries_to_add
 from miniclaw_sessions.stores.base import Append, StoredEntry, is_damaged
+from miniclaw_sessions.stores.jsonl import descriptors
+from miniclaw_sessions.stores.jsonl.descriptors import Descriptors
 from miniclaw_sessions.stores.jsonl.failures import failing, unavailable
-from miniclaw_sessions.stores.jsonl.file import SUFFIX, Placing, Rest, Transcript, entries_after, examine
-from miniclaw_sessions.stores.jsonl.lines import GOES_ON, MORE_FOLLOWS, NotOurs, header_of, lines_of, was_line_of
+from miniclaw_sessions.stores.jsonl.file import SUFFIX, Placing, Rest, Stamp, Transcript, entries_after, examine
+from miniclaw_sessions.stores.jsonl.finding import find_transcripts, recognize
+from miniclaw_sessions.stores.jsonl.lines import GOES_ON, MORE_FOLLOWS, header_of, lines_of, was_line_of
 from miniclaw_sessions.stores.reading import identity
 
 TORN = "torn"
@@ -47,20 +42,30 @@ MAX_TORN_FILES = 1_000
 MAX_TORN_BYTES = 256 * 1024 * 1024
 """So much of what was never acknowledged is kept; the oldest goes first."""
 
-MAX_DESCRIPTORS = 128
-"""How many files are kept open to append to; the one that was not used for longest is closed first."""
-
-_TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
-
-
 log = get_logger(__name__)
+
+
+class Changed(NamedTuple):
+    """What another program did to a transcript that was open, and how many entries were in it before."""
+
+    sentence: str
+    entries: int
+
+
+class ChangedElsewhere(StoreUnavailable):
+    """A transcript is not what it was when it was left; who reads it looks again first."""
+
+
+class _OtherContent(Exception):
+    """A transcript of the session, but not the one that was written here."""
 
 
 class _Written(NamedTuple):
     transcript: Transcript
     fd: int
     length: int
-    last_sequence: int
+    last: StoredEntry
+    stamp: Stamp
 
 
 class _New(NamedTuple):
@@ -73,7 +78,9 @@ class Transcripts:
 
     Attributes:
         known: the sessions by their id; what it says of them is safe.
-        refused: what has a session's name and is left alone, with the reason.
+        refused: what has a session's name and is left alone, and what is told of it. It is looked at again whenever
+            it is asked for: it may be gone.
+        changed: what other programs did to transcripts, until all that was in them is there again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -93,7 +100,12 @@ class Transcripts:
             self._directory = stack.enter_context(Directory(path))
             self._identity = identity(path)
             stack.callback(DirectoryLock(path).release)
-            self.known, self.refused = find_transcripts(self._directory)
+            self.known, refused = find_transcripts(self._directory)
+            self.refused: dict[str, StoreError] = {
+                session_id: StoreCorrupt(f"cannot use {path / session_id}{SUFFIX}: {reason}")
+                for session_id, reason in refused.items()
+            }
+            self.changed: dict[str, Changed] = {}
             self._directory.remove_temporaries()
             self._remove_half_copies()
             self._descriptors = stack.enter_context(Descriptors(self._directory))
@@ -123,7 +135,8 @@ class Transcripts:
                 self._write(item, written, new)
             except (OSError, StoreError) as error:
                 outcomes[item.head.session_id] = error
-            if len(written) >= MAX_DESCRIPTORS and not disk.SYNCS_TOGETHER:  # before the first of them is closed
+            is_full = len(written) >= descriptors.MAX_DESCRIPTORS  # the next one closes the first of them
+            if is_full and not disk.SYNCS_TOGETHER:
                 outcomes |= self._settle(written)
                 written.clear()
         outcomes |= self._settle(written)
@@ -153,11 +166,11 @@ class Transcripts:
             ids_between=lambda first, last: self._ids_between(transcript, first, last),
         )
         data = lines_of(entries)
-        last_sequence = entries[-1].sequence if entries else 0
         if transcript is None:
             header = header_of(item.head)
-            length = len(header) + len(data)
-            created = Transcript(item.head, start=len(header), length=length, last_sequence=last_sequence)
+            created = Transcript(item.head, start=len(header), length=len(header) + len(data), last_sequence=0)
+            if entries:
+                created.last_sequence, created.last_id = entries[-1].sequence, entries[-1].entry_id
             new.append(_New(created, header + data))
         elif entries:
             fd = self._descriptors.get(transcript.name)
@@ -167,7 +180,7 @@ class Transcripts:
             except OSError:
                 self._descriptors.close(transcript.name)
                 raise
-            written.append(_Written(transcript, fd, transcript.length + len(data), last_sequence))
+            written.append(_Written(transcript, fd, transcript.length + len(data), entries[-1], Stamp.of(os.fstat(fd))))
 
     def _settle(self, written: Sequence[_Written]) -> dict[str, OSError]:
         """Sync what was written; what is safe then belongs to the transcripts. Returns what is not, by session."""
@@ -175,8 +188,10 @@ class Transcripts:
         outcomes = self._directory.sync_files([one.fd for one in written]) if written else []
         for one, failure in zip(written, outcomes, strict=True):
             if failure is None:
-                one.transcript.length, one.transcript.last_sequence = one.length, one.last_sequence
+                one.transcript.length, one.transcript.stamp = one.length, one.stamp
+                one.transcript.last_sequence, one.transcript.last_id = one.last.sequence, one.last.entry_id
                 one.transcript.rest = Rest.NOTHING
+                self._is_whole_again(one.transcript)
             else:
                 failures[one.transcript.head.session_id] = failure
         return failures
@@ -188,7 +203,9 @@ class Transcripts:
         for one, failure in zip(new, self._directory.create(files), strict=True):
             session_id = one.transcript.head.session_id
             if failure is None:
+                one.transcript.stamp = self._stamp(one.transcript.name)
                 self.known[session_id] = one.transcript
+                self._is_whole_again(one.transcript)
             elif isinstance(failure, OSError):
                 self._doubtful.add(session_id)  # it may be there all the same
                 failures[session_id] = failure
@@ -211,12 +228,14 @@ class Transcripts:
 
         Raises:
             StoreCorrupt: something else has its name.
+            StoreUnavailable: another program put something else there while it was open.
             OSError: what lies behind its last append cannot be cut off.
         """
-        transcript = self.find(session_id)
+        transcript = self.known.get(session_id)
         if transcript is None and not is_session_id(session_id):
             raise StoreError(f"cannot append to session {session_id!r}: that cannot be the name of a file")
-        if session_id in self._doubtful or (transcript is not None and not self._is_as_it_was_left(transcript)):
+        is_known = session_id not in self._doubtful and not self.is_refused(session_id)
+        if not is_known or (transcript is not None and not self._is_as_it_was_left(transcript)):
             transcript = self._look_again(session_id)
         if transcript is not None and transcript.rest is not Rest.NOTHING:
             self._clear_rest(transcript)
@@ -225,36 +244,111 @@ class Transcripts:
     def _is_as_it_was_left(self, transcript: Transcript) -> bool:
         """Whether nobody moved, replaced, cut or wrote the file meanwhile."""
         try:
-            status = os.stat(transcript.name, dir_fd=self._directory.fd, follow_symlinks=False)
+            return transcript.was_left_as(self._stamp(transcript.name))
         except FileNotFoundError:
             return False
-        if self._descriptors.inode(transcript.name) not in (None, status.st_ino):
-            return False
-        if transcript.rest is Rest.NOTHING:
-            return status.st_size == transcript.length
-        return status.st_size >= transcript.length
+
+    def _stamp(self, name: str) -> Stamp:
+        return Stamp.of(os.stat(name, dir_fd=self._directory.fd, follow_symlinks=False))
+
+    def is_refused(self, session_id: str) -> bool:
+        """Whether another program has taken a session's file away, or put something else there. For any thread."""
+        return session_id in self.refused or (session_id in self.changed and session_id not in self.known)
+
+    def look_again(self, session_id: str) -> None:
+        """See whether a session's file is what it was when it was left, or is so again.
+
+        Raises:
+            StoreCorrupt, StoreUnavailable: it is something else.
+        """
+        with failing("read", self._path):
+            self._ready(session_id)
 
     def _look_again(self, session_id: str) -> Transcript | None:
         """Find out anew what is in a session's file, and make that safe."""
+        before = self.known.get(session_id)
         self._doubtful.add(session_id)  # until it is known
-        if self.known.pop(session_id, None) is not None:
-            log.warning("another program changed a transcript", action="store.changed", session_id=session_id)
         self._descriptors.close(session_id + SUFFIX)
         self._directory.sync()
         try:
+            transcript = self._examined(session_id, before)
+        except FileNotFoundError:
+            transcript = None
+        except (StoreCorrupt, SchemaTooNew, NotRegular, _OtherContent) as error:
+            raise self._refusal(session_id, before, str(error)) from None
+        self.refused.pop(session_id, None)
+        if transcript is None:
+            self.known.pop(session_id, None)
+        else:
+            if transcript.rest is Rest.NOTHING:
+                transcript.rest = Rest.OURS  # so that it is synced
+            self._clear_rest(transcript)
+            self.known[session_id] = transcript
+            self._is_whole_again(transcript)
+        self._doubtful.discard(session_id)
+        return transcript
+
+    def _examined(self, session_id: str, before: Transcript | None) -> Transcript:
+        """What a session's file holds now; that it has become another one than we had is told.
+
+        Raises:
+            _OtherContent: what it says is not what was written.
+            FileNotFoundError, NotRegular, StoreCorrupt, SchemaTooNew, OSError: as for `examine`.
+        """
+        try:
             transcript = examine(self._directory, session_id)
         except FileNotFoundError:
-            self._doubtful.discard(session_id)
-            return None
-        except (StoreCorrupt, SchemaTooNew, NotRegular) as error:
-            self.refused[session_id] = str(error)
-            return self.find(session_id)
-        if transcript.rest is Rest.NOTHING:
-            transcript.rest = Rest.OURS  # so that it is synced
-        self._clear_rest(transcript)
-        self._doubtful.discard(session_id)
-        self.known[session_id] = transcript
+            self._note_change(session_id, before, 0)
+            raise
+        if before is None:
+            return transcript
+        if transcript.header_lost:
+            transcript.head = before.head
+        if transcript.head.incarnation != before.head.incarnation:
+            raise _OtherContent("it is another session of this name")
+        place = before.last_sequence
+        if before.last_id and transcript.last_sequence >= place:
+            found = self._entry_at(transcript, place)
+            if found is None or not (found.entry_id == before.last_id or is_damaged(found.encoded)):
+                raise _OtherContent(f"its entry {place} is not the one that was written")
+        if transcript.stamp is None or transcript.stamp.size != before.length:
+            self._note_change(session_id, before, transcript.last_sequence)
         return transcript
+
+    def _note_change(self, session_id: str, before: Transcript | None, last: int) -> None:
+        """Let it be known that another program changed a transcript, which now ends at this entry."""
+        if before is None:
+            return
+        log.warning("another program changed a transcript", action="store.changed", session_id=session_id)
+        if last < before.last_sequence:
+            entries = max(before.last_sequence, self.changed[session_id].entries if session_id in self.changed else 0)
+            self.changed[session_id] = Changed(
+                f"another program removed or replaced {self._path / before.name} while it was open: it ends at entry "
+                f"{last}, and had {entries}",
+                entries,
+            )
+
+    def _is_whole_again(self, transcript: Transcript) -> None:
+        """Forget what another program did to it, if all is there again that was in it."""
+        session_id = transcript.head.session_id
+        if session_id in self.changed and transcript.last_sequence >= self.changed[session_id].entries:
+            del self.changed[session_id]
+
+    def _refusal(self, session_id: str, before: Transcript | None, reason: str) -> StoreError:
+        """What is told of a name that something else has."""
+        what = f"cannot use {self._path / session_id}{SUFFIX}"
+        if before is None:
+            self.refused[session_id] = StoreCorrupt(f"{what}: {reason}")
+        else:
+            sentence = (
+                f"{what}: another program has put something else there while it was open ({reason}). Put back what was "
+                "there, and it goes on; or start again, and the session goes on from what is there and its snapshot"
+            )
+            if session_id not in self.refused:
+                log.warning("another program changed a transcript", action="store.changed", session_id=session_id)
+            self.refused[session_id] = StoreUnavailable(sentence)
+            self.changed[session_id] = Changed(sentence, before.last_sequence)
+        return self.refused[session_id]
 
     def _clear_rest(self, transcript: Transcript) -> None:
         """Cut off what lies behind the last append, and keep a copy of it if a crash left it (rules R15, R18)."""
@@ -270,15 +364,21 @@ class Transcripts:
                 file=piece,
             )
         self._directory.cut(transcript.name, transcript.length)
+        transcript.stamp = self._stamp(transcript.name)
         transcript.rest = Rest.NOTHING
 
     def _ids_between(self, transcript: Transcript | None, first: int, last: int) -> dict[int, str]:
         if transcript is None:
             return {}
+        return {entry.sequence: entry.entry_id for entry in self._entries_between(transcript, first, last)}
+
+    def _entry_at(self, transcript: Transcript, place: int) -> StoredEntry | None:
+        return next(self._entries_between(transcript, place, place), None)
+
+    def _entries_between(self, transcript: Transcript, first: int, last: int) -> Iterator[StoredEntry]:
         fd = self._directory.open_file(transcript.name)
         try:
-            entries = takewhile(lambda entry: entry.sequence <= last, entries_after(fd, transcript, first - 1))
-            return {entry.sequence: entry.entry_id for entry in entries}
+            yield from takewhile(lambda entry: entry.sequence <= last, entries_after(fd, transcript, first - 1))
         finally:
             os.close(fd)
 
@@ -334,9 +434,10 @@ class Transcripts:
 
         Raises:
             StoreCorrupt: something else has its name, and nobody knows what it was.
+            StoreUnavailable: something else has come in its place.
         """
-        if (reason := self.refused.get(session_id)) is not None:
-            raise StoreCorrupt(f"cannot use {self._path / session_id}{SUFFIX}: {reason}")
+        if (refused := self.refused.get(session_id)) is not None:
+            raise copy(refused)
         return self.known.get(session_id)
 
     def delete(self, session_id: str) -> bool:
@@ -347,12 +448,13 @@ class Transcripts:
             StoreCorrupt: something else has its name.
         """
         with failing("delete from", self._path):
-            transcript = self.find(session_id)
-            if session_id in self._doubtful:
+            transcript = self.known.get(session_id)
+            if session_id in self._doubtful or self.is_refused(session_id):
                 transcript = self._look_again(session_id)
             if transcript is None:
                 return False
             del self.known[session_id]  # nobody begins to read it any more
+            self.changed.pop(session_id, None)
             self._descriptors.close(transcript.name)
             try:
                 self._remove_torn(transcript.name)
@@ -369,18 +471,22 @@ class Transcripts:
         """A session's file, to be read and closed; None when there is no such session. For any thread.
 
         Raises:
-            StoreCorrupt: something else has its name, and nobody knows what it was.
+            StoreCorrupt, StoreUnavailable: something else has its name.
+            ChangedElsewhere: it is not what it was when it was left; `look_again` finds out what it is.
             OSError: it cannot be opened.
         """
         while (transcript := self.find(session_id)) is not None:
             try:
                 fd = self._directory.open_file(transcript.name)
-            except FileNotFoundError:
+            except (FileNotFoundError, NotRegular) as error:
                 if self.known.get(session_id) is transcript:  # or else it was deleted just now
-                    raise
+                    raise ChangedElsewhere(f"cannot read {self._path / transcript.name}: {error}") from error
                 continue
             if self.known.get(session_id) is transcript:  # or else another one was opened, of the same name
-                return fd, transcript
+                if transcript.was_left_as(Stamp.of(os.fstat(fd))):
+                    return fd, transcript
+                os.close(fd)
+                raise ChangedElsewhere(f"cannot read {self._path / transcript.name}: it changes while it is read")
             os.close(fd)
         return None
 
@@ -411,166 +517,3 @@ def _make_room(torn: Directory) -> None:
         total -= sizes[name]
     if doomed:
         torn.remove(doomed)
-
-
-# --- what is in a directory ------------------------------------------------------------------------------------------
-
-
-class Found(NamedTuple):
-    """What a directory holds.
-
-    Attributes:
-        known: the sessions, by their id.
-        refused: what has a session's name and is to be left alone, with the reason.
-    """
-
-    known: dict[str, Transcript]
-    refused: dict[str, str]
-
-
-def recognize(path: Path) -> None:
-    """Refuse to make somebody's other directory private, and ours.
-
-    Raises:
-        ConfigError: it holds other things.
-    """
-    names = os.listdir(path) if path.is_dir() else []
-    if names and ".lock" not in names and not any(session_ids_of(names)):
-        raise ConfigError(
-            f"cannot open {path} as a store: it is neither empty nor a directory of transcripts; "
-            "choose another one, or one that does not exist yet"
-        )
-
-
-def find_transcripts(directory: Directory) -> Found:
-    """Look at every file.
-
-    Raises:
-        SchemaTooNew: a newer version of this program wrote them.
-        StoreCorrupt: of some files it is not known whose they are.
-        OSError: a file cannot be read: it is not damaged, and not absent either (rule R20).
-    """
-    names = directory.names()
-    found = Found({}, {})
-    damaged: list[str] = []
-    too_new: list[str] = []
-    for session_id in session_ids_of(names):
-        try:
-            found.known[session_id] = examine(directory, session_id)
-        except (NotRegular, NotOurs) as error:
-            found.refused[session_id] = str(error)
-        except StoreCorrupt as error:
-            damaged.append(f"{session_id}{SUFFIX} is damaged: {error}")
-        except SchemaTooNew as error:
-            too_new.append(f"cannot open {directory.path / session_id}{SUFFIX}: {error}")
-            found.refused[session_id] = str(error)
-    if too_new and not found.known:  # among files of ours, one that says so is damaged: it alone is refused
-        raise SchemaTooNew(too_new[0])
-    if damaged:
-        more = f", and {len(damaged) - 1} more are" if len(damaged) > 1 else ""
-        raise StoreCorrupt(f"cannot open {directory.path}: {damaged[0]}{more}; set it aside and open again")
-    _report(found, names)
-    return found
-
-
-def damaged_files(path: Path) -> list[Path]:
-    """The files that keep the store from opening because it is not known whose they are.
-
-    Raises:
-        StoreUnavailable: the directory or a file cannot be read.
-    """
-    damaged = []
-    if path.is_dir():
-        with failing("read", path), Directory(path, is_ours=False) as directory:
-            for session_id in session_ids_of(directory.names()):
-                try:
-                    examine(directory, session_id)
-                except (NotRegular, NotOurs, SchemaTooNew):
-                    continue
-                except StoreCorrupt:
-                    damaged.append(path / (session_id + SUFFIX))
-    return damaged
-
-
-def session_ids_of(names: Sequence[str]) -> Iterator[str]:
-    """The sessions whose files these names could be."""
-    for name in names:
-        session_id = name.removesuffix(SUFFIX)
-        if session_id != name and is_session_id(session_id):
-            yield session_id
-
-
-def _report(found: Found, names: Sequence[str]) -> None:
-    for session_id, transcript in found.known.items():
-        if transcript.header_lost:
-            log.error(
-                "the first line of a transcript is damaged; its name and its entries tell whose it is",
-                action="store.header_lost",
-                session_id=session_id,
-            )
-    if ignored := [name for name in names if name.endswith(SUFFIX) and name.removesuffix(SUFFIX) not in found.known]:
-        log.warning("not the files of sessions of ours; left alone", action="store.ignored", files=ignored)
-
-
-# --- descriptors to append with --------------------------------------------------------------------------------------
-
-
-class _Open(NamedTuple):
-    fd: int
-    inode: int
-
-
-class Descriptors:
-    """At most `MAX_DESCRIPTORS` files of one directory, open for appending; a context manager that closes them."""
-
-    def __init__(self, directory: Directory) -> None:
-        self._directory = directory
-        self._opened: OrderedDict[str, _Open] = OrderedDict()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for name in list(self._opened):
-            self.close(name)
-
-    def get(self, name: str) -> int:
-        """The descriptor of a file that exists.
-
-        Raises:
-            NotRegular: it is something else than a file.
-            OSError: it cannot be opened.
-        """
-        opened = self._opened.get(name)
-        if opened is None:
-            while len(self._opened) >= MAX_DESCRIPTORS:
-                self._close_oldest()
-            fd = self._open(name)
-            opened = self._opened[name] = _Open(fd, os.fstat(fd).st_ino)
-        self._opened.move_to_end(name)
-        return opened.fd
-
-    def _open(self, name: str) -> int:
-        """Open a file; where the process may open no more of them, one that was not used for longest is closed."""
-        while True:
-            try:
-                return self._directory.open_file(name, os.O_WRONLY | os.O_APPEND)
-            except OSError as error:
-                few = not disk.SYNCS_TOGETHER or len(self._opened) <= SYNC_ONE_BY_ONE
-                if error.errno not in _TOO_MANY_OPEN or few:
-                    raise
-                self._close_oldest()
-
-    def _close_oldest(self) -> None:
-        os.close(self._opened.popitem(last=False)[1].fd)
-
-    def inode(self, name: str) -> int | None:
-        """Which file is open under this name; None when none is."""
-        opened = self._opened.get(name)
-        return None if opened is None else opened.inode
-
-    def close(self, name: str) -> None:
-        """Give a descriptor up; it is fine if there is none."""
-        opened = self._opened.pop(name, None)
-        if opened is not None:
-            os.close(opened.fd)

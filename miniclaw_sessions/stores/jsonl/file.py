@@ -23,7 +23,7 @@ from typing import BinaryIO, NamedTuple, Self, TypeVar
 from anyio import to_thread
 
 from miniclaw_sessions.disk import FILE_MODE, Directory
-from miniclaw_sessions.errors import StoreCorrupt
+from miniclaw_sessions.errors import StoreCorrupt, StoreUnavailable
 from miniclaw_sessions.stores.base import SessionHead, StoredEntry
 from miniclaw_sessions.stores.jsonl.lines import (
     GOES_ON,
@@ -61,23 +61,47 @@ class Rest(enum.Enum):
     """What we may just have written, and did not get to the disk. Whoever gave it to us still has it."""
 
 
+class Stamp(NamedTuple):
+    """Which file it is, and what its size and time were: whoever else writes it, or puts another there, changes it."""
+
+    inode: int
+    size: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Self:
+        """The stamp that a file has now."""
+        return cls(status.st_ino, status.st_size, status.st_mtime_ns)
+
+
 class Transcript:
     """What is known of one file: `length` bytes of it are whole appends, and the newest entry in them is `last`.
 
-    `resume` is where the latest page ended: an entry's sequence, and the offset behind it.
+    `last_id` is that entry's id, where it can be read, and `stamp` what the file was like when it was left. `resume` is
+    where the latest page ended: an entry's sequence, and the offset behind it.
     """
 
-    __slots__ = ("head", "header_lost", "last_sequence", "length", "name", "rest", "resume", "start")
+    __slots__ = (
+        *("head", "header_lost", "last_id", "last_sequence", "length", "name", "rest", "resume", "stamp", "start"),
+    )
 
-    def __init__(self, head: SessionHead, *, start: int, length: int, last_sequence: int) -> None:
+    def __init__(self, head: SessionHead, *, start: int, length: int, last_sequence: int, last_id: str = "") -> None:
         self.head = head
         self.name = head.session_id + SUFFIX
         self.start = start
         self.length = length
         self.last_sequence = last_sequence
+        self.last_id = last_id
+        self.stamp: Stamp | None = None
         self.rest = Rest.NOTHING
         self.header_lost = False
         self.resume = (0, start)
+
+    def was_left_as(self, found: Stamp) -> bool:
+        """Whether a file that is found under its name is what was left there, as far as can be seen from outside."""
+        if self.rest is Rest.NOTHING:
+            return found == self.stamp and found.size == self.length
+        return self.stamp is not None and found.inode == self.stamp.inode and found.size >= self.length
 
     def __repr__(self) -> str:
         return f"<Transcript {self.name} up to {self.last_sequence}, {self.length} bytes>"
@@ -109,12 +133,14 @@ def examine_open(fd: int, session_id: str) -> Transcript:
     Raises:
         NotOurs, SchemaTooNew, StoreCorrupt, OSError: as for `examine`.
     """
-    size = os.fstat(fd).st_size
+    stamp = Stamp.of(os.fstat(fd))
+    size = stamp.size
     head, start, header_lost = _head(fd, session_id)
-    length, last_sequence = _end_of_last_append(fd, start, size)
+    length, last_sequence, last_id = _end_of_last_append(fd, start, size)
     if header_lost and not last_sequence:
         raise StoreCorrupt("its first line is damaged, and no whole append is left to tell who it is")
-    transcript = Transcript(head, start=start, length=length, last_sequence=last_sequence)
+    transcript = Transcript(head, start=start, length=length, last_sequence=last_sequence, last_id=last_id)
+    transcript.stamp = stamp
     transcript.header_lost = header_lost
     transcript.rest = Rest.TORN if size > length else Rest.NOTHING
     return transcript
@@ -139,14 +165,14 @@ def _head(fd: int, session_id: str) -> tuple[SessionHead, int, bool]:
         return head_of_damaged(lines[0], session_id, first), 0 if first is entries[0] else start, True
 
 
-def _end_of_last_append(fd: int, start: int, size: int) -> tuple[int, int]:
-    """Where the last whole append ends, and the sequence of its last entry (0: there is none).
+def _end_of_last_append(fd: int, start: int, size: int) -> tuple[int, int, str]:
+    """Where the last whole append ends, the sequence of its last entry (0: there is none), and its id if it is sound.
 
     Only the last append can be torn, for each was synced before the next one began. Power cuts leave it without its
     end, or with holes of NULs, also with whole lines behind them (rule R14). Other damage is none of a crash's doing:
     it stays where it is, and costs only its own line, which counts as one entry.
     """
-    length, last, damaged_lines = size, 0, 0
+    length, last, last_id, damaged_lines = size, 0, "", 0
     goes_on = False
     for offset, line in lines_before(fd, start, size):
         entry = entry_in(line) if line.endswith(b"\n") else None
@@ -154,7 +180,7 @@ def _end_of_last_append(fd: int, start: int, size: int) -> tuple[int, int]:
             if line.endswith(MORE_FOLLOWS) and not damaged_lines:
                 length = offset
             elif entry is not None:
-                last = entry.sequence + damaged_lines
+                last, last_id = entry.sequence + damaged_lines, "" if damaged_lines else entry.entry_id
             elif is_whole(line):
                 damaged_lines += 1
             else:
@@ -162,9 +188,9 @@ def _end_of_last_append(fd: int, start: int, size: int) -> tuple[int, int]:
         elif not (goes_on or line.endswith(MORE_FOLLOWS)):
             break
         elif b"\0" in line:
-            length, last, damaged_lines = offset, 0, 0
+            length, last, last_id, damaged_lines = offset, 0, "", 0
         goes_on = line.startswith(GOES_ON)
-    return length, last or damaged_lines
+    return length, last or damaged_lines, last_id
 
 
 def lines_before(fd: int, start: int, end: int) -> Iterator[tuple[int, bytes]]:
@@ -376,10 +402,17 @@ def entries_after(fd: int, transcript: Transcript, after: int) -> Iterator[Store
     while offset < transcript.length:
         block = os.pread(fd, min(_BLOCK, transcript.length - offset), offset)
         if not block:
-            raise StoreCorrupt(f"{transcript.name} has become shorter than it was left; another program has written it")
+            raise has_become_shorter(transcript)
         offset += len(block)
         yield from (placed.entry for placed in placing.feed(block) if placed.entry.sequence > after)
     yield from (placed.entry for placed in placing.finish(transcript.last_sequence) if placed.entry.sequence > after)
+
+
+def has_become_shorter(transcript: Transcript) -> StoreUnavailable:
+    """The error of whoever reads what was there a moment ago."""
+    return StoreUnavailable(
+        f"cannot read {transcript.name} to its end: another program has made it shorter; try again later"
+    )
 
 
 # --- reading without holding up the event loop -----------------------------------------------------------------------
@@ -455,7 +488,7 @@ class Stream:
     def _read(self) -> bytes:
         block = os.pread(self._fd, min(STREAMED_BYTES, self.transcript.length - self._offset), self._offset)
         if not block:
-            raise StoreCorrupt(f"{self.transcript.name} has become shorter; another program has written it")
+            raise has_become_shorter(self.transcript)
         self._offset += len(block)
         return block
 

@@ -19,10 +19,10 @@ from anyio import Semaphore, to_thread
 from miniclaw_sessions.disk import Directory, NotRegular
 from miniclaw_sessions.errors import StoreCorrupt
 from miniclaw_sessions.stores.base import StoredEntry, StoredHead, StorePlace
-from miniclaw_sessions.stores.jsonl.directory import session_ids_of
 from miniclaw_sessions.stores.jsonl.failures import failing
 from miniclaw_sessions.stores.jsonl.file import (
     SUFFIX,
+    Find,
     Stream,
     Transcript,
     entry_with_key,
@@ -30,6 +30,7 @@ from miniclaw_sessions.stores.jsonl.file import (
     place_of,
     place_of_newest,
 )
+from miniclaw_sessions.stores.jsonl.finding import session_ids_of
 from miniclaw_sessions.stores.jsonl.lines import NotOurs
 from miniclaw_sessions.stores.reading import ReadOnlyStore
 from miniclaw_sessions.stores.soundness import TranscriptCheck
@@ -170,10 +171,14 @@ class JSONLReader(ReadOnlyStore):
             stream = Stream()
             try:
                 with failing("read", self.path):
-                    is_there = await stream.open(partial(self._open, session_id), partial(place, number=number))
+                    is_there = await self._begin(stream, session_id, partial(place, number=number))
                     yield stream if is_there else None
             finally:
                 stream.close()
+
+    async def _begin(self, stream: Stream, session_id: str, find: Find) -> bool:
+        """Open a session's transcript to be read; whether there is one."""
+        return await stream.open(partial(self._open, session_id), find)
 
     # --- in worker threads -------------------------------------------------------------------------------------------
 

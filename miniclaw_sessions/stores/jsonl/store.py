@@ -16,8 +16,9 @@ from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.errors import StoreError, StoreUnavailable
 from miniclaw_sessions.stores.base import Append, StoredEntry, StoredHead
-from miniclaw_sessions.stores.jsonl.directory import Transcripts, damaged_files
-from miniclaw_sessions.stores.jsonl.file import Transcript
+from miniclaw_sessions.stores.jsonl.directory import ChangedElsewhere, Transcripts
+from miniclaw_sessions.stores.jsonl.file import Find, Stream, Transcript
+from miniclaw_sessions.stores.jsonl.finding import damaged_files
 from miniclaw_sessions.stores.jsonl.reader import READERS, JSONLReader
 from miniclaw_sessions.stores.keys import KeyFilter, UsedKeys
 from miniclaw_sessions.stores.reading import PAGE, read_all
@@ -89,6 +90,12 @@ class JSONLStore(JSONLReader):
                     for _ in range(taken):
                         self._turns.release()
 
+    @property
+    def damage(self) -> str | None:
+        """What another program did to a transcript that is open, until all that was in it is there again."""
+        changed = {} if self._transcripts is None else self._transcripts.changed
+        return next((one.sentence for one in list(changed.values())), None)
+
     async def still_there(self) -> None:
         """Look whether the directory is still the one that is open; each file is looked at when it is appended to."""
         await self._in_thread(self._opened().check_still_there)
@@ -115,7 +122,7 @@ class JSONLStore(JSONLReader):
 
     async def head(self, session_id: str) -> StoredHead | None:
         """One session, or None; from memory."""
-        await checkpoint()
+        await self._clear_doubts(session_id)
         transcript = self._opened().find(session_id)
         return None if transcript is None else StoredHead(transcript.head, transcript.last_sequence)
 
@@ -133,6 +140,25 @@ class JSONLStore(JSONLReader):
         if not await self._keys.may_have(session_id, key):
             return None
         return await super().find_by_idempotency_key(session_id, key)
+
+    async def _begin(self, stream: Stream, session_id: str, find: Find) -> bool:
+        """Open a transcript to be read; what other programs have changed is looked at first.
+
+        Raises:
+            StoreCorrupt, StoreUnavailable: something else has its name.
+        """
+        await self._clear_doubts(session_id)
+        try:
+            return await super()._begin(stream, session_id, find)
+        except ChangedElsewhere:
+            await self._in_thread(self._opened().look_again, session_id)
+            return await super()._begin(stream, session_id, find)
+
+    async def _clear_doubts(self, session_id: str) -> None:
+        """See whether what had a session's name is gone, or is again what it was."""
+        await checkpoint()
+        if (transcripts := self._opened()).is_refused(session_id):
+            await self._in_thread(transcripts.look_again, session_id)
 
     async def _keys_of(self, session_id: str) -> KeyFilter:
         await self._in_thread(self._opened)  # then everything that was on its way is in the file
@@ -156,7 +182,18 @@ class JSONLStore(JSONLReader):
 
     async def _checked(self) -> Sequence[str]:
         await checkpoint()
-        return sorted({*self._opened().known, *self._opened().refused})
+        return sorted({*self._opened().known, *self._opened().refused, *self._opened().changed})
+
+    async def _check(self, session_id: str) -> list[str]:
+        transcripts = self._opened()
+        try:
+            problems = await super()._check(session_id)
+        except StoreUnavailable as error:
+            if session_id not in transcripts.refused:
+                raise
+            return [f"session {session_id}: {error}"]
+        changed = transcripts.changed.get(session_id)
+        return problems if changed is None else [f"session {session_id}: {changed.sentence}", *problems]
 
     async def _in_thread(self, step: Callable[..., T], *arguments: Any) -> T:
         """Run a durable step behind those that were called before; once begun it runs to its end."""

@@ -274,6 +274,13 @@ LOCKED_IDLE_HEADS = keyed.compiled(
 )
 """Those of some sessions that are idle, and that nobody else is removing; their rows are locked."""
 
+SIZES = keyed.compiled(
+    select(_ENTRY.session_id, cast(func.sum(func.octet_length(_ENTRY.encoded)), _BIG))
+    .where(_ENTRY.session_id == any_(_IDS))
+    .group_by(_ENTRY.session_id)
+)
+"""How many bytes the entries of sessions have."""
+
 DELETE_MANY = tuple(keyed.compiled(delete(model).where(model.session_id == any_(_IDS))) for model in keyed.OF_SESSION)
 """The rows of sessions; to be run while theirs are locked."""
 

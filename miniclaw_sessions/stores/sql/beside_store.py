@@ -75,7 +75,7 @@ class BesideTranscripts(SharedStore):
         asked = {"idle_s": idle_s, "limit": limit, "channel": channel, "but_channels": list(but_channels)}
         return [session_id for (session_id,) in await self._server.fetch(beside.IDLE, **asked)]
 
-    async def expire(self, session_ids: Iterable[str], idle_s: float, archiving: Archiving | None) -> list[str]:
+    async def expire(self, session_ids: Iterable[str], idle_s: float, archiving: Archiving | None) -> dict[str, int]:
         """Remove those that are still idle in one transaction; rows that somebody else has locked are left to him."""
         ids = list(session_ids)
         with CancelScope(shield=True):
@@ -84,7 +84,7 @@ class BesideTranscripts(SharedStore):
 
     async def _expire(
         self, connection: Any, session_ids: Sequence[str], idle_s: float, archiving: Archiving | None
-    ) -> list[str]:
+    ) -> dict[str, int]:
         async with transaction(connection):
             arguments = beside.LOCKED_IDLE_HEADS.arguments({"session_ids": session_ids, "idle_s": idle_s})
             heads = [
@@ -95,9 +95,10 @@ class BesideTranscripts(SharedStore):
                 for stored in heads:
                     name, pieces = archiving(stored.head, _entries_on(connection, stored))
                     await _write_archived(connection, stored.head.session_id, name, pieces)
+            sizes = dict(await connection.fetch(beside.SIZES.text, gone)) if gone else {}
             for statement in beside.DELETE_MANY if gone else ():
                 await connection.execute(statement.text, gone)
-        return gone
+        return {session_id: sizes.get(session_id, 0) for session_id in gone}
 
     # --- the archive, and what is true of all of it ------------------------------------------------------------------
 

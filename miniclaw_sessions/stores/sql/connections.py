@@ -101,7 +101,7 @@ class Connections:
                     hosts.start_soon(ask, dsn, name="connect")
         finally:
             for connection in found[1:]:  # two that take changes: the first one counts
-                connection.terminate()
+                give_up(connection)
         if found:
             return found[0]
         raise min(failures, key=lambda error: isinstance(error, asyncpg.TargetServerAttributeNotMatched))
@@ -185,7 +185,7 @@ class Connections:
             try:
                 yield connection
             except CUT:
-                connection.terminate()  # it may be half alive, and would fail whoever gets it next
+                give_up(connection)  # it may be half alive, and would fail whoever gets it next
                 raise
             finally:
                 with suppress(*FAILURES):  # without an answer, the server is told to give up, and then given up
@@ -213,13 +213,31 @@ class Connections:
 
 @asynccontextmanager
 async def transaction(connection: Any) -> AsyncIterator[None]:
-    """A transaction; a server that gives no answer is not asked to roll it back, which would be waited for as well."""
-    async with connection.transaction():
+    """A transaction, taken back where something is raised in it, which is what is told.
+
+    A server that gives no answer is not asked to take it back, which would be waited for as well: it does so by itself
+    when the connection is given up.
+    """
+    running = connection.transaction()
+    await running.start()
+    try:
+        yield
+    except (TimeoutError, *CUT):
+        give_up(connection)
+        raise
+    except BaseException:
         try:
-            yield
-        except TimeoutError:
-            connection.terminate()
-            raise
+            await running.rollback()
+        except FAILURES:
+            give_up(connection)
+        raise
+    await running.commit()
+
+
+def give_up(connection: Any) -> None:
+    """Let a connection go without a word to its server; the pool may have taken it back already."""
+    with suppress(asyncpg.InterfaceError):
+        connection.terminate()
 
 
 async def _close(pool: Any) -> None:

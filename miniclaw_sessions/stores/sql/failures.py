@@ -1,13 +1,21 @@
-"""What went wrong, in the words of `errors`: the one place that knows SQLite's error codes."""
+"""What went wrong, in the words of `errors`: the one place that knows SQLite's error codes, and what versions mean."""
 
 from __future__ import annotations
 
 import errno
 import os
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 
-from miniclaw_sessions.errors import StoreCorrupt, StoreError, StoreFull, StoreUnavailable
+from miniclaw_sessions.errors import (
+    ConfigError,
+    SchemaTooNew,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
 
 _DAMAGED = frozenset(
     {
@@ -41,6 +49,26 @@ def store_error(error: Exception, *, path: Path, attempted: str) -> StoreError:
     if _is_full(cause, path):
         return StoreFull(f"{what}; free space on its disk or quota, nothing that was acknowledged is lost")
     return StoreUnavailable(f"{what}; see that the disk works, and that the file is ours alone and writable")
+
+
+def unknown_schema(attempted: str, found: str, known: Sequence[str]) -> SchemaTooNew | ConfigError:
+    """The error for a database whose schema this version does not know.
+
+    Args:
+        attempted: what was to be done, and with what, to follow "cannot".
+        found: the schema's version.
+        known: the versions that can be used, oldest first.
+    """
+    if found > known[-1]:
+        return SchemaTooNew(
+            f"cannot {attempted}: a newer version of miniclaw-sessions made it (schema {found}, this one knows "
+            f"{known[-1]}); install that version, nothing was changed"
+        )
+    return ConfigError(
+        f"cannot {attempted}: an older version of miniclaw-sessions made it (schema {found}, this one needs "
+        f"{known[0]}), and this one cannot upgrade it; back it up with that version (`miniclaw-sessions backup`), and "
+        "restore the backup into a new database with this one (`miniclaw-sessions restore`). Nothing was changed"
+    )
 
 
 def is_full(error: BaseException) -> bool:

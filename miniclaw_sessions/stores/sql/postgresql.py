@@ -22,7 +22,6 @@ from miniclaw_sessions.config import PostgreSQLSettings
 from miniclaw_sessions.errors import (
     ConfigError,
     NotAWorkspace,
-    SchemaTooNew,
     StoreConflict,
     StoreCorrupt,
     StoreError,
@@ -43,6 +42,7 @@ from miniclaw_sessions.stores.sql import keyed, keyed_search
 from miniclaw_sessions.stores.sql.beside_store import BesideTranscripts
 from miniclaw_sessions.stores.sql.checksums import checksum_of
 from miniclaw_sessions.stores.sql.connections import Connections, transaction
+from miniclaw_sessions.stores.sql.failures import unknown_schema
 from miniclaw_sessions.stores.sql.keyed import Keys, Part, Statement
 from miniclaw_sessions.stores.sql.searched_store import SearchedStore
 from miniclaw_sessions.stores.sql.server import (
@@ -112,7 +112,8 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
         """Connect, see what the server promises, and make the tables where there are none.
 
         Raises:
-            ConfigError: the server refuses us, would lose what it acknowledges, or has another program's tables there.
+            ConfigError: the server refuses us, would lose what it acknowledges, or has another program's tables there,
+                or those of a version that is too old.
             SchemaTooNew: a newer version of this program made the tables; they were not changed.
             StoreUnavailable: the server cannot be reached now.
         """
@@ -161,10 +162,7 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
                 f"cannot open {place}: it is damaged, it does not say which version of the schema it has"
             )
         if version not in _KNOWN:
-            raise SchemaTooNew(
-                f"cannot open {place}: a newer version of miniclaw-sessions made it (schema {version}, this one knows "
-                f"{_VERSION}); install that version, nothing was changed"
-            )
+            raise unknown_schema(f"open {place}", version, _KNOWN)
         for name, expected in keyed.expected_columns().items():
             if columns.get(name) != expected:
                 raise StoreCorrupt(f"cannot open {place}: the table {name} has other columns than it was made with")

@@ -20,14 +20,14 @@ from urllib.parse import quote
 
 from anyio import CapacityLimiter, to_thread
 
-from miniclaw_sessions.errors import SchemaTooNew, StoreCorrupt
+from miniclaw_sessions.errors import StoreCorrupt
 from miniclaw_sessions.history.search import Found, Search
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.stores.base import SessionHead, StoredEntry, StoredHead, StorePlace
 from miniclaw_sessions.stores.reading import ReadOnlyStore, find_by_reading
 from miniclaw_sessions.stores.soundness import check_transcripts
 from miniclaw_sessions.stores.sql.checksums import entry_of_row, unreadable
-from miniclaw_sessions.stores.sql.failures import store_error
+from miniclaw_sessions.stores.sql.failures import store_error, unknown_schema
 from miniclaw_sessions.stores.sql.files import connect, database_files, integrity_problems, version_in
 from miniclaw_sessions.stores.sql.row_by_row import read_row_by_row
 
@@ -168,10 +168,7 @@ class SQLiteReader(ReadOnlyStore):
             stack.enter_context(closing(connection))
             version = version_in(connection, self.path)
             if version is not None and version not in _KNOWN:
-                raise SchemaTooNew(
-                    f"cannot read {self.path}: a newer version of miniclaw-sessions made it (schema {version}); "
-                    "install that version"
-                )
+                raise unknown_schema(f"read {self.path}", version, _KNOWN)
             rest = "idempotency_key, checksum" if version != "0001" else "NULL AS idempotency_key, NULL"
             self._entries = _entries(rest)
             self._is_current = version == _KNOWN[-1]

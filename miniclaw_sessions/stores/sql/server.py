@@ -285,6 +285,9 @@ CUT = (
 )
 """The connection is gone, and what its last statement has done is not known; or it leads to a standby by now."""
 
+_DRIVERS = (asyncpg.InterfaceError, asyncpg.InternalClientError)
+"""What the driver says of its own objects, which nobody else knows."""
+
 _READ_ONLY, _LOCKED, _UNKNOWN_SETTING, _HIDDEN = "25006", "55P03", "42704", "42P07"
 _GRANT = (
     "let its owner run GRANT USAGE ON SCHEMA public, and GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA "
@@ -378,4 +381,8 @@ def _said(error: BaseException) -> str:
         return str(error.args[0]) if error.args else type(error).__name__
     if isinstance(error, TimeoutError):
         return "no answer in time"
+    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+        return "none of its hosts takes changes"
+    if isinstance(error, _DRIVERS) and not isinstance(error, asyncpg.ClientConfigurationError):
+        return "the connection was lost"
     return str(error) or type(error).__name__

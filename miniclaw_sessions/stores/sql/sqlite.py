@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DatabaseError, DataError, IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import NullPool, QueuePool
 
-from miniclaw_sessions.errors import SchemaTooNew, StoreConflict, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
+from miniclaw_sessions.errors import StoreConflict, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
 from miniclaw_sessions.history.search import Found, Search
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.stores.base import LOST, Append, Store, StoredEntry, StoredHead, StorePlace
@@ -30,7 +30,7 @@ from miniclaw_sessions.stores.reading import find_by_reading, identity, read_thr
 from miniclaw_sessions.stores.soundness import check_transcripts
 from miniclaw_sessions.stores.sql import searching, statements
 from miniclaw_sessions.stores.sql.checksums import unreadable
-from miniclaw_sessions.stores.sql.failures import is_full, store_error
+from miniclaw_sessions.stores.sql.failures import is_full, store_error, unknown_schema
 from miniclaw_sessions.stores.sql.files import (
     connect,
     create_file,
@@ -78,6 +78,7 @@ class SQLiteStore(Store):
 
     durable: ClassVar[bool] = True
     keeps_entries: ClassVar[bool] = True
+    damage: str | None = None
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -88,7 +89,6 @@ class SQLiteStore(Store):
         self._version: int | None = None
         self._identities: dict[Path, tuple[int, int]] = {}
         self._is_gone = False
-        self._is_damage_noted = False
         self._writers: Engine | None = None
         self._readers: Engine | None = None
         self._writer: Connection | None = None
@@ -306,6 +306,8 @@ class SQLiteStore(Store):
         problems = await self._read(statements.check_database)
         if problems:
             await self._note_damage(problems[0])
+        else:
+            self.damage = None
         return problems
 
     async def _entries(
@@ -325,10 +327,10 @@ class SQLiteStore(Store):
         Raises:
             StoreUnavailable: the disk refuses to be read, which SQLite calls damaged too.
         """
-        if self._is_damage_noted:
+        if self.damage is not None:
             return
         await to_thread.run_sync(read_through, [self._path])
-        self._is_damage_noted = True
+        self.damage = problem
         log.error(
             "the database is damaged; what cannot be read of it is missing, everything else is served, and the next "
             "start makes it anew from what can be read",
@@ -361,10 +363,7 @@ class SQLiteStore(Store):
             self._check_still_there()
             found = schema_version(self._path)
             if found is not None and found not in REVISIONS:
-                raise SchemaTooNew(
-                    f"cannot open {self._path}: a newer version of miniclaw-sessions made it (schema {found}, this one "
-                    f"knows {REVISIONS[-1]}); install that version, nothing was changed"
-                )
+                raise unknown_schema(f"open {self._path}", found, REVISIONS)
             try:
                 self._writers = self._engine(writing=True)
                 self._readers = self._engine(writing=False)

@@ -1,0 +1,286 @@
+"""Another program removes, cuts or replaces a transcript while it is open: nothing that was acknowledged is lost."""
+# ruff: noqa: PT012 - a manager that fails to close is a block
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from structlog.testing import capture_logs
+
+from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.encryption import KeyRing
+from miniclaw_sessions.errors import StoreCorrupt, StoreUnavailable
+from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.protocol.entries import MessageEntry
+from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.session import Session
+from miniclaw_sessions.stores.jsonl.lines import entry_in, head_in, header_of, lines_of
+from miniclaw_sessions.testing import FakeClock, sample_entries
+from tests.persistence.encrypted_homes import OLD_KEY
+
+pytestmark = pytest.mark.anyio
+
+SETTINGS = SessionSettings(store="jsonl:", window=30)
+
+
+class Home:
+    """A workspace with one session, whose transcript can be changed behind its back."""
+
+    def __init__(self, directory: Path) -> None:
+        self.workspace = directory / "w"
+        self.transcript = self.workspace / "transcripts" / "telegram_1.jsonl"
+        self.aside = directory / "aside"
+        self.said: list[str] = []
+
+    def manager(self, keys: KeyRing | None = None) -> SessionManager:
+        return SessionManager(self.workspace, settings=SETTINGS, clock=FakeClock(), encryption=keys)
+
+    async def say(self, session: Session, count: int) -> None:
+        for _ in range(count):
+            text = f"message {len(self.said)}"
+            await session.add_message(Message.user(text))
+            self.said.append(text)
+
+    async def stored(self, manager: SessionManager) -> list[str]:
+        entries = [entry async for entry in manager.read_transcript("telegram_1")]
+        return [entry.message.text for entry in entries if isinstance(entry, MessageEntry)]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+def replace_by_rename(transcript: Path, copy: Path) -> None:
+    copy.rename(transcript)
+
+
+def overwrite_in_place(transcript: Path, copy: Path) -> None:
+    transcript.write_bytes(copy.read_bytes())
+
+
+def cut_in_place(transcript: Path, copy: Path) -> None:
+    os.truncate(transcript, copy.stat().st_size)
+
+
+def cut_within_a_line(transcript: Path, copy: Path) -> None:
+    os.truncate(transcript, copy.stat().st_size - 20)
+
+
+def remove(transcript: Path, copy: Path) -> None:
+    del copy
+    transcript.unlink()
+
+
+CHANGES = (replace_by_rename, overwrite_in_place, cut_in_place, cut_within_a_line)
+
+
+@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("change", CHANGES)
+async def test_what_an_older_copy_lacks_is_written_again_from_memory(
+    change: Callable[[Path, Path], None], keys: KeyRing | None, home: Home
+) -> None:
+    async with home.manager(keys) as manager:
+        session = await manager.get_or_create("telegram", "1")
+        await home.say(session, 22)
+        shutil.copy(home.transcript, home.aside)
+        await home.say(session, 20)
+        change(home.transcript, home.aside)
+        with capture_logs() as logs:
+            await home.say(session, 1)
+        assert next(log["action"] for log in logs if log["log_level"] == "warning") == "store.changed"
+        assert [log["entries"] for log in logs if log["action"] == "session.given_back"] == [
+            21 if change is cut_within_a_line else 20
+        ]
+        assert await home.stored(manager) == home.said
+        assert manager.health().problems == []
+        assert (await manager.check()).problems == []
+    async with home.manager(keys) as manager:
+        assert await home.stored(manager) == home.said
+
+
+async def test_a_transcript_that_was_removed_is_written_again_if_all_of_it_is_in_memory(home: Home) -> None:
+    async with home.manager() as manager:
+        session = await manager.get_or_create("telegram", "1")
+        await home.say(session, 5)
+        home.transcript.unlink()
+        await home.say(session, 1)
+        assert await home.stored(manager) == home.said
+        assert (await manager.check()).problems == []
+
+
+@pytest.mark.parametrize("change", [*CHANGES, remove])
+async def test_nothing_is_written_behind_a_gap_that_memory_cannot_fill(
+    change: Callable[[Path, Path], None], home: Home
+) -> None:
+    async with home.manager() as manager:
+        session = await manager.get_or_create("telegram", "1")
+        await home.say(session, 2)
+        shutil.copy(home.transcript, home.aside)
+        await home.say(session, 40)
+        kept = home.transcript.read_bytes()
+        change(home.transcript, home.aside)
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="put back what was there"):
+                await session.add_message(Message.user("not acknowledged"), idempotency_key="again")
+        health = manager.health()
+        assert not health.ok
+        assert any("messages of session telegram_1 are not acknowledged" in one for one in health.problems)
+        assert any("another program removed or replaced" in one for one in health.problems)
+        assert not (await manager.check()).sound
+        assert [message.text for message in session.messages()][-2] == home.said[-1]
+
+        home.transcript.write_bytes(kept)  # and it goes on by itself
+        await session.add_message(Message.user("not acknowledged"), idempotency_key="again")
+        assert await home.stored(manager) == [*home.said, "not acknowledged"]
+        assert (await manager.check()).problems == []
+        assert manager.health().problems == []
+
+
+async def test_a_gap_that_memory_cannot_fill_is_told_as_a_loss_by_the_next_start(home: Home) -> None:
+    with pytest.raises(StoreUnavailable, match="1 messages"):
+        async with home.manager() as manager:
+            session = await manager.get_or_create("telegram", "1")
+            await home.say(session, 2)
+            shutil.copy(home.transcript, home.aside)
+            await home.say(session, 40)
+            home.aside.rename(home.transcript)
+            with pytest.raises(StoreUnavailable, match="put back what was there"):
+                await session.add_message(Message.user("not acknowledged"))
+    async with home.manager() as manager:
+        assert {session_id: loss.messages for session_id, loss in manager.losses.items()} == {"telegram_1": 11}
+        assert await home.stored(manager) == [*home.said[:2], *home.said[13:]]  # the window had 30, one of them new
+
+
+def other_entries(transcript: Path) -> None:
+    header = transcript.read_bytes().split(b"\n", 1)[0] + b"\n"
+    transcript.write_bytes(header + lines_of(sample_entries(1, 7, prefix="other")))
+
+
+def other_entries_of_the_same_length(transcript: Path) -> None:
+    header, *lines = transcript.read_bytes().splitlines(keepends=True)
+    entry = entry_in(lines[-1])
+    assert entry is not None
+    other = entry.entry_id[:-1] + ("a" if entry.entry_id[-1] != "a" else "b")
+    encoded = entry.encoded.replace(entry.entry_id.encode(), other.encode())
+    left = transcript.stat()
+    transcript.write_bytes(b"".join((header, *lines[:-1], lines_of([replace(entry, entry_id=other, encoded=encoded)]))))
+    assert transcript.stat().st_size == left.st_size
+    os.utime(transcript, ns=(left.st_atime_ns, left.st_mtime_ns + 10_000_000))  # later than the kernel's coarse clock
+
+
+def another_incarnation(transcript: Path) -> None:
+    header, rest = transcript.read_bytes().split(b"\n", 1)
+    head = head_in(header, "telegram_1")
+    transcript.write_bytes(header_of(replace(head, incarnation="another")) + rest)
+
+
+def a_directory(transcript: Path) -> None:
+    transcript.unlink()
+    transcript.mkdir()
+
+
+def a_pipe(transcript: Path) -> None:
+    transcript.unlink()
+    os.mkfifo(transcript)
+
+
+def another_programs_file(transcript: Path) -> None:
+    transcript.write_bytes(b'{"type":"session","version":3,"id":"5f3e","cwd":"/"}\n')
+
+
+@pytest.mark.parametrize(
+    "change",
+    [other_entries, other_entries_of_the_same_length, another_incarnation, a_directory, a_pipe, another_programs_file],
+)
+async def test_what_something_else_has_taken_the_place_of_is_refused_and_goes_on_when_it_is_back(
+    change: Callable[[Path], None], home: Home
+) -> None:
+    async with home.manager() as manager:
+        session = await manager.get_or_create("telegram", "1")
+        await home.say(session, 5)
+        shutil.copy(home.transcript, home.aside)
+        change(home.transcript)
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="put something else there"):
+                await session.add_message(Message.user("not acknowledged"), idempotency_key="again")
+        with pytest.raises(StoreUnavailable, match="put something else there"):
+            await home.stored(manager)
+        assert not manager.health().ok
+        assert any("put something else there" in problem for problem in (await manager.check()).problems)
+
+        if home.transcript.is_dir():
+            home.transcript.rmdir()
+        home.aside.rename(home.transcript)
+        await session.add_message(Message.user("not acknowledged"), idempotency_key="again")
+        home.said.append("not acknowledged")
+        await home.say(session, 1)
+        assert await home.stored(manager) == home.said
+        assert (await manager.check()).problems == []
+        assert manager.health().problems == []
+    async with home.manager() as manager:  # closing had nothing to say
+        assert await home.stored(manager) == home.said
+
+
+async def test_what_waits_is_saved_when_the_file_is_back_though_nobody_says_anything(home: Home) -> None:
+    async with home.manager() as manager:
+        session = await manager.get_or_create("telegram", "1")
+        await home.say(session, 3)
+        home.transcript.rename(home.aside)
+        home.transcript.mkdir()
+        with pytest.raises(StoreUnavailable):
+            await home.say(session, 1)
+        home.transcript.rmdir()
+        home.aside.rename(home.transcript)
+        await manager.flush()
+        assert await home.stored(manager) == ["message 0", "message 1", "message 2", "message 3"]
+        assert manager.health().problems == []
+
+
+async def test_a_start_beside_a_directory_in_a_transcripts_place_is_refused_and_claims_no_loss(home: Home) -> None:
+    async with home.manager() as manager:
+        await home.say(await manager.get_or_create("telegram", "1"), 40)
+    home.transcript.rename(home.aside)
+    home.transcript.mkdir()
+    with pytest.raises(StoreCorrupt, match="is not a regular file"):
+        await home.manager().__aenter__()
+    home.transcript.rmdir()
+    home.aside.rename(home.transcript)
+    async with home.manager() as manager:
+        assert manager.losses == {}
+        await home.say(await manager.get("telegram", "1"), 1)
+        assert await home.stored(manager) == home.said
+        assert (await manager.check()).problems == []
+
+
+async def test_a_read_notices_that_a_transcript_was_replaced(home: Home) -> None:
+    async with home.manager() as manager:
+        session = await manager.get_or_create("telegram", "1")
+        await home.say(session, 3)
+        shutil.copy(home.transcript, home.aside)
+        await home.say(session, 2)
+        home.aside.rename(home.transcript)
+        assert await home.stored(manager) == home.said[:3]
+        assert "ends at entry 3, and had 5" in manager.health().problems[0]
+        await home.say(session, 1)
+        assert await home.stored(manager) == home.said
+        assert manager.health().problems == []
+
+
+async def test_a_copy_with_the_same_content_changes_nothing(home: Home) -> None:
+    async with home.manager() as manager:
+        session = await manager.get_or_create("telegram", "1")
+        await home.say(session, 3)
+        shutil.copy(home.transcript, home.aside)
+        home.aside.rename(home.transcript)
+        with capture_logs() as logs:
+            await home.say(session, 1)
+            os.utime(home.transcript)
+            await home.say(session, 1)
+        assert [log["action"] for log in logs] == []
+        assert await home.stored(manager) == home.said
