@@ -42,6 +42,7 @@ from miniclaw_sessions.agent.events import (
     reply_of,
 )
 from miniclaw_sessions.agent.hooks import Generation, Hooks
+from miniclaw_sessions.agent.kept_elsewhere import AnySession, borrow
 from miniclaw_sessions.agent.loop import ContextKeeper, Job, Unanswered, run_turn
 from miniclaw_sessions.agent.observer import Observer
 from miniclaw_sessions.agent.provider import Provider, TextDelta
@@ -50,8 +51,8 @@ from miniclaw_sessions.agent.tools import Content, Tool
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.errors import ConfigError, NothingToResume
 from miniclaw_sessions.history.window import MAX_MESSAGES
+from miniclaw_sessions.persistence.own_task import HeldOpen
 from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.turn import Opening
 
 __all__ = [
@@ -88,7 +89,8 @@ class Agent:
         changing_tools: gives further ones, which come and go.
         system_prompt: what it is told first.
         hooks: who takes part in its turns.
-        session: whose conversation it is, where a call names no other; without any, each call stands alone.
+        session: whose conversation it is, where a call names no other; without any, each call stands alone. Any object
+            that has the methods of document 001's or 000's session will do: see `kept_elsewhere`.
         max_iterations: how often it is asked within one turn.
         tool_timeout_s: seconds after which a tool is cancelled, and its call answered with an error.
         history_limit: how many messages from before the current one it is sent.
@@ -112,7 +114,7 @@ class Agent:
         changing_tools: Callable[[], Iterable[Tool]] = tuple,
         system_prompt: str = "",
         hooks: Hooks | None = None,
-        session: Session | None = None,
+        session: AnySession | None = None,
         max_iterations: int = MAX_ITERATIONS,
         tool_timeout_s: float = 30.0,
         history_limit: int = MAX_MESSAGES,
@@ -168,7 +170,7 @@ class Agent:
         self,
         message: Message | Opening,
         *,
-        session: Session | None = None,
+        session: AnySession | None = None,
         idempotency_key: str | None = None,
         keeper: ContextKeeper | None = None,
     ) -> AbstractAsyncContextManager[Events]:
@@ -194,7 +196,7 @@ class Agent:
 
     def resume(
         self,
-        session: Session | None = None,
+        session: AnySession | None = None,
         *,
         results: Mapping[str, Content] | None = None,
         unanswered: Unanswered = Unanswered.RUN,
@@ -225,7 +227,7 @@ class Agent:
         self,
         message: Message | Opening | None,
         *,
-        session: Session | None = None,
+        session: AnySession | None = None,
         idempotency_key: str | None = None,
         results: Mapping[str, Content] | None = None,
         unanswered: Unanswered | None = None,
@@ -249,10 +251,10 @@ class Agent:
             ModelError, IterationLimit, AgentError, TurnInProgress, DuplicateMessage, NothingToResume, StoreError, ...:
             as for `run` and `resume`.
         """
-        chosen = session or self.session
-        if message is None and chosen is None:
+        given = self.session if session is None else session
+        if message is None and given is None:
             raise NothingToResume("an agent without a session has no turn that could be resumed")
-        chosen = chosen or Session.new()
+        chosen, give_back = await borrow(given, message, idempotency_key)
         turn = chosen.turn(message, idempotency_key=idempotency_key)
         with nullcontext(_ignore) if self.observer is None else self.observer.turn(chosen) as observed:
 
@@ -260,7 +262,6 @@ class Agent:
                 observed(event)
                 tell(event)
 
-            approval = message if isinstance(message, Approval) else None
             job = Job(
                 provider=self.choices.get(chosen.chosen_model or "", self.provider),
                 budgets=self.budgets,
@@ -275,15 +276,16 @@ class Agent:
                 keeper=keeper,
                 results=results or {},
                 unanswered=unanswered or (Unanswered.RUN if message is None else Unanswered.CLOSE),
-                approved={} if approval is None else approval.approved,
+                approved=message.approved if isinstance(message, Approval) else {},
                 tell=told,
             )
             end = await run_turn(turn, job)
+            await give_back(end, turn.said)
             observed(end)
             return end
 
     async def reply(
-        self, message: Message, *, session: Session | None = None, idempotency_key: str | None = None
+        self, message: Message, *, session: AnySession | None = None, idempotency_key: str | None = None
     ) -> Message:
         """Answer a message and return the reply, acknowledged by the store.
 
@@ -302,7 +304,6 @@ def _ignore(_: AgentEvent) -> None:
 async def _in_task(answer: Callable[..., Awaitable[TurnEnd]]) -> AsyncGenerator[Events, None]:
     """Run a turn in a task of its own, which ends before the block does."""
     sender, receiver = anyio.create_memory_object_stream[AgentEvent | Exception](math.inf)
-    failure: Exception | None = None
 
     async def run() -> None:
         with sender:
@@ -311,13 +312,13 @@ async def _in_task(answer: Callable[..., Awaitable[TurnEnd]]) -> AsyncGenerator[
             except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the reader
                 sender.send_nowait(error)
 
-    with receiver:
+    @asynccontextmanager
+    async def running() -> AsyncGenerator[Events, None]:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run, name="agent turn")
-            try:
-                yield Events(receiver)
-            except Exception as error:  # noqa: BLE001 - raised below: within the group it would become a group
-                failure = error
+            yield Events(receiver)
             tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+
+    with receiver:
+        async with HeldOpen(running(), name="agent events") as events:
+            yield events

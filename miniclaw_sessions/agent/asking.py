@@ -9,11 +9,11 @@ import anyio
 import msgspec
 
 from miniclaw_sessions.agent.bill import estimate
-from miniclaw_sessions.agent.provider import Provider, Reply, TextDelta
+from miniclaw_sessions.agent.provider import Provider, ReasoningDelta, Reply, TextDelta
 from miniclaw_sessions.agent.tool_runner import MALFORMED
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.clock import Clock
-from miniclaw_sessions.errors import InvalidMessage, ModelError
+from miniclaw_sessions.errors import InvalidMessage, ModelError, ModelTimeout
 from miniclaw_sessions.history.compaction import TokenCounter, count_by_characters
 from miniclaw_sessions.protocol.encoding import parse_json
 from miniclaw_sessions.protocol.messages import ImagePart, Message, ToolCall, Usage
@@ -23,7 +23,7 @@ class ReplyLimits(msgspec.Struct, frozen=True):
     """How much one reply of a model may be.
 
     Attributes:
-        max_bytes: of its text, about: each character counts as one.
+        max_bytes: of its text and of the thinking that comes with it, about: each character counts as one.
         timeout_s: seconds from the request to the reply's end, however busily it comes.
     """
 
@@ -63,10 +63,11 @@ async def ask(  # noqa: PLR0913 - options, each with a name and a default
             async with aclosing(provider.generate(context, tools)) as answer:
                 async for event in answer:
                     match event:
-                        case TextDelta(text=text):
+                        case TextDelta(text=text) | ReasoningDelta(text=text):
                             said.append(text)
                             size = _grown(size + len(text), limits, name)
-                            on_text(event)
+                            if isinstance(event, TextDelta):
+                                on_text(event)
                         case Reply(message=reply):
                             pass
         except Exception as error:
@@ -76,8 +77,11 @@ async def ask(  # noqa: PLR0913 - options, each with a name and a default
             raise _costly(ModelError(f"the model {name} failed with {type(error).__name__}"), cost) from error
     if reply is not None and reply.is_assistant:
         return reply
+    wrong = "ended without a reply" if reply is None else f"replied as {reply.role.value}, not as the assistant"
     too_long = f"was cut off: its reply took longer than model.reply_timeout_s, {limits.timeout_s:g} s"
-    failure = ModelError(f"the model {name} {too_long if scope.cancelled_caught else 'ended without a reply'}")
+    failure = ModelError(f"the model {name} {wrong}")
+    if scope.cancelled_caught:
+        failure = ModelTimeout(f"the model {name} {too_long}")
     raise _costly(failure, estimate(provider, context, said, count))
 
 

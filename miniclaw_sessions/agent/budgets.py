@@ -103,7 +103,7 @@ class Budgets:
         settings: BudgetSettings,
         manager: SessionReader | None,
         *,
-        currency: str = "",
+        currency: str = "USD",
         clock: Clock | None = None,
     ) -> None:
         self._settings = settings
@@ -168,7 +168,7 @@ class Budgets:
         return f"{is_spent}, {self._shown(budget.spent)} of {self._shown(budget.limit)}"
 
     def _shown(self, amount: float) -> str:
-        return f"{amount:,.0f} tokens" if self._settings.unit == "tokens" else f"{amount:,.4f} {self.currency}".rstrip()
+        return f"{amount:,.0f} tokens" if self._settings.unit == "tokens" else f"{amount:,.4f} {self.currency}"
 
     async def _channel(self, manager: SessionReader, channel: str, today: date) -> _Channel:
         month = today.replace(day=1)

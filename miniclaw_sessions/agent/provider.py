@@ -15,8 +15,19 @@ import msgspec
 
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.errors import OptionRefused
+from miniclaw_sessions.protocol.given import as_message
 from miniclaw_sessions.protocol.messages import Message, Usage
 from miniclaw_sessions.protocol.options import Options
+
+
+class Begun(msgspec.Struct, frozen=True, tag=True):
+    """The service has taken the request, and answers; a provider that cannot tell leaves it out."""
+
+
+class ReasoningDelta(msgspec.Struct, frozen=True, tag=True):
+    """The next piece of what the model shows of its thinking, as it arrives; the complete reply has it too."""
+
+    text: str
 
 
 class TextDelta(msgspec.Struct, frozen=True, tag=True):
@@ -26,12 +37,20 @@ class TextDelta(msgspec.Struct, frozen=True, tag=True):
 
 
 class Reply(msgspec.Struct, frozen=True, tag=True):
-    """The complete reply: an assistant's message with its tool calls whole, and with its usage."""
+    """The complete reply: an assistant's message with its tool calls whole, and with its usage.
+
+    Raises:
+        InvalidMessage: it is no message, nor a dict of one (`as_message`).
+    """
 
     message: Message
 
+    def __post_init__(self) -> None:
+        """A dict becomes the message that it says."""
+        msgspec.structs.force_setattr(self, "message", as_message(self.message))
 
-ModelEvent = TextDelta | Reply
+
+ModelEvent = Begun | ReasoningDelta | TextDelta | Reply
 
 
 class Provider(Protocol):
@@ -78,6 +97,20 @@ class AdjustableProvider(Protocol):
 
 
 @runtime_checkable
+class ItemsProvider(Protocol):
+    """A provider of a service that speaks OpenAI's items, and may be given any of them.
+
+    Attributes:
+        takes_items: whether it does.
+    """
+
+    @property
+    def takes_items(self) -> bool:
+        """Whether it does."""
+        ...
+
+
+@runtime_checkable
 class PricingProvider(Protocol):
     """A provider that knows what tokens cost."""
 
@@ -98,6 +131,11 @@ def adjusted(provider: Provider, options: Options) -> Provider:
         name = next(iter(given))
         raise OptionRefused(name, f"{provider.name} takes no options, such as {name}")
     return provider.with_options(options)
+
+
+def takes_items(provider: Provider) -> bool:
+    """Whether a provider may be given OpenAI's items of any type; others are shown texts, images, calls and results."""
+    return isinstance(provider, ItemsProvider) and provider.takes_items
 
 
 class AroundProvider:
@@ -132,6 +170,11 @@ class AroundProvider:
         other = copy(self)
         other.provider = adjusted(self.provider, options)
         return other
+
+    @property
+    def takes_items(self) -> bool:
+        """Whether the provider does."""
+        return takes_items(self.provider)
 
     def with_cost(self, usage: Usage) -> Usage:
         """What the provider says that it costs."""

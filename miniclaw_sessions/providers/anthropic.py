@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 import anyio
 import msgspec
 
-from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
+from miniclaw_sessions.agent.provider import Begun, ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.errors import ConfigError, OptionRefused
 from miniclaw_sessions.formats.anthropic import from_anthropic, to_anthropic
@@ -97,6 +97,7 @@ class AnthropicProvider(ServiceProvider):
         reply = _Assembly()
         stream = await self._client.messages.create(**self._request(context, tools))
         try:
+            yield Begun()
             async for event in stream:
                 if text := reply.add(event.to_dict(mode="json")):
                     yield TextDelta(text)

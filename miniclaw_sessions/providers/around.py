@@ -8,7 +8,15 @@ from typing import Self
 
 import msgspec
 
-from miniclaw_sessions.agent.provider import AroundProvider, ModelEvent, Provider, Reply, adjusted
+from miniclaw_sessions.agent.provider import (
+    AroundProvider,
+    ModelEvent,
+    Provider,
+    Reply,
+    TextDelta,
+    adjusted,
+    takes_items,
+)
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.config import PriceSettings
 from miniclaw_sessions.errors import ModelOverloaded
@@ -88,13 +96,18 @@ class WithFallback(AroundProvider):
         other._second = adjusted(self._second, options)  # noqa: SLF001 - its own class
         return other
 
+    @property
+    def takes_items(self) -> bool:
+        """Whether both do."""
+        return super().takes_items and takes_items(self._second)
+
     async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
         """Ask the first one, and where it is overloaded the second one."""
         has_begun = False
         try:
             async with aclosing(self.provider.generate(messages, tools)) as answer:
                 async for event in answer:
-                    has_begun = True
+                    has_begun = has_begun or isinstance(event, TextDelta | Reply)
                     yield event
         except ModelOverloaded:
             if has_begun:

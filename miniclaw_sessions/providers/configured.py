@@ -26,7 +26,7 @@ from miniclaw_sessions.agent.provider import Provider, adjusted
 from miniclaw_sessions.agent.tools import Tool, calculator_tool, time_tool
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.config import ModelSettings, Settings, Table
-from miniclaw_sessions.errors import ConfigError, OptionRefused, PluginFailed
+from miniclaw_sessions.errors import ConfigError, OptionRefused, PluginFailed, to_install
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.reader import SessionReader
 from miniclaw_sessions.plugins import declared, in_time, load
@@ -153,7 +153,7 @@ def _mcp_tools(settings: Settings) -> AbstractAsyncContextManager[Callable[[], I
     try:
         from miniclaw_sessions.agent.mcp.servers import open_servers  # noqa: PLC0415 - loads what takes a second
     except ImportError:
-        raise ConfigError("[mcp.NAME] needs the package mcp: pip install 'miniclaw-sessions[mcp]'") from None
+        raise ConfigError(f"[mcp.NAME] needs the package mcp: {to_install('mcp')}") from None
     return open_servers(settings.mcp, chosen=settings.model.tools)
 
 
@@ -233,9 +233,11 @@ def _budgets(settings: Settings, manager: SessionReader | None, models: Iterable
     Raises:
         ConfigError: prices are in several currencies; or there are budgets in money, and a model without a price.
     """
-    if len(currencies := sorted({price.currency for price in settings.prices.values()})) > 1:
+    currency = settings.sessions.currency
+    if len(all_of_them := sorted({currency, *(one.currency or currency for one in settings.prices.values())})) > 1:
         raise ConfigError(
-            f"[prices] are in {' and '.join(currencies)}: state them in one currency, or they add up wrong"
+            f"[prices] and sessions.currency are in {' and '.join(all_of_them)}: state them in one currency, or they "
+            "add up wrong"
         )
     lacking = [name for name in models if name and name not in settings.prices]
     if settings.budgets.has_any and settings.budgets.unit == "cost" and lacking:
@@ -243,4 +245,4 @@ def _budgets(settings: Settings, manager: SessionReader | None, models: Iterable
         raise ConfigError(
             f"[budgets] are in money, and {lacking[0]} has no price: state {table}, or set budgets.unit to tokens"
         )
-    return Budgets(settings.budgets, manager, currency=next(iter(currencies), ""))
+    return Budgets(settings.budgets, manager, currency=currency)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import anyio
 
-from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
+from miniclaw_sessions.agent.provider import Begun, ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.formats.openai_chat import KEPT, to_openai
 from miniclaw_sessions.protocol.messages import Message, Role, ToolCall, Usage
@@ -73,6 +73,7 @@ class OpenAIProvider(OpenAIClientProvider):
         reply = _Assembly()
         stream = await self._client.chat.completions.create(**self._request(context, tools))
         try:
+            yield Begun()
             async for chunk in stream:
                 if text := reply.add(chunk):
                     yield TextDelta(text)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import anyio
 
-from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
+from miniclaw_sessions.agent.provider import Begun, ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.errors import ModelError
 from miniclaw_sessions.formats.openai_items import from_response, to_items
@@ -42,6 +42,7 @@ class OpenAIResponsesProvider(OpenAIClientProvider):
     """
 
     name = "openai-responses"
+    takes_items = True
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class OpenAIResponsesProvider(OpenAIClientProvider):
         response: Any = None
         stream = await self._open(self._request(context, tools))
         try:
+            yield Begun()
             async for event in stream:
                 match event.type:
                     case "response.output_text.delta" | "response.refusal.delta":
@@ -138,7 +140,7 @@ class OpenAIResponsesProvider(OpenAIClientProvider):
     def _failed(self, said: Any) -> ModelError:
         """The error for a reply that the service itself ended with one."""
         fields = {"code": getattr(said, "code", None), "message": getattr(said, "message", None)}
-        return self._overflowed() if self._is_about_overflow(fields) else self._broken_off()
+        return self._overflowed() if self._is_about_overflow(fields) else self._broken_off(fields)
 
     def _message(self, response: dict[str, Any]) -> Message:
         messages = from_response(response) or [Message(Role.ASSISTANT)]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
 import msgspec
 
-from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
+from miniclaw_sessions.agent.provider import Begun, ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.protocol.messages import Message
@@ -127,6 +127,7 @@ class PydanticAIProvider(ServiceProvider):
             instrument=False,
         )
         async with request as stream, aclosing(cast("AsyncGenerator[Any, None]", aiter(stream))) as events:
+            yield Begun()
             async for event in events:
                 match event:
                     case PartStartEvent(part=TextPart(content=text)) if text:

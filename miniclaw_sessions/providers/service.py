@@ -12,22 +12,40 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from copy import copy
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypedDict, Unpack
 from urllib.parse import urlsplit
 
 import anyio
 import msgspec
 
-from miniclaw_sessions.agent.provider import ModelEvent, refuse_but
+from miniclaw_sessions.agent.provider import Begun, ModelEvent, refuse_but
 from miniclaw_sessions.agent.tools import Tool
-from miniclaw_sessions.errors import ConfigError, ContextOverflow, ModelError, ModelOverloaded
+from miniclaw_sessions.errors import (
+    ConfigError,
+    ContextOverflow,
+    ModelError,
+    ModelTimeout,
+    ModelUnavailable,
+    to_install,
+)
 from miniclaw_sessions.formats.codec import plain
 from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart, ToolCall
 from miniclaw_sessions.protocol.options import Options
 from miniclaw_sessions.protocol.printable import printable
+from miniclaw_sessions.providers.faults import (
+    FIRST_ERROR,
+    advice_for,
+    causes_of,
+    fault_of,
+    fields_of,
+    named_status,
+    retry_after_of,
+    sentence_of,
+    status_of,
+)
 from miniclaw_sessions.secret import Secret
 
 if TYPE_CHECKING:
@@ -35,18 +53,8 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-_ADVICE = {
-    400: "it found the request wrong: check the model's name and what it supports",
-    401: "check the API key",
-    402: "the account has no credit left: look at its billing",
-    403: "the API key may not use this model",
-    404: "check base_url and the model's name",
-    408: "try again",
-    429: "too many requests, or the quota is used up; try again later",
-}
-_FIRST_ERROR = _BAD_REQUEST = 400
+_BAD_REQUEST = 400
 _TOO_LARGE = 413
-_OVERLOADED = frozenset({429, 503, 529})
 _BEGINNING = 200  # characters of a service's error that say what it is about; further on it may quote what was said
 _ABOUT_REASONING = re.compile(
     r"signature|encrypted content|thinking`? blocks|expected `thinking`|required following item|reasoning item"
@@ -176,7 +184,7 @@ class ServiceProvider(ABC):
             try:
                 async with aclosing(self._ask(messages, offered)) as answer:
                     async for event in answer:
-                        has_begun = True
+                        has_begun = has_begun or not isinstance(event, Begun)
                         yield event
             except self.failures as error:
                 if has_begun:
@@ -207,46 +215,46 @@ class ServiceProvider(ABC):
     def _explained(self, error: Exception) -> ModelError:
         """The error in our words, for everybody; and in the service's own, for the person who asked."""
         explained = self._in_our_words(error)
-        said = _sentence_of(error)
+        said = sentence_of(error)
         if said and self._key:
             said = said.replace(self._key, "***")
         explained.provider_message = printable(said[:_SHOWN]) or None
+        if (status := status_of(error)) is not None and status >= FIRST_ERROR:
+            explained.upstream_status = status
+        explained.retry_after_s = retry_after_of(error)
         return explained
 
     def _in_our_words(self, error: Exception) -> ModelError:
         import httpx2  # noqa: PLC0415 - loaded with the client, and not before
 
-        status = _status_of(error)
-        transport = error if isinstance(error, httpx2.TransportError) else error.__cause__
+        status = status_of(error)
+        transport = next((one for one in causes_of(error) if isinstance(one, httpx2.TransportError)), None)
         if self._is_overflow(error, status):
             return self._overflowed()
-        if status is not None and status >= _FIRST_ERROR:
-            advice = _ADVICE.get(status, "try again later")
-            kind = ModelOverloaded if status in _OVERLOADED else ModelError
-            return kind(f"{self._host} refused to run {self.model} with status {status}: {advice}")
-        if isinstance(transport, httpx2.TransportError):
-            return ModelError(self._about_connection(transport))
-        if _fields_of(error).get("type") == "overloaded_error":  # within a stream that had begun
-            return ModelOverloaded(f"{self._host} is overloaded: try again later")
-        if _fields_of(error):
-            return self._broken_off()
+        if status is not None and status >= FIRST_ERROR:
+            told = f"{self._host} refused to run {self.model} with status {status}: {advice_for(status)}"
+            return fault_of(status)(told)
+        if transport is not None:
+            return self._about_connection(transport)
+        if fields := fields_of(error):  # within a stream that had begun
+            return self._broken_off(fields)
         return ModelError(f"{self._host} sent a reply that cannot be read ({type(error).__name__})")
 
-    def _about_connection(self, error: TransportError) -> str:
+    def _about_connection(self, error: TransportError) -> ModelError:
         import httpx2  # noqa: PLC0415 - loaded with the client, and not before
 
         from miniclaw_sessions.providers.connections import ReplyTooLarge  # noqa: PLC0415 - same
 
         if isinstance(error, ReplyTooLarge):
-            return f"{self._host} sent more than it may, and was cut off: {error}"
+            return ModelError(f"{self._host} sent more than it may, and was cut off: {error}")
         if isinstance(error, httpx2.TimeoutException):
-            return f"{self._host} did not answer within {self.timeout_s:g} seconds"
-        return f"{self._host} cannot be reached, or closed the connection; check base_url"
+            return ModelTimeout(f"{self._host} did not answer within {self.timeout_s:g} seconds")
+        return ModelUnavailable(f"{self._host} cannot be reached, or closed the connection; check base_url")
 
     def _is_overflow(self, error: Exception, status: int | None) -> bool:
         if status == _TOO_LARGE:
             return True
-        return status in (None, 200, 400) and self._is_about_overflow(_fields_of(error))
+        return status in (None, 200, 400) and self._is_about_overflow(fields_of(error))
 
     def _is_about_overflow(self, fields: Mapping[str, Any]) -> bool:
         """Whether an error of the service, on whatever way it came, is about the size of the conversation."""
@@ -258,26 +266,23 @@ class ServiceProvider(ABC):
     def _overflowed(self) -> ContextOverflow:
         return ContextOverflow(f"the conversation is too large for {self.model} at {self._host}: compact the session")
 
-    def _broken_off(self) -> ModelError:
-        return ModelError(f"{self._host} broke off the reply of {self.model}; try again")
-
-
-def _status_of(error: Exception) -> int | None:
-    """The HTTP status that an error of a service's package stands for."""
-    status = getattr(error, "status_code", None) or getattr(error, "code", None)
-    return status if isinstance(status, int) else None
+    def _broken_off(self, fields: Mapping[str, Any] = MappingProxyType({})) -> ModelError:
+        """The error for a reply that does not come to its end; the fields are what the service said of it."""
+        if (status := named_status(fields)) is None:
+            return ModelError(f"{self._host} broke off the reply of {self.model}; try again")
+        return fault_of(status)(f"{self._host} broke off the reply of {self.model}: {advice_for(status)}")
 
 
 def _is_about_reasoning(error: Exception) -> bool:
-    message = _fields_of(error).get("message")
-    if _status_of(error) != _BAD_REQUEST or not isinstance(message, str):
+    message = fields_of(error).get("message")
+    if status_of(error) != _BAD_REQUEST or not isinstance(message, str):
         return False
     return _ABOUT_REASONING.search(message[:_BEGINNING].lower()) is not None
 
 
 def _is_about_tools(error: Exception) -> bool:
-    status = _status_of(error)
-    return status is not None and status >= _FIRST_ERROR and _ABOUT_TOOLS.search(_sentence_of(error)) is not None
+    status = status_of(error)
+    return status is not None and status >= FIRST_ERROR and _ABOUT_TOOLS.search(sentence_of(error)) is not None
 
 
 def _without_reasoning(message: Message) -> Message:
@@ -292,28 +297,12 @@ def _without_reasoning(message: Message) -> Message:
     return msgspec.structs.replace(message, content=content, tool_calls=calls or None, extra=None)
 
 
-def _fields_of(error: Exception) -> Mapping[str, Any]:
-    """What the service itself said of an error, where the packages keep it; empty if it said nothing."""
-    body = getattr(error, "body", None) or getattr(error, "details", None)
-    fields = body.get("error", body) if isinstance(body, dict) else None
-    return fields if isinstance(fields, dict) else {}
-
-
-def _sentence_of(error: Exception) -> str:
-    """The service's own sentence, wherever it put it; empty if there is none."""
-    body = getattr(error, "body", None) or getattr(error, "details", None)
-    told = body.get("error", body) if isinstance(body, dict) else body
-    if isinstance(told, dict):
-        told = next((told[name] for name in ("message", "detail", "error") if isinstance(told.get(name), str)), "")
-    return told.strip() if isinstance(told, str) and not told.lstrip().startswith("<") else ""
-
-
 # --- for subclasses --------------------------------------------------------------------------------------------------
 
 
 def missing(package: str, extra: str) -> ConfigError:
     """The error for a service's package that is not installed."""
-    return ConfigError(f"the {package} package is missing: pip install 'miniclaw-sessions[{extra}]'")
+    return ConfigError(f"the {package} package is missing: {to_install(extra)}")
 
 
 def plain_reply(message: Message) -> Message:

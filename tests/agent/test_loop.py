@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from miniclaw_sessions.agent.agent import (
     TurnFinished,
 )
 from miniclaw_sessions.agent.provider import ModelEvent, Reply
-from miniclaw_sessions.agent.tools import calculator_tool
+from miniclaw_sessions.agent.tools import Tool, calculator_tool
+from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import (
     ConfigError,
     DuplicateMessage,
@@ -41,6 +42,7 @@ from miniclaw_sessions.stores.base import Append
 from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.agent.conversations import HELLO, calls, echo, ends_before, read, tool
+from tests.two_tasks import in_two_tasks
 
 pytestmark = pytest.mark.anyio
 
@@ -68,6 +70,25 @@ async def test_a_reply_is_streamed_stored_and_told_last(session: Session) -> Non
     assert finished.message == session.messages()[-1]
     assert (finished.message.model, finished.message.timestamp is None) == ("script-1", False)
     assert said(session) == [("user", "hello"), ("assistant", "hi there")]
+
+
+async def test_a_reply_is_understood_however_a_provider_makes_it(session: Session) -> None:
+    replies: list[Any] = [Message("assistant", "one"), {"role": "assistant", "content": "two"}]  # type: ignore[arg-type]
+
+    class Plain:
+        name = model = "plain"
+
+        async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent]:  # noqa: ARG002 - a provider
+            yield Reply(replies.pop(0))
+
+    for _ in range(2):
+        await events_of(Agent(Plain()), session)
+    assert said(session)[1::2] == [("assistant", "one"), ("assistant", "two")]
+
+
+async def test_a_reply_that_is_not_the_assistant_s_is_called_so(session: Session) -> None:
+    with pytest.raises(ModelError, match="replied as user, not as the assistant"):
+        await events_of(Agent(ScriptedProvider([Message.user("me?")])), session)
 
 
 async def test_the_turn_is_over_and_committed_when_it_is_told_to_be(session: Session) -> None:
@@ -443,6 +464,14 @@ async def test_leaving_early_cancels_the_turn_and_waits_until_it_is_saved(sessio
     assert (await Agent(ScriptedProvider(["hi"])).reply(Message.user("again"), session=session)).text == "hi"
 
 
+async def test_one_task_begins_to_read_a_turn_and_another_leaves_it(session: Session) -> None:
+    provider = ScriptedProvider([anyio.Event(), "never"])
+    async with in_two_tasks(Agent(provider).run(HELLO, session=session)):
+        await provider.stalled.wait()
+    assert (provider.cancelled, provider.closed) == (1, 1)
+    assert not session.journal.in_turn
+
+
 async def test_a_reader_that_does_not_read_does_not_stop_the_turn(session: Session) -> None:
     agent = Agent(ScriptedProvider(["x" * 1000]))
     async with agent.run(HELLO, session=session) as events:
@@ -502,7 +531,18 @@ async def test_a_closed_manager_answers_nothing(tmp_path: Path) -> None:
 # --- cancellation ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_cancellation_at_any_moment_leaves_a_legal_session(manager: SessionManager) -> None:
+@pytest.mark.parametrize("store", ["memory:", "sqlite:"])
+async def test_a_cancellation_at_any_moment_leaves_a_legal_session(tmp_path: Path, store: str) -> None:
+    async with SessionManager(tmp_path, settings=SessionSettings(store=store)) as manager:
+        outcomes = await outcomes_of_cancellations(manager)
+    if store == "memory:":  # no thread takes part, so that every step of the loop is the same each time
+        group = ("user", "assistant", "tool_result", "tool_result")
+        assert {(), ("user",), group, (*group, "assistant", "tool_result", "assistant")} <= outcomes
+
+
+async def outcomes_of_cancellations(manager: SessionManager) -> set[tuple[str, ...]]:
+    """Cancel a turn at each step of the event loop in turn; what was left each time, which must be legal."""
+
     async def slow(_: dict[str, Any]) -> str:
         for _round in range(3):
             await checkpoint()
@@ -525,8 +565,7 @@ async def test_a_cancellation_at_any_moment_leaves_a_legal_session(manager: Sess
         outcomes.add(tuple(f"{m.role.value}{'!' * m.is_error}" for m in stored))
         steps += 1
         assert steps < 500
-    group = ("user", "assistant", "tool_result", "tool_result")
-    assert {(), ("user",), group, (*group, "assistant", "tool_result", "assistant")} <= outcomes
+    return outcomes
 
 
 async def test_what_was_complete_is_kept_when_another_call_of_the_same_reply_is_cancelled(session: Session) -> None:

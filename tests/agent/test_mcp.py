@@ -27,6 +27,7 @@ from miniclaw_sessions.session import Session
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.agent.conversations import HELLO, texts
 from tests.channels.telegram_server import PNG
+from tests.two_tasks import in_two_tasks
 
 pytestmark = pytest.mark.anyio
 
@@ -142,7 +143,7 @@ async def test_the_settings_choose_which_tools_a_model_is_offered(chosen: tuple[
 
 async def test_without_the_package_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "miniclaw_sessions.agent.mcp.servers", None)
-    with pytest.raises(ConfigError, match=r"pip install 'miniclaw-sessions\[mcp\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[mcp\]' in a checkout"):
         async with open_agent(Settings(mcp={"bad": bad("well")})):
             pytest.fail("nobody is there who could call it")
 
@@ -252,6 +253,11 @@ async def test_a_tool_that_is_another_one_after_the_yes_is_not_called(session: S
         (waiting,) = await calls_to_approve(session)
         await agent.answer(Approval(session, answers={waiting.waiting.approval_id: True}), session=session)
     assert "bad_echo, or this call, has changed since a person agreed" in texts(session)[2]
+
+
+async def test_one_task_connects_to_servers_and_another_lets_them_go() -> None:
+    async with in_two_tasks(open_servers({"bad": bad("well")})) as servers:
+        assert await called(servers, "bad_echo")
 
 
 async def test_a_server_cannot_take_a_name_that_another_one_has() -> None:

@@ -103,6 +103,7 @@ class StrictServer:
         context_tokens: how large a conversation may be, at four characters to a token.
         check_signatures: whether reasoning must come back as the server itself gave it; conversations that were made
             up cannot have it so.
+        is_lenient: whether it takes requests that are wrong: its rules know only what our own requests have.
         port: where to listen; 0: anywhere.
     """
 
@@ -113,12 +114,14 @@ class StrictServer:
         key: str = "",
         context_tokens: int = 1_000_000,
         check_signatures: bool = True,
+        is_lenient: bool = False,
         port: int = 0,
     ) -> None:
         self.script = script
         self.key = key
         self.context_tokens = context_tokens
         self.check_signatures = check_signatures
+        self.is_lenient = is_lenient
         self.requests: list[Asked] = []
         self.problems: list[str] = []
         """What was wrong with requests, and had them refused; stays empty for a provider that is right."""
@@ -201,7 +204,7 @@ class StrictServer:
         if not key or (self.key and key != self.key):
             return JSONResponse(wire.error(401, f"Incorrect API key provided: {key}"), 401)
         model, method = _model_and_method(request, body)
-        problems = wire.problems(body, check_signatures=self.check_signatures)
+        problems = [] if self.is_lenient else wire.problems(body, check_signatures=self.check_signatures)
         if wire.name == "anthropic" and "anthropic-version" not in request.headers:
             problems.append("anthropic-version: header is required")
         if problems:
@@ -216,7 +219,7 @@ class StrictServer:
         answer = self.script(asked)
         if isinstance(answer, Refusal):
             error = wire.error(answer.status, answer.sentence or f"refused, with {key}: {body}")
-            return JSONResponse(error, answer.status, headers={"retry-after-ms": "1"})
+            return JSONResponse(error, answer.status, headers=dict(answer.headers))
         counts = self._cache.count(parts, None if wire.caches_by_itself else marks, _length(answer))
         if method == "streamGenerateContent" or body.get("stream"):
             stream = self._stream(wire, model, body, answer, counts)

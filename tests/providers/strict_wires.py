@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -69,6 +70,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
     status: int
     sentence: str = ""
+    headers: Mapping[str, str] = MappingProxyType({"retry-after-ms": "1"})
 
 
 class Counts(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ import pytest
 from openai.types.completion_usage import CompletionUsage
 
 from miniclaw_sessions.config import PriceSettings, load_settings
-from miniclaw_sessions.errors import BudgetSpent, ConfigError, ModelError, ModelOverloaded
+from miniclaw_sessions.errors import BudgetSpent, ConfigError, ModelError, ModelOverloaded, ModelRateLimited
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.entries import ModelChange
 from miniclaw_sessions.protocol.messages import Message, Usage
@@ -116,9 +116,10 @@ async def test_a_model_of_another_service_is_priced_as_the_settings_name_it_and_
 async def test_an_overload_is_told_from_other_failures(service: str, server: StrictServer) -> None:
     server.script = in_turn(*map(Refusal, (429, 503, 529, 500, 401)))
     async with provider_for(service, server) as provider:
-        for _ in range(3):
-            with pytest.raises(ModelOverloaded):
+        for status in (429, 503, 529):
+            with pytest.raises(ModelOverloaded) as overloaded:
                 await reply_of(provider, HELLO)
+            assert isinstance(overloaded.value, ModelRateLimited) == (status == 429)
         for _ in range(2):
             with pytest.raises(ModelError) as caught:
                 await reply_of(provider, HELLO)
@@ -153,7 +154,10 @@ async def test_a_chosen_model_answers_and_the_choice_is_in_the_tree(
     ("lines", "sentence"),
     [
         ("[budgets]\nchat_day = 1.0\n[prices.large]\n[prices.small]\n", r'tiny has no price: state \[prices\."tiny"\]'),
-        ("[prices.a]\n[prices.b]\ncurrency = 'EUR'\n", "in EUR and USD: state them in one currency"),
+        (
+            "[prices.a]\ncurrency = 'USD'\n[prices.b]\ncurrency = 'EUR'\n",
+            r"\[prices\] and sessions.currency are in EUR and USD: state them in one currency",
+        ),
         ("[prices.large]\ninputt = 1.0\n", "prices.large.inputt.*did you mean prices.large.input"),
     ],
 )

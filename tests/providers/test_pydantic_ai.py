@@ -16,7 +16,15 @@ from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.provider import TextDelta
 from miniclaw_sessions.agent.tools import calculator_tool
 from miniclaw_sessions.config import load_settings
-from miniclaw_sessions.errors import ConfigError, ContextOverflow, ModelError, ModelOverloaded
+from miniclaw_sessions.errors import (
+    ConfigError,
+    ContextOverflow,
+    ModelAccessDenied,
+    ModelError,
+    ModelOverloaded,
+    ModelRateLimited,
+    ModelRefused,
+)
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.encoding import message_from_dict
 from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart, ThinkingPart
@@ -111,7 +119,7 @@ async def test_text_comes_as_it_is_said(service: str, server: StrictServer) -> N
 
 
 async def test_errors_are_ours_and_tell_nothing_of_the_key(service: str, server: StrictServer) -> None:
-    refusals = {429: ModelOverloaded, 503: ModelOverloaded, 401: ModelError, 404: ModelError}
+    refusals = {429: ModelRateLimited, 503: ModelOverloaded, 401: ModelAccessDenied, 404: ModelRefused}
     for status, kind in refusals.items():
         server.script = lambda _, status=status: Refusal(status)  # type: ignore[misc]  # a default, for the loop
         async with made(service, server) as provider:

@@ -10,6 +10,7 @@ import re
 import socket
 import sys
 from collections.abc import AsyncIterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from tests.providers.all_providers import (
     reply_of,
 )
 from tests.providers.strict_server import Answer, Call, Refusal, StrictServer, in_turn
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.anyio
 
@@ -216,8 +218,7 @@ async def test_an_image_of_a_kind_that_the_service_cannot_show_does_not_spoil_th
 # --- any conversation ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("begun_by", SERVICES)
-@pytest.mark.parametrize("continued_by", SERVICES)
+@pytest.mark.parametrize(("begun_by", "continued_by"), sampled(product(SERVICES, SERVICES), every=3))
 async def test_a_conversation_that_one_provider_began_is_continued_by_any_other(
     server: StrictServer, tmp_path: Path, begun_by: str, continued_by: str
 ) -> None:
@@ -283,7 +284,9 @@ def test_a_legal_context_of_any_shape_is_accepted(service: str) -> None:
             await reply_of(provider, *context)
             return server.problems + server.losses
 
-    @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    examples = max(4, settings().max_examples // 5)
+
+    @settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(legal_contexts())
     def accepted(context: list[Message]) -> None:
         assert anyio.run(send, context) == []
@@ -417,7 +420,8 @@ async def test_a_cancelled_turn_closes_its_request(
 async def test_a_reader_that_leaves_closes_the_request(server: StrictServer, provider: ServiceProvider) -> None:
     server.script = in_turn(Answer(text="word " * 10_000, delay_s=0.01))
     events = provider.generate([HELLO], [])
-    assert isinstance(await anext(events), TextDelta)
+    while not isinstance(await anext(events), TextDelta):
+        pass
     await events.aclose()
     with anyio.fail_after(10):
         await server.disconnected.wait()
@@ -469,5 +473,5 @@ def test_a_missing_package_says_what_to_install(
     service: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ConfigError, match=rf"pip install 'miniclaw-sessions\[{extra}\]'"):
+    with pytest.raises(ConfigError, match=rf"pip install '\.\[{extra}\]' in a checkout"):
         CLASSES[service](MODEL, api_key=KEY)

@@ -6,7 +6,6 @@ others, and the chats, go on. Its tools are those that it listed last, also whil
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import os
@@ -28,6 +27,7 @@ from miniclaw_sessions.agent.tools import Content, Tool
 from miniclaw_sessions.config import MCPSettings
 from miniclaw_sessions.errors import AgentError, ConfigError, first_cause
 from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.persistence.own_task import HeldOpen
 from miniclaw_sessions.protocol.printable import printable
 from miniclaw_sessions.secret import Secret, read_secret
 
@@ -295,23 +295,18 @@ async def open_servers(
         ConfigError: the settings of one are wrong.
     """
     servers = [MCPServer(name, one, chosen=chosen, backoff_s=backoff_s) for name, one in settings.items()]
-    over = anyio.Event()
 
-    async def run_all() -> None:
+    @asynccontextmanager
+    async def connected() -> AsyncGenerator[MCPServers, None]:
         async with anyio.create_task_group() as tasks:
             for server in servers:
                 tasks.start_soon(server.run, name=f"mcp {server.name}")
-            await over.wait()
+            with anyio.move_on_after(settle_s):
+                for server in servers:
+                    await server.settled.wait()
+            yield MCPServers(servers)
             tasks.cancel_scope.cancel()
 
     # in a task of its own: who opens them when they are first needed closes them outside of the scope in which that was
-    running = asyncio.create_task(run_all(), name="mcp servers")
-    try:
-        with anyio.move_on_after(settle_s):
-            for server in servers:
-                await server.settled.wait()
-        yield MCPServers(servers)
-    finally:
-        over.set()
-        with anyio.CancelScope(shield=True):
-            await asyncio.wait([running])
+    async with HeldOpen(connected(), name="mcp servers") as opened:
+        yield opened

@@ -1,0 +1,152 @@
+"""What a service's refusal means: which of our errors it is, and when the service wants to be asked again.
+
+The services' packages raise errors of their own classes. All of them keep the status of the reply, its headers and its
+body, under one of a few names; this is the one place that knows them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from miniclaw_sessions.clock import SystemClock
+from miniclaw_sessions.errors import (
+    ModelAccessDenied,
+    ModelError,
+    ModelOverloaded,
+    ModelRateLimited,
+    ModelRefused,
+    ModelTimeout,
+    ModelUnavailable,
+)
+
+FIRST_ERROR = 400
+MAX_RETRY_AFTER_S = 7 * 86_400.0
+"""The longest wait that a service is believed, seconds."""
+
+_FIRST_FAULT = 500
+_FAULTS: Mapping[int, type[ModelError]] = {
+    401: ModelAccessDenied,
+    402: ModelAccessDenied,
+    403: ModelAccessDenied,
+    407: ModelAccessDenied,
+    408: ModelTimeout,
+    429: ModelRateLimited,
+    503: ModelOverloaded,
+    504: ModelTimeout,
+    524: ModelTimeout,
+    529: ModelOverloaded,
+}
+_ADVICE = {
+    401: "check the API key",
+    402: "the account has no credit left: look at its billing",
+    403: "the API key may not use this model",
+    404: "check base_url and the model's name",
+    408: "try again",
+    429: "too many requests, or the quota is used up; try again later",
+}
+_NAMED = {
+    **dict.fromkeys(("rate_limit_error", "rate_limit_exceeded", "insufficient_quota"), 429),
+    **dict.fromkeys(("overloaded_error", "server_is_overloaded", "slow_down"), 529),
+    **dict.fromkeys(("api_error", "server_error"), 500),
+    **dict.fromkeys(("invalid_request_error", "invalid_prompt"), 400),
+    "timeout_error": 504,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "billing_error": 402,
+}
+"""What an error is called within a reply that had begun, where no status can say it."""
+
+_NUMBER = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*")
+_DURATION = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)s")
+
+
+def fault_of(status: int) -> type[ModelError]:
+    """The class of the error for a service's status, from 400 on."""
+    return _FAULTS.get(status, ModelRefused if status < _FIRST_FAULT else ModelUnavailable)
+
+
+def advice_for(status: int) -> str:
+    """What to do about a service's status, from 400 on."""
+    wrong = "it found the request wrong: check the model's name and what it supports"
+    return _ADVICE.get(status, wrong if status < _FIRST_FAULT else "try again later")
+
+
+def status_of(error: Exception) -> int | None:
+    """The HTTP status that an error of a service's package stands for; None if it stands for none."""
+    status = getattr(error, "status_code", None) or getattr(error, "code", None)
+    return status if isinstance(status, int) else None
+
+
+def named_status(fields: Mapping[str, Any]) -> int | None:
+    """The status that an error within a reply would have had before it; None if its name is not known."""
+    named = (fields.get(name) for name in ("code", "type"))
+    return next((_NAMED[name] for name in named if isinstance(name, str) and name in _NAMED), None)
+
+
+def fields_of(error: Exception) -> Mapping[str, Any]:
+    """What the service itself said of an error, where the packages keep it; empty if it said nothing."""
+    body = getattr(error, "body", None) or getattr(error, "details", None)
+    fields = body.get("error", body) if isinstance(body, dict) else None
+    return fields if isinstance(fields, dict) else {}
+
+
+def sentence_of(error: Exception) -> str:
+    """The service's own sentence, wherever it put it; empty if there is none."""
+    body = getattr(error, "body", None) or getattr(error, "details", None)
+    told = body.get("error", body) if isinstance(body, dict) else body
+    if isinstance(told, dict):
+        told = next((told[name] for name in ("message", "detail", "error") if isinstance(told.get(name), str)), "")
+    return told.strip() if isinstance(told, str) and not told.lstrip().startswith("<") else ""
+
+
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """The error, what it was raised from, and so on."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
+
+
+def retry_after_of(error: Exception) -> float | None:
+    """In how many seconds the service wants to be asked again; None if it has not said, or nothing that means a time.
+
+    It is said in the headers `retry-after-ms` and `retry-after`, there as seconds or as a date, and by Google in the
+    body.
+    """
+    headers = _headers_of(error)
+    for name, unit in (("retry-after-ms", 1000), ("retry-after", 1)):
+        if found := _NUMBER.fullmatch(headers.get(name, "")):
+            return min(float(found[1]) / unit, MAX_RETRY_AFTER_S)
+    if (until := _date(headers.get("retry-after"))) is not None:
+        now = _date(headers.get("date")) or SystemClock().now()  # the service's own clock, as far as it is known
+        return min(max((until - now).total_seconds(), 0.0), MAX_RETRY_AFTER_S)
+    return _delay_in(fields_of(error).get("details"))
+
+
+def _headers_of(error: Exception) -> Mapping[str, str]:
+    """The headers of the reply that an error was made of, their names in lower case."""
+    for one in causes_of(error):
+        for holder in (one, getattr(one, "response", None)):
+            headers = getattr(holder, "headers", None)
+            if isinstance(headers, Mapping):
+                return {str(name).lower(): str(value) for name, value in headers.items()}
+    return {}
+
+
+def _date(text: str | None) -> datetime | None:
+    try:
+        date = parsedate_to_datetime(text or "")
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+    return date if date.tzinfo is not None else date.replace(tzinfo=UTC)
+
+
+def _delay_in(details: Any) -> float | None:
+    """The delay of Google's `RetryInfo`, such as "34s"."""
+    told = [one.get("retryDelay") for one in details if isinstance(one, dict)] if isinstance(details, list) else []
+    found = next((match for text in told if isinstance(text, str) and (match := _DURATION.fullmatch(text))), None)
+    return None if found is None else min(float(found[1]), MAX_RETRY_AFTER_S)
