@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import anyio
 
-from miniclaw_sessions.agent.provider import TextDelta
+from miniclaw_sessions.agent.provider import ReasoningDelta, TextDelta
 from miniclaw_sessions.channels.approvals import Question
 from miniclaw_sessions.channels.base import (
     Channel,
@@ -104,12 +104,12 @@ class Asked:
 
     def _next(self) -> Outgoing:
         first = self._unread.popleft()
-        texts = [_text_of(first)]
-        while texts[0] and self._unread and (more := _text_of(self._unread[0])):
-            texts.append(more)
-            self._unread.popleft()
-        self._unread_characters -= sum(map(len, texts)) or _OF_AN_EVENT
-        return first if len(texts) == 1 else Progress(self.incoming, TextDelta("".join(texts)))
+        kind, text = _piece_in(first)
+        texts = [text]
+        while text and self._unread and _piece_in(self._unread[0])[0] is kind:
+            texts.append(_piece_in(self._unread.popleft())[1])
+        self._unread_characters -= sum(map(_weight, texts))
+        return first if kind is None or len(texts) == 1 else Progress(self.incoming, kind("".join(texts)))
 
     # --- for the dispatcher ------------------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class Asked:
             self._last = outgoing
             if isinstance(outgoing, NotAnswered):
                 self._log(outgoing)
-        self._unread_characters += len(_text_of(outgoing)) or _OF_AN_EVENT
+        self._unread_characters += _weight(_piece_in(outgoing)[1])
         self._unread.append(outgoing)
         self._news.set()
 
@@ -152,9 +152,14 @@ class Asked:
             log.error("a message was not answered", action="turn.failed", error_type=kind, detail=detail, **facts)
 
 
-def _text_of(outgoing: Outgoing) -> str:
+def _piece_in(outgoing: Outgoing) -> tuple[type[TextDelta | ReasoningDelta] | None, str]:
+    """Of what it is a piece, and its text; None and nothing where it is none."""
     match outgoing:
-        case Progress(event=TextDelta(text=text)):
-            return text
+        case Progress(event=TextDelta(text=text) | ReasoningDelta(text=text) as event):
+            return type(event), text
         case _:
-            return ""
+            return None, ""
+
+
+def _weight(text: str) -> int:
+    return len(text) or _OF_AN_EVENT

@@ -16,6 +16,7 @@ import msgspec
 from miniclaw_sessions import errors
 from miniclaw_sessions.agent.approving import question
 from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted, TurnEnd, TurnFinished, TurnStopped
+from miniclaw_sessions.agent.provider import Begun, ReasoningDelta
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.turn import Opening
@@ -56,6 +57,8 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
         answer_again: whether a message that was answered before is given the same answer again, because it may not have
             arrived; else it is a DUPLICATE.
         is_addressed: whether the bot is spoken to. Where people talk to each other, a bare "ok" agrees to nothing.
+        goes_on: asked when the store has the message: whether another one follows, and is answered with it, such as the
+            next picture of an album; it may wait for that. None: it is answered itself.
         obeys: whether the words of `channels.commands` are obeyed, or said to the model; `/stop` always is.
     """
 
@@ -71,6 +74,7 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
     replaces: str | None = None
     answer_again: bool = False
     is_addressed: bool = True
+    goes_on: Callable[[], Awaitable[bool]] | None = None
     obeys: bool = True
 
 
@@ -84,7 +88,7 @@ class Reason(StrEnum):
     """Too much waits already. The message was not taken."""
 
     DUPLICATE = "duplicate"
-    """It was delivered before, and is answered once."""
+    """It was delivered before, or goes on in another message, and is answered once."""
 
     CUT_OFF = "cut_off"
     """The answer took longer than somebody waited for it, or the program stops."""
@@ -112,7 +116,7 @@ class Progress(msgspec.Struct, frozen=True, eq=False):
     """Something happened on the way to the answer, such as a piece of its text."""
 
     incoming: Incoming
-    event: AgentEvent
+    event: AgentEvent | Begun | ReasoningDelta
 
     @property
     def text(self) -> str:

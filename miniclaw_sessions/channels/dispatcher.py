@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -26,7 +26,7 @@ from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.agent.answered import end_of_turn
 from miniclaw_sessions.agent.assistant import Assistant
-from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted
+from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted, TurnEnd
 from miniclaw_sessions.agent.saying_again import reworded
 from miniclaw_sessions.channels.approvals import Question, standing_question, what_is_said
 from miniclaw_sessions.channels.asked import Asked
@@ -59,9 +59,11 @@ from miniclaw_sessions.errors import (
 )
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.persistence.own_task import HeldOpen
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
+from miniclaw_sessions.session.turn import Opening
 from miniclaw_sessions.statistics import ChannelState
 
 log = get_logger(__name__)
@@ -72,6 +74,7 @@ SEND_TIMEOUT_S = 30.0
 BACKOFF_S = (1.0, 60.0)
 """How long it takes until a channel that failed is started again: at first, doubled each time, and at most."""
 
+_NOT_ENTERED = "the dispatcher is used within `async with Dispatcher(...) as dispatcher`"
 _REFUSALS = 64  # told at the same time, by one channel; then it is not listened to until some are told
 _LAST_WORDS_S = 1.0  # for telling channels that their answers were cut off
 
@@ -115,6 +118,7 @@ class Dispatcher:
         self._channels: list[Channel] = []
         self._listening: set[anyio.CancelScope] = set()
         self.states: dict[str, ChannelState] = {}
+        self._held: HeldOpen[TaskGroup] | None = None
         self._tasks: TaskGroup | None = None
         self._cut_off_at = math.inf
         self._idle = anyio.Event()
@@ -133,18 +137,32 @@ class Dispatcher:
         return len(self._under_way)
 
     async def __aenter__(self) -> Self:
-        self._tasks = await anyio.create_task_group().__aenter__()
+        self._held = HeldOpen(self._opened(), name="dispatcher")
+        self._tasks = await self._held.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        tasks = self._running_tasks()
+        if self._held is None:
+            raise ManagerClosed(_NOT_ENTERED)
         try:
-            await tasks.__aexit__(kind, error, trace)
+            await self._held.__aexit__(kind, error, trace)
         finally:
             self._tasks = None
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[TaskGroup]:
+        try:
+            async with anyio.create_task_group() as tasks:
+                yield tasks
+        finally:
             await self._close_channels()
+
+    async def supervise(self) -> None:
+        """Return when it is left; raise what one of its tasks has died of, as none does but by a defect of ours."""
+        if self._held is not None:
+            await self._held.watch()
 
     def serve(self, channel: Channel) -> None:
         """Listen to a channel, until it ends or the dispatcher stops.
@@ -202,7 +220,7 @@ class Dispatcher:
 
     def _running_tasks(self) -> TaskGroup:
         if self._tasks is None:
-            raise ManagerClosed("the dispatcher is used within `async with Dispatcher(...) as dispatcher`")
+            raise ManagerClosed(_NOT_ENTERED)
         return self._tasks
 
     async def _close_channels(self) -> None:
@@ -245,7 +263,7 @@ class Dispatcher:
                         action="channel.failed",
                         channel=channel.name,
                         error_type=type(error).__name__,
-                        detail=str(error) if isinstance(error, SessionsError) else "",  # others may show secrets
+                        detail=_why(error),
                         retry_in_s=delay,
                     )
                 await anyio.sleep(delay)
@@ -359,12 +377,7 @@ class Dispatcher:
         try:
             await checkpoint()  # whose time is over while it waits is not begun
             asked.session = incoming.session or await self._session(key, must_exist=incoming.must_exist)
-            answer = partial(
-                (incoming.answerer or self._assistant).answer,
-                asked.session,
-                idempotency_key=incoming.message_id,
-                tell=tell,
-            )
+            answer = partial(self._answer_at_its_end, asked.session, incoming, tell)
             question = await self._question(asked, asked.session)
             word, arguments = (incoming.obeys and command_in(incoming.message)) or ("", "")
             if word and (run := COMMANDS[word].run) is not None:
@@ -380,6 +393,22 @@ class Dispatcher:
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this message
             return NotAnswered(incoming, Reason.FAILED, error)
         return Obeyed(incoming, end) if isinstance(end, str) else Answered(incoming, end)
+
+    async def _answer_at_its_end(
+        self, session: Session, incoming: Incoming, tell: Callable[[AgentEvent], None], said: Message | Opening | None
+    ) -> TurnEnd:
+        """Let what is said be answered; where more of it follows, only keep it.
+
+        Raises:
+            DuplicateMessage: it is answered with what follows.
+        """
+        key = incoming.message_id
+        if incoming.goes_on is not None and said is not None:
+            async with session.turn(said, idempotency_key=key) as turn:
+                tell(MessageAccepted(turn.message))
+            if await incoming.goes_on():
+                raise DuplicateMessage(session.session_id, key or "", turn.message.id)
+        return await (incoming.answerer or self._assistant).answer(session, said, idempotency_key=key, tell=tell)
 
     async def _question(self, asked: Asked, session: Session) -> Question:
         """What the person was asked when he said this; the same holds for what waits behind it, unless that is known.
@@ -435,20 +464,37 @@ class Dispatcher:
 
     async def _send(self, channel: Channel, asked: Asked, outgoing: Outgoing) -> bool:
         """Send; what the channel does not take is in the session all the same. Returns whether it took it."""
-        try:
-            with _ending_only_itself(), anyio.fail_after(getattr(channel, "send_timeout_s", self._send_timeout_s)):
-                await channel.send(asked.incoming.chat_id, outgoing)
-        except Exception as error:  # noqa: BLE001 - a channel's own code; the chat goes on
-            log.warning(
-                "a channel did not send what it was told",
-                action="channel.send_failed",
-                channel=channel.name,
-                session_id=asked.session_id,
-                told=type(outgoing).__name__,
-                error_type=type(error).__name__,
-            )
-            return False
-        return True
+        patience_s = getattr(channel, "send_timeout_s", self._send_timeout_s)
+        kind, why = TimeoutError.__name__, f"it took longer than {patience_s:g} s"
+        with anyio.move_on_after(patience_s):
+            try:
+                with _ending_only_itself():
+                    await channel.send(asked.incoming.chat_id, outgoing)
+            except Exception as error:  # noqa: BLE001 - a channel's own code; the chat goes on
+                kind, why = type(error).__name__, _why(error)
+            else:
+                return True
+        log.warning(
+            "a channel did not send what it was told",
+            action="channel.send_failed",
+            channel=channel.name,
+            session_id=asked.session_id,
+            told=type(outgoing).__name__,
+            error_type=kind,
+            detail=why,
+        )
+        return False
+
+
+def _why(error: Exception) -> str:
+    """What a log may say of a channel's error: a sentence of ours, else where it was raised; more may show secrets."""
+    if isinstance(error, SessionsError):
+        return str(error)
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = "" if trace is None else f" in {trace.tb_frame.f_globals.get('__name__')}, line {trace.tb_lineno}"
+    return f"{type(error).__name__}{place}"
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -25,7 +26,7 @@ from miniclaw_sessions.channels.allowed import Allowed, AllowSettings
 from miniclaw_sessions.channels.base import Incoming, Last, Outgoing, comes_again
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config.settings import Bytes, Count, Seconds
-from miniclaw_sessions.errors import ConfigError, Unreachable
+from miniclaw_sessions.errors import ConfigError, Unreachable, to_install
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.secret import Secret, channel_secret
 from miniclaw_sessions.stores.thread import SerialThread
@@ -43,7 +44,7 @@ _TIMEOUT_S = 20.0
 _IN_HAND = 32  # threads that are answered at the same time; mail waits in the mailbox until one of them is done
 _AN_HOUR_S = 3600.0
 _SENDERS = 10_000  # whose answers are counted
-_PERMANENT = 500  # an SMTP server's code for what fails however often it is tried
+_PERMANENT = range(500, 600)  # an SMTP server's codes for what fails however often it is tried
 
 Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 Security = Literal["tls", "starttls", "none"]
@@ -113,7 +114,7 @@ class EmailChannel:
             import aiosmtplib  # noqa: F401, PLC0415 - found out now, and not with the first mail
             import imapclient  # noqa: F401, PLC0415 - same
         except ImportError as error:
-            raise ConfigError("the channel `email` needs pip install 'miniclaw-sessions[email]'") from error
+            raise ConfigError(f"the channel `email` needs {to_install('email')}") from error
         _check(name, settings)
         logging.getLogger("imapclient").setLevel(logging.CRITICAL + 1)  # its records hold mails
         self.name = name
@@ -255,7 +256,11 @@ class EmailChannel:
         await self._mark()
 
     async def _answer(self, mail: Mail, outgoing: Last) -> None:
-        from aiosmtplib import SMTPDataError, SMTPRecipientsRefused  # noqa: PLC0415 - the settings alone need none of it
+        from aiosmtplib import (  # noqa: PLC0415 - the settings alone need none of it
+            SMTPDataError,
+            SMTPRecipientsRefused,
+            SMTPResponseException,
+        )
 
         from miniclaw_sessions.channels.mail import answer_to  # noqa: PLC0415 - same
         from miniclaw_sessions.channels.markdown import model_message  # noqa: PLC0415 - same
@@ -266,15 +271,16 @@ class EmailChannel:
         async with self._smtp() as smtp:
             try:
                 await smtp.sendmail(address, mail.sender, answer.as_bytes())
-            except (SMTPDataError, SMTPRecipientsRefused) as error:
-                codes = [
-                    one.code for one in (error.recipients if isinstance(error, SMTPRecipientsRefused) else [error])
-                ]
-                if min(codes) < _PERMANENT:
-                    raise
-                log.error(
-                    "a mail server refuses an answer for good", action="mail.refused", channel=self.name, code=codes[0]
-                )
+            except (SMTPResponseException, SMTPRecipientsRefused) as error:
+                refused = error.recipients[0] if isinstance(error, SMTPRecipientsRefused) else error
+                is_of_this = isinstance(error, SMTPDataError | SMTPRecipientsRefused)  # else of all that is sent
+                if not (is_of_this and refused.code in _PERMANENT):
+                    why = _said(refused.code, refused.message)
+                    raise Unreachable(
+                        f"the server {self._smtp_host} for sending mail does not take an answer: {why}"
+                    ) from None
+                event = "a mail server refuses an answer for good"
+                log.error(event, action="mail.refused", channel=self.name, code=refused.code)
 
     async def _mark(self) -> None:
         """Mark as read what has been answered; where that fails, it is done when `receive` begins anew."""
@@ -294,13 +300,16 @@ class EmailChannel:
 
     # --- connections -------------------------------------------------------------------------------------------------
 
+    @property
+    def _smtp_host(self) -> str:
+        return self._settings.smtp_host or self._settings.imap_host
+
     @asynccontextmanager
     async def _smtp(self) -> AsyncIterator[SMTP]:
         """A connection for one answer, logged in."""
         from aiosmtplib import SMTP, SMTPException  # noqa: PLC0415 - the settings alone need none of it
 
-        settings = self._settings
-        host = settings.smtp_host or settings.imap_host
+        settings, host = self._settings, self._smtp_host
         security = settings.smtp_security
         try:
             async with SMTP(
@@ -430,6 +439,14 @@ class _Mailbox:
             ) from error
         except IMAP4.error as error:
             raise _Refused(f"{self._settings.imap_host} refuses a command: {type(error).__name__}") from error
+
+
+def _said(code: int, sentence: str) -> str:
+    """What a log may say of a mail server's reply to an answer, whose sentence may quote it."""
+    if code < 0:
+        return "a line without a code"
+    detailed = re.match(r"\d\.\d{1,3}\.\d{1,3}\b", sentence)
+    return f"code {code} {detailed[0]}" if detailed else f"code {code}"
 
 
 def _check(name: str, settings: EmailSettings) -> None:

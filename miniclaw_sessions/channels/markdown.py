@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from markdown_it import MarkdownIt
+from markdown_it.common.utils import escapeHtml
 
 from miniclaw_sessions.agent.events import TurnFinished
 from miniclaw_sessions.channels.base import Answered, Last
+from miniclaw_sessions.formats.fences import is_too_deep, keeping_words
 from miniclaw_sessions.protocol.messages import ImagePart, Message
 
-_MARKDOWN = MarkdownIt("commonmark", {"html": False}).disable(
-    "image"
-)  # an image's address would be told of its opening
+_MARKDOWN = keeping_words(MarkdownIt("commonmark", {"html": False}))
+_MARKDOWN.disable("image")  # its address would be told of its opening
 
 
 def html_of(text: str) -> str:
-    """HTML that runs nothing and fetches nothing."""
-    return str(_MARKDOWN.render(text))
+    """HTML that runs nothing, fetches nothing and leaves out no word; as it stands, where something nests too deep."""
+    tokens = _MARKDOWN.parse(text)
+    if is_too_deep(tokens, _MARKDOWN):
+        return f"<pre>{escapeHtml(text)}</pre>\n"
+    return str(_MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {}))
 
 
 def model_message(last: Last) -> Message | None:

@@ -30,15 +30,18 @@ from miniclaw_sessions.channels.base import Incoming, Last, Outgoing, comes_agai
 from miniclaw_sessions.channels.commands import command_in
 from miniclaw_sessions.channels.markdown import html_of, images_in, model_message
 from miniclaw_sessions.channels.splitting import split
+from miniclaw_sessions.channels.unseen import Unseen, with_notice
 from miniclaw_sessions.config.settings import Bytes, show_value
-from miniclaw_sessions.errors import ConfigError, Unreachable
+from miniclaw_sessions.errors import ConfigError, Unreachable, to_install
 from miniclaw_sessions.formats.images import image_of
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.messages import ImagePart, Message, Part, TextPart
 from miniclaw_sessions.secret import channel_secret
 
 if TYPE_CHECKING:
-    from nio import AsyncClient, Event, MatrixRoom, SyncResponse
+    from nio import Event, MatrixRoom, Response, SyncResponse
+
+    from miniclaw_sessions.channels.matrix_replies import Client
 
 log = get_logger(__name__)
 
@@ -50,6 +53,14 @@ _PEOPLE_OF_A_GROUP = 3
 _IN_HAND = 16  # messages of a chat that are handed over before their answers; the others wait here
 _HELD = 1000  # messages that wait here; of more the oldest are handed over, to be told that too much waits
 _REFUSED_FOR_GOOD = {"M_FORBIDDEN", "M_TOO_LARGE", "M_NOT_FOUND", "M_BAD_JSON", "M_INVALID_PARAM"}
+_UNSEEN = {
+    "m.audio": Unseen("a voice message, or another sound", "listen to"),
+    "m.file": Unseen("a file", "open"),
+    "m.location": Unseen("a place on a map", "see"),
+    "m.video": Unseen("a video", "watch"),
+}
+"""What is sent beside text and pictures."""
+
 _FILTER = {
     "presence": {"types": []},
     "account_data": {"types": []},
@@ -78,12 +89,13 @@ class MatrixSettings(AllowSettings, frozen=True, kw_only=True):
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """Where something was said: a room, its thread if it is in one, and the event."""
+    """Where something was said: a room, its thread if it is in one, and the event; and what is told with its answer."""
 
     room_id: str
     event_id: str
     thread: str = ""
     is_group: bool = False
+    notice: str = ""
 
     @property
     def chat_id(self) -> str:
@@ -116,7 +128,7 @@ class MatrixChannel:
         try:
             import nio  # noqa: F401, PLC0415 - found out now, and not with the first message
         except ImportError as error:
-            raise ConfigError("the channel `matrix` needs pip install 'miniclaw-sessions[matrix]'") from error
+            raise ConfigError(f"the channel `matrix` needs {to_install('matrix')}") from error
         if not re.fullmatch(
             r"https://[^/\s]+/?|http://(?:localhost|127\.0\.0\.1|\[::1\])(?::\d+)?/?", settings.homeserver
         ):
@@ -128,15 +140,16 @@ class MatrixChannel:
         self._settings = settings
         self._token = channel_secret(name, "token", settings.token_file, os.environ)
         self._allowed = Allowed(name, settings)
-        self._made: AsyncClient | None = None
+        self._made: Client | None = None
         self._places: dict[Incoming, _Place] = {}
         self._held: dict[str, tuple[Incoming, _Place]] = {}  # by their event ids, until there is room in their chats
         self._untold: dict[str, tuple[Incoming, _Place]] = {}  # handed over again with what comes next
         self._batches: list[_Batch] = []
+        self._invited: set[str] = set()  # rooms that the bot has not come into yet
         self._changed = anyio.Event()
 
     @property
-    def _client(self) -> AsyncClient:
+    def _client(self) -> Client:
         assert self._made is not None, "nothing is sent before something was received"  # noqa: S101
         return self._made
 
@@ -222,15 +235,17 @@ class MatrixChannel:
         return incoming
 
     async def _log_in(self) -> None:
-        from nio import AsyncClient, WhoamiResponse  # noqa: PLC0415 - the settings alone need none of it
+        from nio import WhoamiResponse  # noqa: PLC0415 - the settings alone need none of it
+
+        from miniclaw_sessions.channels.matrix_replies import Client  # noqa: PLC0415 - as above
 
         if self._made is None:
-            client = AsyncClient(self._settings.homeserver.rstrip("/"))
+            client = Client(self._settings.homeserver.rstrip("/"))
             client.access_token = self._token.reveal()
             self._made = client
         who = await self._client.whoami()
         if not isinstance(who, WhoamiResponse):
-            raise Unreachable(f"{self._settings.homeserver} does not take the access token: {who.status_code}")
+            raise Unreachable(f"{self._settings.homeserver} does not take the access token: {_code_of(who)}")
         self._client.restore_login(who.user_id, who.device_id or "", self._token.reveal())
 
     async def _synced(self, position: str | None) -> SyncResponse:
@@ -239,7 +254,7 @@ class MatrixChannel:
         self._client.next_batch = ""  # else the library goes on from its own
         reply = await self._client.sync(_WAIT_MS if position else 0, _FILTER, since=position)
         if not isinstance(reply, SyncResponse):
-            raise Unreachable(f"{self._settings.homeserver} does not tell what was said: {reply.status_code}")
+            raise Unreachable(f"{self._settings.homeserver} does not tell what was said: {_code_of(reply)}")
         return reply
 
     async def _accept_invitations(self, reply: SyncResponse) -> None:
@@ -247,7 +262,24 @@ class MatrixChannel:
             for event in invitation.invite_state:
                 is_ours = getattr(event, "state_key", None) == self._client.user_id
                 if is_ours and self._allowed.admits(user_id=event.sender, chat_id=room_id):
-                    await self._client.join(room_id)
+                    self._invited.add(room_id)
+        for room_id in sorted(self._invited):
+            await self._join(room_id)
+
+    async def _join(self, room_id: str) -> None:
+        """Come into a room; what only a proxy refuses is tried again with the next reply, and keeps nobody waiting."""
+        from nio import JoinError  # noqa: PLC0415 - as above
+
+        try:
+            joined = await self._client.join(room_id)
+        except Unreachable as error:
+            why = {"channel": self.name, "detail": str(error)}
+            log.warning("an invitation is accepted again later", action="channel.unconfirmed", **why)
+            return
+        self._invited.discard(room_id)
+        if isinstance(joined, JoinError):
+            why = {"channel": self.name, "detail": _code_of(joined)}
+            log.warning("a room cannot be joined", action="matrix.refused", **why)
 
     async def _said(self, reply: SyncResponse, position: str) -> AsyncIterator[tuple[Incoming, _Place]]:
         from aiohttp import ClientPayloadError  # noqa: PLC0415 - as above
@@ -285,7 +317,7 @@ class MatrixChannel:
         while start:
             page = await self._client.room_messages(room_id, start, position, limit=100)
             if not isinstance(page, RoomMessagesResponse):
-                raise Unreachable(f"{self._settings.homeserver} does not tell what was said: {page.status_code}")
+                raise Unreachable(f"{self._settings.homeserver} does not tell what was said: {_code_of(page)}")
             events += page.chunk
             start = page.end or "" if page.chunk else ""
         return events[::-1]
@@ -306,11 +338,13 @@ class MatrixChannel:
             if original.get("sender") != event.sender:
                 return None  # nobody rewrites what somebody else said
             relation = _table(_table(original, "content"), "m.relates_to")
-        if kind != "m.room.message" or content.get("msgtype") not in {"m.text", "m.image"}:
+        said_as = str(content.get("msgtype"))
+        if kind != "m.room.message" or said_as not in {"m.text", "m.image", *_UNSEEN}:
             return None  # an m.notice is a program's, which must not be answered
         thread = str(relation.get("event_id") or "") if relation.get("rel_type") == "m.thread" else ""
         is_group = room.member_count >= _PEOPLE_OF_A_GROUP
-        place = _Place(room.room_id, event.event_id, thread, is_group)
+        notice = _UNSEEN[said_as].to_person if said_as in _UNSEEN else ""
+        place = _Place(room.room_id, event.event_id, thread, is_group, notice)
         is_addressed = not is_group or await self._is_addressed(room, content, relation)
         if not self._allowed.admits(
             user_id=event.sender, chat_id=room.room_id, is_group=is_group, is_addressed=is_addressed
@@ -353,10 +387,12 @@ class MatrixChannel:
             text = text.partition("\n\n")[2]  # older programs quote what they answer
         names = "|".join(re.escape(one) for one in (self._client.user_id, room.own_user_id, _name_of(room)) if one)
         text = re.sub(rf"^\s*@?(?:{names})\s*[:,]?\s+", "", text, flags=re.IGNORECASE)
-        if content.get("msgtype") != "m.image":
+        said_as, caption = str(content.get("msgtype")), text if content.get("filename", text) != text else ""
+        if said_as in _UNSEEN:
+            return f"{_UNSEEN[said_as].to_model}\n{caption}".rstrip()
+        if said_as != "m.image":
             return text
         info, address = _table(content, "info"), content.get("url")
-        caption = text if content.get("filename", text) != text else ""
         size = info.get("size")
         data = b""
         if isinstance(address, str) and not (isinstance(size, int) and size > self._settings.max_image_bytes):
@@ -406,8 +442,9 @@ class MatrixChannel:
 
     async def _answer(self, place: _Place, outgoing: Last) -> None:
         said = model_message(outgoing)
-        told = hashlib.sha256(outgoing.text.encode()).hexdigest()[:16]  # another answer to the same is not taken for it
-        for number, piece in enumerate(split(outgoing.text, _MAX_TEXT_BYTES, size=lambda text: len(text.encode()))):
+        text = with_notice(place.notice, outgoing.text)
+        told = hashlib.sha256(text.encode()).hexdigest()[:16]  # another answer to the same is not taken for it
+        for number, piece in enumerate(split(text, _MAX_TEXT_BYTES, size=lambda text: len(text.encode()))):
             content = {"msgtype": "m.notice", "body": piece}
             if said is not None:  # in a thread: brackets by the thousand take it a second
                 content |= {
@@ -430,13 +467,13 @@ class MatrixChannel:
         content = {**content, "m.mentions": {}, **({"m.relates_to": relation} if relation else {})}
         sent = await self._client.room_send(place.room_id, "m.room.message", content, tx_id=f"{place.event_id}.{part}")
         if not isinstance(sent, RoomSendResponse):
-            self._give_up(sent.status_code)
+            self._give_up(_code_of(sent))
 
-    def _give_up(self, status: str | None) -> None:
+    def _give_up(self, code: str) -> None:
         """Nothing that is refused for good holds up what comes after it; it is in the session all the same."""
-        if status not in _REFUSED_FOR_GOOD:
-            raise Unreachable(f"{self._settings.homeserver} does not take an answer: {status}")
-        log.error("an answer is refused for good", action="matrix.refused", channel=self.name, detail=status)
+        if code not in _REFUSED_FOR_GOOD:
+            raise Unreachable(f"{self._settings.homeserver} does not take an answer: {code}")
+        log.error("an answer is refused for good", action="matrix.refused", channel=self.name, detail=code)
 
     async def _uploaded(self, image: ImagePart) -> dict[str, Any] | None:
         from nio import UploadResponse  # noqa: PLC0415 - as above
@@ -445,7 +482,7 @@ class MatrixChannel:
         name = f"image.{image.media_type.partition('/')[2] or 'png'}"
         stored, _ = await self._client.upload(lambda *_: data, image.media_type, name, filesize=len(data))
         if not isinstance(stored, UploadResponse):
-            self._give_up(stored.status_code)
+            self._give_up(_code_of(stored))
             return None
         info = {"mimetype": image.media_type, "size": len(data)}
         return {"msgtype": "m.image", "body": name, "url": stored.content_uri, "info": info}
@@ -483,10 +520,16 @@ class MatrixChannel:
                 batches[-1].position = batch.position  # so that no more are kept than wait
             else:
                 batches.append(batch)
-        done = batches.pop(0).position if batches and not batches[0].waiting else None
+        done = batches.pop(0) if batches and not batches[0].waiting else None
         self._batches = batches
-        if done is not None:
-            await self._keep(done)
+        if done is None:
+            return
+        try:
+            await self._keep(done.position)
+        except Unreachable as error:
+            self._batches.insert(0, done)  # and with the next reply once more
+            why = {"channel": self.name, "detail": str(error)}
+            log.warning("how far all is done is kept later", action="channel.unconfirmed", **why)
 
     async def _keep(self, position: str) -> None:
         await self._account_data("PUT", json.dumps({"since": position}))
@@ -500,10 +543,17 @@ class MatrixChannel:
         path = f"/_matrix/client/v3/user/{quote(self._client.user_id)}/account_data/{_POSITION}.{quote(self.name)}"
         headers = {"Authorization": f"Bearer {self._token.reveal()}", "Content-Type": "application/json"}
         reply = await self._client.send(method, path, data, headers)
-        found = await reply.json(content_type=None)
-        if reply.status not in {200, 404} or not isinstance(found, dict):
-            raise Unreachable(f"{self._settings.homeserver} does not keep a position: {reply.status}")
-        return found if reply.status == 200 else {}  # noqa: PLR2004 - HTTP's
+        found: dict[str, Any] = await reply.json(content_type=None)
+        code = found.get("errcode")
+        if code is not None and (method, code) != ("GET", "M_NOT_FOUND"):
+            raise Unreachable(f"{self._settings.homeserver} does not keep a position: {code}")
+        return found if code is None else {}
+
+
+def _code_of(response: Response) -> str:
+    """The homeserver's own word for what it refuses; its sentence may quote a message."""
+    code = str(getattr(response, "status_code", None))
+    return code if re.fullmatch(r"[\w.]{1,60}", code) and code != "None" else "its reply lacks what it must have"
 
 
 def _table(content: dict[str, Any], name: str) -> dict[str, Any]:

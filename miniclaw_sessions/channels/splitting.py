@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from itertools import takewhile
 
+from miniclaw_sessions.formats.fences import language_and_words
+
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})([^\n]*)$", re.MULTILINE)
 _BOUNDARIES = ("\n\n", "\n", " ")  # between paragraphs, lines, words
 
@@ -65,7 +67,9 @@ def _fence_after(text: str, fence: str, limit: int) -> str:
         marker, rest = match.groups()
         if not fence:
             if not (marker[0] == "`" and "`" in rest):  # else it is code within a line
-                fence = match[0] if len(match[0]) <= limit else marker[:3]
+                language, _ = language_and_words(rest)  # words are shown once
+                fence = match[0].removesuffix(rest) + language
+                fence = fence if len(fence) <= limit else marker[:3]
         elif marker.startswith(_marker(fence)) and not rest.strip():
             fence = ""
     return fence

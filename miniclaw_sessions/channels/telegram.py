@@ -12,13 +12,13 @@ import hmac
 import logging
 import os
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import timedelta
-from enum import IntEnum
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
@@ -41,10 +41,21 @@ from miniclaw_sessions.channels.base import (
 )
 from miniclaw_sessions.channels.commands import COMMANDS
 from miniclaw_sessions.channels.splitting import split, utf16_units
+from miniclaw_sessions.channels.telegram_exchanges import Album, Exchange, State
 from miniclaw_sessions.channels.telegram_html import telegram_html
+from miniclaw_sessions.channels.telegram_reading import (
+    Place,
+    album_in,
+    images_of,
+    is_addressed,
+    place_of,
+    text_of,
+    unseen_in,
+)
+from miniclaw_sessions.channels.unseen import with_notice
 from miniclaw_sessions.clock import Clock, SystemClock, sleep_unless
-from miniclaw_sessions.errors import ConfigError, Unreachable
-from miniclaw_sessions.formats.images import IMAGE_TYPES, image_of
+from miniclaw_sessions.errors import ConfigError, Unreachable, to_install
+from miniclaw_sessions.formats.images import image_of
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.messages import ImagePart, Message, Part, Role, TextPart
 from miniclaw_sessions.secret import channel_secret
@@ -66,6 +77,7 @@ _OUTAGE_S = 10.0
 _WEBHOOK_PATIENCE_S = 25.0
 _EDIT_EVERY_S = 1.0
 _EDIT_EVERY_S_IN_GROUPS = 3.0  # a group takes 20 messages a minute
+_READ_S = 5.0
 _DOWNLOAD_S = 30.0  # then the others' messages have waited long enough
 _TYPING_EVERY_S = 4.0  # it is shown for five seconds
 _BACKOFF_S = (1.0, 60.0)
@@ -97,63 +109,6 @@ class TelegramSettings(AllowSettings, frozen=True, kw_only=True):
     api_url: str = "https://api.telegram.org"
 
 
-class Place(NamedTuple):
-    """A chat, and in a forum one of its topics."""
-
-    chat_id: int
-    topic_id: int | None = None
-
-    @classmethod
-    def of(cls, chat_id: str) -> Place:
-        """From its text: `-100123`, with a topic `-100123.45`."""
-        chat, _, topic = chat_id.partition(".")
-        return cls(int(chat), int(topic) if topic else None)
-
-    def __str__(self) -> str:
-        return str(self.chat_id) if self.topic_id is None else f"{self.chat_id}.{self.topic_id}"
-
-
-class State(IntEnum):
-    """How far the answer to an update is."""
-
-    HEARD = 0
-    KEPT = 1
-    """The store has the message, or its sender was told that it may be forgotten."""
-    OVER = 2
-    """The person was told what there is to tell, or nothing is to be told."""
-
-
-class Exchange:
-    """An update that Telegram still has, as far as is known, and the messages that show its answer.
-
-    Attributes:
-        state: how far it is.
-        settled: set when that is more than heard, or when it is to be delivered again.
-        message: what was said; None: it was not handed over yet.
-        text: what the model has said of its reply so far.
-        is_verbatim: whether its answer is not the model's, and is shown to the letter, as what a person is to agree to.
-        shown: the messages that show the answer, each with its part of the text.
-        shown_at: when that was brought up to date, or the answer begun.
-        heard_at: when it was handed over.
-        is_patient: whether its sender was told that it waits until something can be saved.
-    """
-
-    def __init__(self) -> None:
-        self.is_patient = False
-        self.begin()
-
-    def begin(self) -> None:
-        """Nothing is known of it but that Telegram has it: it is handed over when it is delivered."""
-        self.state = State.HEARD
-        self.settled = anyio.Event()
-        self.message: telegram.Message | None = None
-        self.text = ""
-        self.is_verbatim = False
-        self.shown: list[tuple[int, str]] = []
-        self.shown_at = 0.0
-        self.heard_at = 0.0
-
-
 class TelegramChannel:
     """See `channels.base.Channel`.
 
@@ -182,8 +137,10 @@ class TelegramChannel:
         logging.getLogger("telegram").setLevel(logging.CRITICAL + 1)
         try:
             import telegram  # noqa: PLC0415 - an extra
+
+            from miniclaw_sessions.channels.telegram_replies import told_apart  # noqa: PLC0415 - needs that extra
         except ImportError:
-            sentence = "the channel telegram needs python-telegram-bot: pip install 'miniclaw-sessions[telegram]'"
+            sentence = f"the channel telegram needs python-telegram-bot: {to_install('telegram')}"
             raise ConfigError(sentence) from None
         self.name = name
         self._settings = settings
@@ -192,10 +149,12 @@ class TelegramChannel:
         known = os.environ if environ is None else environ
         token = channel_secret(name, "token", settings.token_file, known, variable="BOT_TOKEN").reveal()
         url = settings.api_url.rstrip("/")
-        self._bot = telegram.Bot(token, base_url=f"{url}/bot", base_file_url=f"{url}/file/bot")
+        request = told_apart(token)
+        self._bot = telegram.Bot(token, base_url=f"{url}/bot", base_file_url=f"{url}/file/bot", request=request)
         self._webhook_secret = hmac.new(token.encode(), b"webhook", hashlib.sha256).hexdigest()
         self._exchanges: dict[int, Exchange] = {}
         self._of: dict[Incoming, Exchange] = {}
+        self._albums: OrderedDict[tuple[int, str], Album] = OrderedDict()  # the newest
         self._changed = anyio.Event()
         self._posted: list[dict[str, Any]] = []
 
@@ -217,6 +176,8 @@ class TelegramChannel:
         """
         from telegram import error  # noqa: PLC0415 - an extra
 
+        from miniclaw_sessions.channels.telegram_replies import sentence_of  # noqa: PLC0415 - needs that extra
+
         try:
             await self._asked(self._bot.initialize)
             menu = [(word.removeprefix("/"), one.help) for word, one in COMMANDS.items() if one.help]
@@ -233,13 +194,11 @@ class TelegramChannel:
                 f"another program asks for the messages of the bot @{self._bot.username}, and Telegram lets only one; "
                 f"stop that one, or give the channel {self.name} a bot of its own"
             ) from None
-        except error.BadRequest:  # which is a NetworkError to the library
-            raise
-        except error.NetworkError as failure:
-            host, cause = urlsplit(self._settings.api_url).hostname, failure.__cause__
-            is_refused = cause is None or isinstance(cause, error.TelegramError)
-            why = failure.message.partition(". ")[0] if is_refused else type(cause).__name__  # more may show anything
-            raise Unreachable(f"Telegram cannot be reached at {host}: {why}") from None
+        except error.BadRequest as refusal:
+            raise ConfigError(f"Telegram refuses what the channel {self.name} asks: {refusal.message}") from None
+        except error.TelegramError as failure:
+            host = urlsplit(self._settings.api_url).hostname
+            raise Unreachable(f"Telegram cannot be reached at {host}: {sentence_of(failure)}") from None
 
     async def _polls(self) -> AsyncGenerator[Fields, None]:
         """Ask for updates, and by that confirm the first ones, as far as each of them is over."""
@@ -248,12 +207,13 @@ class TelegramChannel:
             self._changed = anyio.Event()
             confirmed = list(takewhile(self._is_confirmed, self._exchanges))
             seconds = 0 if len(confirmed) < len(self._exchanges) else _POLL_S
-            wanted = {"limit": MAX_UPDATES, "timeout": seconds, "allowed_updates": _KINDS}
+            wanted: Fields = {"limit": MAX_UPDATES, "timeout": seconds, "allowed_updates": _KINDS}
             if confirmed:
                 wanted["offset"] = confirmed[-1] + 1
-            # in capitals, which are all the same to Telegram: the library would read them all, or none
-            ask = partial(self._bot.do_api_request, "GetUpdates", api_kwargs=wanted, read_timeout=seconds + 10)
-            for fields in await self._asked(ask):
+            updates: list[Fields] = await self._call("GetUpdates", **wanted, read_timeout_s=seconds + 10.0)
+            for fields in updates:
+                self._noted(fields)  # before the first of them is read, which may take as long as its picture
+            for fields in updates:
                 yield fields
             for update_id in confirmed:
                 del self._exchanges[update_id]
@@ -264,7 +224,8 @@ class TelegramChannel:
 
     def _is_confirmed(self, update_id: int) -> bool:
         # a slow answer must not keep all others from being heard
-        return self._exchanges[update_id].state >= (State.KEPT if self._is_crowded else State.OVER)
+        exchange = self._exchanges[update_id]
+        return exchange.state >= State.KEPT if self._is_crowded else exchange.is_over
 
     @property
     def _is_crowded(self) -> bool:
@@ -284,7 +245,7 @@ class TelegramChannel:
         if self._clock.monotonic() - first.heard_at < _CROWDED_S:
             return
         with suppress(BadRequest, Forbidden):  # nobody can be told
-            await self._asked(partial(first.message.reply_text, _MAY_BE_FORGOTTEN))
+            await self._call("SendMessage", text=_MAY_BE_FORGOTTEN, **self._to(place_of(first.message), first))
         if first.state is State.HEARD:
             self._settle(first, State.KEPT)
 
@@ -316,7 +277,7 @@ class TelegramChannel:
             update_id = int(fields["update_id"])
         except (ValueError, TypeError, KeyError):
             return WebhookReply(400, b"this is not an update")
-        exchange = self._exchanges.setdefault(update_id, Exchange())
+        exchange = self._noted({**fields, "update_id": update_id})
         if exchange.message is None:
             self._posted.append(fields)
             self._changed.set()
@@ -328,14 +289,13 @@ class TelegramChannel:
         """What an update says to the bot; None: nothing, or it is under way already."""
         from telegram import Update  # noqa: PLC0415 - an extra
 
-        update_id = int(fields["update_id"])
-        exchange = self._exchanges.setdefault(update_id, Exchange())
+        exchange = self._noted(fields)
         if exchange.message is not None or exchange.state is State.OVER:
             return None
         try:
             message = Update.de_json(dict(fields), self._bot).effective_message
             is_meant = message is not None and self._is_admitted(message)
-            incoming = await self._incoming(message) if message is not None and is_meant else None
+            incoming = await self._incoming(message, exchange) if message is not None and is_meant else None
         except Exception as error:  # noqa: BLE001 - whatever a new Telegram sends that the library does not know
             message = incoming = None
             kind = type(error).__name__
@@ -345,7 +305,20 @@ class TelegramChannel:
         else:
             exchange.message, exchange.heard_at = message, self._clock.monotonic()
             self._of[incoming] = exchange
+        if exchange.album is not None:
+            exchange.album.is_admitted = exchange.album.is_admitted or incoming is not None
+            exchange.album.change()
         return incoming
+
+    def _noted(self, fields: Fields) -> Exchange:
+        """What is known of an update, and of the album that it is of, before it is read."""
+        exchange = self._exchanges.setdefault(int(fields["update_id"]), Exchange())
+        if (found := album_in(fields)) is not None:
+            album, message_id = found
+            self._albums.setdefault(album, Album()).add(message_id, exchange)
+            while len(self._albums) > MAX_UPDATES:
+                self._albums.popitem(last=False)
+        return exchange
 
     def _settle(self, exchange: Exchange, state: State) -> None:
         exchange.state = state
@@ -369,21 +342,12 @@ class TelegramChannel:
         )
 
     def _is_addressed(self, message: telegram.Message) -> bool:
-        """Whether a group's message mentions the bot, answers it, or is a command that is not another bot's."""
-        to = message.reply_to_message
-        if to is not None and to.from_user == self._bot.bot and to.forum_topic_created is None:
-            return True
-        entities = message.parse_entities() or message.parse_caption_entities()
-        name = f"@{self._bot.username}".lower()
-        for entity, text in entities.items():
-            named = entity.type == "mention" and text.lower() == name
-            commanded = entity.type == "bot_command" and text.lower().partition("@")[2] in ("", name[1:])
-            if named or commanded or (entity.user is not None and entity.user.id == self._bot.id):
-                return True
-        return False
+        """Whether the bot is spoken to; of an album, in the words below its first picture."""
+        album = self._albums.get((message.chat.id, message.media_group_id or ""))
+        return is_addressed(self._bot, message) or (album is not None and album.is_admitted)
 
-    async def _incoming(self, message: telegram.Message) -> Incoming | None:
-        text, images = self._text(message), await self._images(message)
+    async def _incoming(self, message: telegram.Message, exchange: Exchange) -> Incoming | None:
+        text, images = text_of(self._bot, message), await self._images(message)
         is_step = message.edit_date is not None and message.location is not None  # of somebody who shares where he is
         if is_step or not (text or images):
             return None  # somebody has joined, a message was pinned
@@ -395,10 +359,11 @@ class TelegramChannel:
             author=None if sender is None else str(sender.id),  # a name is changed, and shared
             name=(sender.username or sender.full_name) if sender and message.chat.type != "private" else None,
         )
-        topic = message.message_thread_id if message.is_topic_message else None
-        chat_id, message_id = str(Place(message.chat.id, topic)), str(message.message_id)
+        chat_id, message_id = str(place_of(message)), str(message.message_id)
         Place.of(chat_id)  # else nothing could be said there
         edited = message.edit_date
+        unseen, album = unseen_in(message), exchange.album
+        exchange.notice = "" if unseen is None else unseen.to_person
         return Incoming(
             chat_id,
             said,
@@ -406,25 +371,13 @@ class TelegramChannel:
             answer_again=not self._settings.webhook_url,  # else what comes again may be on its way at another gateway
             replaces=None if edited is None else message_id,
             is_addressed=message.chat.type == "private" or self._is_addressed(message),
+            goes_on=None if album is None else partial(album.goes_on, message.message_id, self._clock),
         )
-
-    def _text(self, message: telegram.Message) -> str:
-        text = message.text or message.caption or ""
-        if message.chat.type != "private":
-            text = re.sub(rf"^\s*@{self._bot.username}\b[,:]?\s*", "", text, flags=re.IGNORECASE)
-            text = re.sub(rf"^(/\w+)@{self._bot.username}\b", r"\1", text, flags=re.IGNORECASE)
-        attachment = message.effective_attachment
-        if attachment is not None and not _images_of(message):
-            text = f"({type(attachment).__name__} that cannot be shown here)\n{text}".rstrip()
-        quoted = None if text.startswith("/") else message.reply_to_message
-        if quoted is not None and quoted.from_user != self._bot.bot and (said := quoted.text or quoted.caption):
-            text = "".join(f"> {line}\n" for line in said.splitlines()) + text
-        return text
 
     async def _images(self, message: telegram.Message) -> list[Part]:
         from telegram import error  # noqa: PLC0415 - an extra
 
-        images = _images_of(message)
+        images = images_of(message)
         if not images:
             return []
         fitting = [one for one in images if (one.file_size or 0) <= self._settings.max_image_bytes]
@@ -442,7 +395,21 @@ class TelegramChannel:
     # --- telling -----------------------------------------------------------------------------------------------------
 
     async def send(self, chat_id: str, outgoing: Outgoing) -> None:
-        """As `channels.base.Channel`."""
+        """As `channels.base.Channel`; what no reply of Telegram's own confirms was not sent.
+
+        Raises:
+            Unreachable: Telegram refuses it, or is not there.
+        """
+        from telegram.error import TelegramError  # noqa: PLC0415 - an extra
+
+        from miniclaw_sessions.channels.telegram_replies import sentence_of  # noqa: PLC0415 - needs that extra
+
+        try:
+            await self._sent(chat_id, outgoing)
+        except TelegramError as error:
+            raise Unreachable(f"Telegram does not take an answer: {sentence_of(error)}") from None
+
+    async def _sent(self, chat_id: str, outgoing: Outgoing) -> None:
         exchange = self._of.setdefault(outgoing.incoming, Exchange())
         match outgoing:
             case Accepted():
@@ -452,7 +419,8 @@ class TelegramChannel:
                 exchange.text += text
                 every = _EDIT_EVERY_S_IN_GROUPS if chat_id.startswith("-") else _EDIT_EVERY_S
                 if self._clock.monotonic() - exchange.shown_at >= every:
-                    await self._show(Place.of(chat_id), exchange, exchange.text, insist=False)
+                    text = with_notice(exchange.notice, exchange.text)
+                    await self._show(Place.of(chat_id), exchange, text, insist=False)
             case Progress(event=ReplyFinished(message=message)) if message.tool_calls:
                 exchange.text = ""  # the next reply takes the place of what was said before the tools
             case Progress():
@@ -470,17 +438,18 @@ class TelegramChannel:
         try:
             if not (again and comes_again(last)):
                 exchange.is_verbatim = not isinstance(last, Answered) or isinstance(last.event, TurnSuspended)
-                await self._show(place, exchange, last.text, insist=True)
+                await self._show(place, exchange, with_notice(exchange.notice, last.text), insist=True)
                 if isinstance(last, Answered) and isinstance(last.event, TurnFinished):
                     await self._send_images(place, exchange, last.event.message)
                 again = False
             elif (text := meanwhile(last)) and not exchange.is_patient:
                 exchange.is_patient = True
                 with suppress(TelegramError):
-                    await self._asked(partial(self._bot.send_message, text=text, **self._to(place, exchange)))
+                    await self._call("SendMessage", text=text, **self._to(place, exchange))
         except Exception as error:  # not when it is cut off, waiting for Telegram
-            is_read = not isinstance(error, BadRequest | Forbidden)  # else the bot was blocked, the chat is gone
-            again = is_read and exchange.state is State.HEARD  # what is kept may fail so each time
+            is_refused = isinstance(error, BadRequest | Forbidden)  # the bot was blocked, the chat is gone
+            is_telegrams = isinstance(error, TelegramError)  # else it is the answer, and would fail each time
+            again = again and not is_refused and (is_telegrams or exchange.state is State.HEARD)
             raise
         finally:
             self._settle(exchange, State.HEARD if again else State.OVER)
@@ -497,7 +466,7 @@ class TelegramChannel:
                 exchange.shown[index : index + 1] = [(put, piece)]
         while len(exchange.shown) > len(pieces):
             message_id, _ = exchange.shown.pop()
-            await self._asked(partial(self._bot.delete_message, place.chat_id, message_id), insist=insist)
+            await self._call("DeleteMessage", chat_id=place.chat_id, message_id=message_id, insist=insist)
         exchange.shown_at = self._clock.monotonic()
 
     async def _put(self, place: Place, exchange: Exchange, piece: str, message_id: int | None, *, insist: bool) -> int:
@@ -508,13 +477,11 @@ class TelegramChannel:
         for text, mode in forms:
             try:
                 if message_id is None:
-                    sent = await self._asked(
-                        partial(self._bot.send_message, text=text, parse_mode=mode, **self._to(place, exchange)),
-                        insist=insist,
-                    )
-                    return sent.message_id
-                edit = partial(self._bot.edit_message_text, text, place.chat_id, message_id, parse_mode=mode)
-                await self._asked(edit, insist=insist)
+                    to = self._to(place, exchange)
+                    sent = await self._call("SendMessage", text=text, parse_mode=mode, **to, insist=insist)
+                    return int(sent["message_id"])
+                shown = {"chat_id": place.chat_id, "message_id": message_id}
+                await self._call("EditMessageText", text=text, parse_mode=mode, **shown, insist=insist)
             except BadRequest as error:
                 if "not modified" in error.message:
                     return message_id or 0
@@ -526,27 +493,26 @@ class TelegramChannel:
 
     async def _send_images(self, place: Place, exchange: Exchange, message: Message) -> None:
         """Send the images of an answer; never a text in place of one, which the library takes for a file's path."""
+        from telegram import InputFile  # noqa: PLC0415 - an extra
         from telegram.error import BadRequest  # noqa: PLC0415 - an extra
 
         for part in message.content if isinstance(message.content, tuple) else ():
             to = self._to(place, exchange)
             if isinstance(part, ImagePart) and part.data:
-                image = base64.b64decode(part.data)
+                image = InputFile(base64.b64decode(part.data))
                 try:
-                    await self._asked(partial(self._bot.send_photo, photo=image, **to), insist=True)
+                    await self._call("SendPhoto", photo=image, **to, insist=True)
                 except BadRequest:  # too large or too long for a photograph
-                    await self._asked(partial(self._bot.send_document, document=image, **to), insist=True)
+                    await self._call("SendDocument", document=image, **to, insist=True)
             elif isinstance(part, ImagePart) and part.url and re.match("https?://", part.url):
-                await self._asked(partial(self._bot.send_message, text=part.url, **to), insist=True)
+                await self._call("SendMessage", text=part.url, **to, insist=True)
 
     @staticmethod
     def _to(place: Place, exchange: Exchange) -> Fields:
         """Where a message goes; in a group the first one shows what it answers."""
-        from telegram import ReplyParameters  # noqa: PLC0415 - an extra
-
         answers = None
         if exchange.message is not None and exchange.message.chat.type != "private" and not exchange.shown:
-            answers = ReplyParameters(exchange.message.message_id, allow_sending_without_reply=True)
+            answers = {"message_id": exchange.message.message_id, "allow_sending_without_reply": True}
         return {"chat_id": place.chat_id, "message_thread_id": place.topic_id, "reply_parameters": answers}
 
     @asynccontextmanager
@@ -562,9 +528,20 @@ class TelegramChannel:
             await self._bot.send_chat_action(place.chat_id, "typing", message_thread_id=place.topic_id)
             await self._clock.sleep(_TYPING_EVERY_S)
 
+    async def _call(self, method: str, *, insist: bool = False, read_timeout_s: float = _READ_S, **fields: Any) -> Any:
+        """Call a method by its name, which begins with a capital; what Telegram itself says that it has done.
+
+        In capitals, which are all the same to Telegram, the library leaves the result as it is: it would read all of
+        it, and fail where Telegram has something new.
+        """
+        call = partial(self._bot.do_api_request, method, api_kwargs=fields, read_timeout=read_timeout_s)
+        return await self._asked(call, insist=insist)
+
     async def _asked(self, call: Callable[[], Awaitable[T]], *, insist: bool = False) -> T:
-        """Call Telegram, as late as it says; with `insist`, again and again until it can be reached."""
+        """Call Telegram, as late as it says; with `insist`, again and again until its own reply confirms it."""
         from telegram.error import BadRequest, NetworkError, RetryAfter  # noqa: PLC0415 - an extra
+
+        from miniclaw_sessions.channels.telegram_replies import sentence_of  # noqa: PLC0415 - needs that extra
 
         delay, longest = _BACKOFF_S
         while True:
@@ -574,16 +551,11 @@ class TelegramChannel:
                 pause = msgspec.convert(error.retry_after, timedelta).total_seconds()
             except BadRequest:  # which is a NetworkError to the library
                 raise
-            except NetworkError:
+            except NetworkError as error:
                 if not insist:
                     raise
+                if delay == _BACKOFF_S[0]:
+                    why = {"channel": self.name, "detail": sentence_of(error)}
+                    log.warning("what Telegram does not confirm is sent again", action="channel.unconfirmed", **why)
                 pause, delay = delay, min(2 * delay, longest)
             await self._clock.sleep(pause)
-
-
-def _images_of(message: telegram.Message) -> Sequence[telegram.PhotoSize | telegram.Document]:
-    """A photograph in all its sizes, the largest last, or a file that is a picture."""
-    if message.photo:
-        return message.photo
-    file = message.document
-    return [file] if file is not None and file.mime_type in IMAGE_TYPES else []

@@ -12,11 +12,19 @@ from markdown_it.common.utils import escapeHtml
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
+from miniclaw_sessions.formats.fences import is_too_deep, keeping_words
+
 
 def telegram_html(markdown: str) -> str:
-    """The text with Telegram's tags: headings are bold, lists have bullets, tables are shown as they were written."""
+    """The text with Telegram's tags: headings are bold, lists have bullets, tables are shown as they were written.
+
+    No word is left out: where something nests too deep, all of it is shown as it was written.
+    """
     parser = _parser()
-    tokens = list(_without_tables(parser.parse(markdown), markdown.splitlines()))
+    parsed = parser.parse(markdown)
+    if is_too_deep(parsed, parser):
+        return str(escapeHtml(markdown))
+    tokens = list(_without_tables(parsed, markdown.splitlines()))
     html: str = parser.renderer.render(tokens, parser.options, {})
     return re.sub(r"\s+</blockquote>", "</blockquote>", html).strip("\n")
 
@@ -37,6 +45,7 @@ _TEXTS = {
 @cache
 def _parser() -> MarkdownIt:
     parser = MarkdownIt("commonmark", {"html": False}, renderer_cls=_Renderer).enable(["table", "strikethrough"])
+    keeping_words(parser)
     for name, text in _TEXTS.items():
         parser.add_render_rule(name, lambda *_, text=text: text)
     return parser
@@ -85,9 +94,8 @@ class _Renderer(RendererHTML):
         """Code, with its language."""
         token = tokens[index]
         code = escapeHtml(token.content.rstrip("\n"))
-        language = token.info.split()[0] if token.info.strip() else ""
-        if language:
-            code = f'<code class="language-{escapeHtml(language)}">{code}</code>'
+        if token.info:  # else it has no language, and its words stand before it
+            code = f'<code class="language-{escapeHtml(token.info)}">{code}</code>'
         return f"<pre>{code}</pre>\n\n"
 
     def code_block(self, tokens: Sequence[Token], index: int, *_: Any) -> str:

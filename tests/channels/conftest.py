@@ -14,6 +14,8 @@ from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.config import ChannelSettings
 from tests.channels.rooms import Doors, Room
+from tests.channels.telegram_bots import Bots
+from tests.channels.telegram_server import BotServer
 
 
 @pytest.fixture
@@ -54,3 +56,16 @@ async def dispatcher(
         made.serve(room)
         yield made
         made.cut_off(anyio.current_time())
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[BotServer]:
+    """Telegram, as strict as it is about what a bot may ask."""
+    async with BotServer() as made:
+        yield made
+    assert made.problems == []
+
+
+@pytest.fixture
+def bots(server: BotServer, manager: SessionManager, model: Doors) -> Bots:
+    return Bots(server, manager, model)

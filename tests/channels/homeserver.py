@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
@@ -17,7 +18,8 @@ ROOM = "!room:example.org"
 
 class Homeserver:
     """`say` is heard by the bot, `answers` is what it sent; so many replies of /sync fail as `broken` says, and so many
-    answers as `refused` says.
+    answers as `refused` says. Of each kind of request, `instead` holds what comes first in the homeserver's place: its
+    status, its type and its body.
 
     `since` is where the bot listens from now, and `position` where it would go on after a start.
     """
@@ -27,6 +29,9 @@ class Homeserver:
         self.broken = 0
         self.refused = 0
         self.media = b""
+        self.instead: defaultdict[str, list[tuple[int, str, bytes]]] = defaultdict(list)
+        self.asked: list[str] = []
+        self.invitations: list[str] = []
         self.answers: dict[str, str] = {}
         self.since: str | None = None
         self.position: str | None = None
@@ -62,10 +67,11 @@ class Homeserver:
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[None]:
-        app = web.Application()
+        app = web.Application(middlewares=[self._between])
         app.router.add_get("/_matrix/client/v3/account/whoami", self._whoami)
         app.router.add_get("/_matrix/client/v3/sync", self._sync)
         app.router.add_get("/_matrix/client/v3/rooms/{room}/event/{event}", self._event)
+        app.router.add_post("/_matrix/client/v3/join/{room}", self._join)
         app.router.add_get("/_matrix/client/v1/media/download/{server}/{name}", self._media)
         app.router.add_put("/_matrix/client/v3/rooms/{room}/send/{type}/{id}", self._send)
         app.router.add_put("/_matrix/client/v3/rooms/{room}/typing/{user}", self._typing)
@@ -79,6 +85,24 @@ class Homeserver:
             yield
         finally:
             await runner.cleanup()
+
+    @web.middleware
+    async def _between(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """A proxy, which has something of its own to say."""
+        kind = f"{request.method} {handler.__name__}"
+        self.asked.append(kind)
+        if self.instead[kind]:
+            status, media_type, body = self.instead[kind].pop(0)
+            self.change()
+            return web.Response(status=status, body=body, headers={"Content-Type": media_type})
+        return await handler(request)
+
+    async def _join(self, request: web.Request) -> web.Response:
+        self.invitations.remove(request.match_info["room"])
+        self.change()
+        return web.json_response({"room_id": request.match_info["room"]})
 
     async def _whoami(self, _: web.Request) -> web.Response:
         return web.json_response({"user_id": BOT})
@@ -96,14 +120,15 @@ class Homeserver:
             "timeline": {"events": self._events[begin:], "limited": False, "prev_batch": "0"},
             "summary": {"m.joined_member_count": self._people, "m.invited_member_count": 0, "m.heroes": []},
         }
-        return web.json_response({"next_batch": str(len(self._events)), "rooms": {"join": {ROOM: room}}})
+        rooms = {"join": {ROOM: room}, "invite": dict.fromkeys(self.invitations, _INVITED)}
+        return web.json_response({"next_batch": str(len(self._events)), "rooms": rooms})
 
     async def _media(self, _: web.Request) -> web.Response:
         return web.Response(body=self.media, content_type="application/octet-stream")
 
     async def _event(self, request: web.Request) -> web.Response:
         found = [one for one in self._events if one["event_id"] == request.match_info["event"]]
-        return web.json_response({**found[0], "room_id": ROOM}) if found else web.json_response({}, status=404)
+        return web.json_response({**found[0], "room_id": ROOM}) if found else _not_found()
 
     async def _send(self, request: web.Request) -> web.Response:
         if self.refused:
@@ -121,7 +146,25 @@ class Homeserver:
         if request.method == "PUT":
             self.position = json.loads(await request.text())["since"]
             self.change()
-        return web.json_response({"since": self.position} if self.position else {})
+        if request.method == "GET" and self.position is None:
+            return _not_found()
+        return web.json_response({"since": self.position} if request.method == "GET" else {})
+
+
+def _not_found() -> web.Response:
+    return web.json_response({"errcode": "M_NOT_FOUND", "error": "there is none"}, status=404)
 
 
 _numbers = count()
+_INVITED = {
+    "invite_state": {
+        "events": [
+            {
+                "type": "m.room.member",
+                "sender": "@alice:example.org",
+                "state_key": BOT,
+                "content": {"membership": "invite"},
+            }
+        ]
+    }
+}

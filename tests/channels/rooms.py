@@ -20,7 +20,7 @@ from miniclaw_sessions.channels.base import (
 )
 from miniclaw_sessions.protocol.messages import Message
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 """How long a slow machine may take; nothing waits this long when all is well."""
 
 

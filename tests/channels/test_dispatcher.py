@@ -33,6 +33,7 @@ from miniclaw_sessions.channels.base import (
     comes_again,
 )
 from miniclaw_sessions.channels.dispatcher import Dispatcher
+from miniclaw_sessions.channels.watch import Watch
 from miniclaw_sessions.config import ChannelSettings
 from miniclaw_sessions.errors import (
     ChatBusy,
@@ -51,6 +52,7 @@ from miniclaw_sessions.errors import (
     TurnTaken,
 )
 from tests.channels.rooms import PATIENCE_S, Doors, Room
+from tests.two_tasks import in_two_tasks
 
 pytestmark = pytest.mark.anyio
 
@@ -410,6 +412,8 @@ async def test_a_channel_that_cannot_send_loses_no_answer(
     assert [type(one) for one in mute.tried if one.incoming is lost] == [Accepted, Answered]  # no use streaming
     assert await said_in(manager, channel="mute") == ["lost", "echo: lost", "hello", "echo: hello"]
     assert {record["action"] for record in records if record["log_level"] != "info"} == {"channel.send_failed"}
+    (detail,) = {record["detail"] for record in records if record["action"] == "channel.send_failed"}
+    assert detail.startswith(f"ConnectionError in {__name__}, line "), "a channel's own words may show secrets"
     assert "secret" not in repr(records)
     mute.close()
 
@@ -424,9 +428,12 @@ async def test_a_send_that_hangs_is_given_up(manager: SessionManager, model: Doo
     stuck = Stuck()
     async with Dispatcher(manager, Assistant(Agent(model)), send_timeout_s=0.01) as dispatcher:
         dispatcher.serve(stuck)
-        stuck.say("one", message_id="stuck")
-        assert (await stuck.ended(stuck.say("two")))[0].text == "echo: two"
+        with capture_logs() as records:
+            stuck.say("one", message_id="stuck")
+            assert (await stuck.ended(stuck.say("two")))[0].text == "echo: two"
         stuck.hang_up()
+    details = {record["detail"] for record in records if record["action"] == "channel.send_failed"}
+    assert details == {"it took longer than 0.01 s"}
     stuck.close()
 
 
@@ -546,6 +553,32 @@ async def test_a_dispatcher_ends_when_its_channels_have(manager: SessionManager,
     with pytest.raises(ManagerClosed):
         dispatcher.serve(room)
     room.close()
+
+
+async def test_one_task_enters_a_dispatcher_and_another_leaves_it(manager: SessionManager, model: Doors) -> None:
+    room = Room()
+    async with in_two_tasks(Dispatcher(manager, Assistant(Agent(model)))) as dispatcher:
+        dispatcher.serve(room)
+        asked = room.say("hello")
+        room.hang_up()
+    assert (room.last(asked), room.texts()) == (room.sent[-1], ["echo: hello"])
+    room.close()
+
+
+async def test_a_defect_that_ends_a_dispatchers_task_is_told_who_supervises_it(
+    manager: SessionManager, model: Doors
+) -> None:
+    class Defect(Watch):
+        def ended(self, channel: str, last: Last) -> None:
+            raise ZeroDivisionError(channel, last)
+
+    dispatcher = Dispatcher(manager, Assistant(Agent(model)), watch=Defect())
+    await dispatcher.__aenter__()
+    dispatcher.ask(incoming("hello"))
+    with anyio.fail_after(PATIENCE_S), pytest.raises(ZeroDivisionError):
+        await dispatcher.supervise()
+    with pytest.raises(ZeroDivisionError):
+        await dispatcher.__aexit__(None, None, None)
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------
@@ -798,3 +831,26 @@ def test_a_message_that_is_not_answered_comes_again_or_its_person_is_told(
     last = NotAnswered(Incoming("1", Message.user("hello")), reason, error)
     assert comes_again(last) is again
     assert again or bool(last.text) is (reason not in {Reason.STOPPED, Reason.DUPLICATE})
+
+
+async def test_what_goes_on_in_another_message_is_stored_and_answered_with_it(
+    dispatcher: Dispatcher, room: Room, model: Doors, manager: SessionManager
+) -> None:
+    async def goes_on() -> bool:
+        assert await said_in(manager, channel="room") == ["one"], "the store has it"
+        return True
+
+    async def ends() -> bool:
+        return False
+
+    first = Incoming("1", Message.user("one"), message_id="1", goes_on=goes_on)
+    last = Incoming("1", Message.user("two"), message_id="2", goes_on=ends)
+    for one in (first, last):
+        room.hear(one)
+    kept, answered = await room.ended(first, last)
+    assert isinstance(kept, NotAnswered)
+    assert (kept.reason, kept.text, answered.text) == (Reason.DUPLICATE, "", "echo: two")
+    assert room.was_accepted(first)
+    assert model.asked == ["two"]
+    assert await said_in(manager, channel="room") == ["one", "two", "echo: two"]
+    assert dispatcher.running <= 1

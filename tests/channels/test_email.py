@@ -220,6 +220,40 @@ async def test_an_answer_that_could_not_be_sent_is_sent_later_and_the_model_is_n
     assert (len(outbox.sent), model.asked) == (1, ["hello"])
 
 
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ("<html><title>Sign in</title>the secret plan", "a line without a code"),
+        ("200 the secret plan", "code 200"),
+        ("999 the secret plan", "code 999"),
+        ("451 4.7.1 the secret plan", "code 451 4.7.1"),
+    ],
+)
+async def test_an_answer_that_the_mail_server_does_not_confirm_leaves_its_mail_unread_and_is_sent_again(
+    manager: SessionManager,
+    model: Doors,
+    settings: EmailSettings,
+    mailbox: LocalMailbox,
+    outbox: Outbox,
+    *,
+    reply: str,
+    said: str,
+) -> None:
+    outbox.fails = reply
+    with capture_logs() as logs:
+        async with serving(manager, model, msgspec.structs.replace(settings, poll_s=0.01)):
+            await mailbox.deliver(mail())
+            await outbox.until(lambda: outbox.refused > 1)
+            assert await mailbox.unread() == ["<1@alice>"]
+            outbox.fails = ""
+            await outbox.answers(1)
+            await all_read(mailbox)
+    assert (len(outbox.sent), model.asked) == (1, ["hello"])
+    failures = {one["detail"] for one in logs if one["action"] == "channel.send_failed"}
+    assert failures == {f"the server 127.0.0.1 for sending mail does not take an answer: {said}"}
+    assert "the secret plan" not in str(logs)
+
+
 async def test_an_answer_that_can_never_be_made_is_not_tried_again(
     manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
 ) -> None:

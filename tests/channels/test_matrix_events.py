@@ -250,6 +250,22 @@ async def test_an_answer_is_not_taken_for_what_was_told_of_the_same_message_befo
     assert sorted(server.answers.values())[1:] == ["echo: question", "echo: slow"]
 
 
+@pytest.mark.parametrize("caption", ["", "what do I say there?"])
+async def test_a_voice_message_is_told_of_in_a_plain_sentence_to_the_model_and_to_the_person(
+    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch, caption: str
+) -> None:
+    server = Homeserver()
+    async with serving(manager, model, server, monkeypatch):
+        server.say(caption or "voice.ogg", ALICE, msgtype="m.audio", url="mxc://example.org/1", filename="voice.ogg")
+        await server.until_position(1)
+    to_model = "(The person sent a voice message, or another sound, which you cannot listen to.)"
+    assert model.asked == [f"{to_model}\n{caption}".rstrip()]
+    (answer,) = server.answers.values()
+    assert answer.startswith(
+        "I cannot listen to a voice message, or another sound. Please write what matters in it.\n\n"
+    )
+
+
 @pytest.mark.parametrize("media", [PNG, PNG[:-20], b"<html>"])
 async def test_only_what_is_an_image_is_shown_to_the_model_with_the_type_that_it_has(
     manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch, media: bytes

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -15,23 +15,21 @@ import pytest
 from structlog.testing import capture_logs
 
 from miniclaw_sessions import Message, SessionManager
-from miniclaw_sessions.agent.agent import Agent
-from miniclaw_sessions.agent.assistant import Assistant
-from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
+from miniclaw_sessions.agent.provider import ModelEvent, Reply
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.channels import telegram
 from miniclaw_sessions.channels.base import WebhookRequest
-from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.channels.splitting import utf16_units
 from miniclaw_sessions.channels.telegram import TelegramChannel, TelegramSettings
 from miniclaw_sessions.channels.telegram_html import telegram_html
-from miniclaw_sessions.clock import SystemClock
+from miniclaw_sessions.channels.telegram_reading import Place
 from miniclaw_sessions.errors import ConfigError, StoreFull, Unreachable
 from miniclaw_sessions.manager.forgetting import Which, meant
 from miniclaw_sessions.protocol.messages import ImagePart, TextPart, ToolCall
 from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.testing import FaultyStore
 from tests.channels.rooms import Doors, deleting_tool
+from tests.channels.telegram_bots import Bots, Storyteller
 from tests.channels.telegram_server import (
     BAD_GATEWAY,
     BLOCKED,
@@ -50,70 +48,6 @@ from tests.channels.telegram_server import (
 )
 
 pytestmark = pytest.mark.anyio
-
-
-class HastyClock(SystemClock):
-    """Notes how long it was to sleep, and does not; what paces by it sees the time that the test says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pauses: list[float] = []
-        self.time = 0.0
-
-    def monotonic(self) -> float:
-        return self.time
-
-    async def sleep(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        await anyio.sleep(min(seconds, 0.01))
-
-
-class Bots:
-    """Makes bots as the daemon does: each a channel that is served by a dispatcher of its own."""
-
-    def __init__(self, server: BotServer, manager: SessionManager, model: Doors) -> None:
-        self.server, self.manager, self.model = server, manager, model
-        self.clock = HastyClock()
-        self.tools: list[Tool] = []
-
-    def channel(self, token: str = TOKEN, **settings: Any) -> TelegramChannel:
-        chosen: dict[str, Any] = {"allow": ("*",), "api_url": self.server.url, "stream": False, **settings}
-        made = TelegramSettings(**chosen)
-        return TelegramChannel("telegram", made, {"TELEGRAM_BOT_TOKEN": token}, self.clock)
-
-    @asynccontextmanager
-    async def serving(self, **settings: Any) -> AsyncIterator[TelegramChannel]:
-        assistant = Assistant(Agent(self.model, tools=self.tools))
-        async with (
-            aclosing(self.channel(**settings)) as channel,
-            Dispatcher(self.manager, assistant, backoff_s=(0.0, 0.0)) as dispatcher,
-        ):
-            dispatcher.serve(channel)
-            yield channel
-            dispatcher.cut_off(anyio.current_time())
-
-    async def refused(self, channel: TelegramChannel) -> str:
-        """The sentence with which a channel gives up listening."""
-        with pytest.raises(ConfigError) as caught:
-            async for _ in channel.receive():
-                pass
-        await channel.aclose()
-        return str(caught.value)
-
-    async def said(self, chat_id: str = "42") -> list[str]:
-        return [message.text for message in (await self.manager.get_or_create("telegram", chat_id)).messages()]
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[BotServer]:
-    async with BotServer() as made:
-        yield made
-    assert made.problems == []
-
-
-@pytest.fixture
-def bots(server: BotServer, manager: SessionManager, model: Doors) -> Bots:
-    return Bots(server, manager, model)
 
 
 # --- answering, and confirming ---------------------------------------------------------------------------------------
@@ -280,17 +214,6 @@ async def test_what_telegram_cannot_read_is_sent_as_plain_text(bots: Bots, serve
         server.say("**bold**")
         await server.until(lambda: not server.updates)
     assert server.texts() == ["echo: **bold**", "echo: bold"]
-
-
-class Storyteller(Doors):
-    """Says three words, and waits before each of them."""
-
-    async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
-        del messages, tools
-        for word in ("one", "two", "three"):
-            await self.doors[word].wait()
-            yield TextDelta(f"**{word}** ")
-        yield Reply(Message.assistant("**one** **two** **three**"))
 
 
 async def test_an_answer_is_shown_while_it_is_written_and_not_too_often(bots: Bots, server: BotServer) -> None:
@@ -575,7 +498,7 @@ async def test_whatever_is_wrong_with_an_update_it_is_read_or_passed_over(
             update = damaged(random.choice(whole), random)
             if isinstance(update, dict) and "update_id" in update:
                 heard = await channel._heard({**update, "update_id": 10_000 + number})
-                assert heard is None or telegram.Place.of(heard.chat_id).chat_id
+                assert heard is None or Place.of(heard.chat_id).chat_id
 
 
 async def test_who_has_blocked_the_bot_does_not_hold_up_the_others(bots: Bots, server: BotServer) -> None:

@@ -14,6 +14,7 @@ import anyio
 import httpx2
 import pytest
 from anyio.abc import Process
+from msgspec.structs import replace
 
 from tests.channels.telegram_server import BOB, TOKEN, BotServer
 from tests.gateway.daemons import PATIENCE_S
@@ -123,6 +124,31 @@ async def test_two_commands_and_a_token_give_a_bot_that_remembers_uses_tools_ask
     assert answer == 'The tool says: delete {"path": "a"}'
     assert server.problems == model.problems == []
     assert TOKEN not in (tmp_path / "log").read_text()
+
+
+async def test_an_album_has_one_answer_over_kill_9(tmp_path: Path) -> None:
+    is_slow = True
+
+    def script(asked: Asked) -> Answer:
+        said = [message for message in asked.messages if message.is_user]
+        answer = Answer(text=f"{len(said)} messages")
+        return replace(answer, ending="stall", ending_after=1) if is_slow else answer
+
+    async with BotServer() as server, StrictServer(script) as model:
+        async with bot(tmp_path, server, model) as process:
+            for number in range(3):
+                server.photograph(caption="" if number else "look", media_group_id="77")
+            await server.until(lambda: len(model.requests) == 1)
+            assert len(server.updates) == 3
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+        is_slow = False
+        async with bot(tmp_path, server, model):
+            await server.until(lambda: not server.updates)
+    assert server.texts()[-1] == "3 messages"
+    assert [text for text in server.texts()[:-1] if "messages" in text] == []
+    assert len(model.requests) == 2
+    assert server.problems == model.problems == []
 
 
 async def test_by_webhook_too_what_waits_outlives_kill_9(tmp_path: Path) -> None:
