@@ -81,6 +81,8 @@ def _sources(programs: Sequence[Program], environ: Mapping[str, str], home: Path
             found.extend((source, 0) for source in files_of(program, environ, home))
             for path in program.databases(environ, home):
                 found += _in_database(program, path.expanduser())
+            known = {source.inner for source, _ in found if source.program == program.name}
+            found.extend((source, 0) for source in program.older(environ, home, known))
         except Exception as error:  # noqa: BLE001 - whatever one program's files do is nobody else's refusal
             found.append((Source(program.name, path, 0, 0, problem=why(error)), 0))
     return found

@@ -10,7 +10,7 @@ off in between.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,11 +24,11 @@ from miniclaw_sessions.clock import Clock, derived_id
 from miniclaw_sessions.discovery.databases import lines_of
 from miniclaw_sessions.discovery.discover import find_sources
 from miniclaw_sessions.discovery.growing import Growing
+from miniclaw_sessions.discovery.names import Names
 from miniclaw_sessions.discovery.programs import Program, Source, id_in
 from miniclaw_sessions.discovery.reading import BLOCK_BYTES, blocks, lines_in, opened, tail, whole_lines, why
 from miniclaw_sessions.errors import (
     ImportRefused,
-    InvalidKey,
     SessionExists,
     SessionExpired,
     SessionNotFound,
@@ -39,7 +39,6 @@ from miniclaw_sessions.formats.entry_line import ENTRY_LINE, IS_PART
 from miniclaw_sessions.formats.registry import format_named, recognize
 from miniclaw_sessions.persistence.recovery import ids_for
 from miniclaw_sessions.protocol.entries import FOLLOWED, Entry, LeafMove
-from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.transfer.importing import HEAD_BYTES, MAX_LINE_BYTES, parsed_lines
 
 POLL_S = 0.7
@@ -58,6 +57,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         path: the file, or the database with the session's id in it.
+        program: whose it is.
         bytes: so many of it were read, up to the end of a line.
         modified, inode: of the file at that time.
         tail: what stood before that place (`reading.tail`).
@@ -66,6 +66,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     path: str
+    program: str = ""
     bytes: int = 0
     modified: int = 0
     inode: int = 0
@@ -141,6 +142,7 @@ class Follower:
         self._clock = clock
         self._followed: dict[tuple[Path, str], _Followed] = {}
         self._growing: OrderedDict[Path, Growing] = OrderedDict()
+        self._names = Names(client)
 
     def has_met(self, session_id: str) -> bool:
         """Whether one of the sessions that were looked at has, or would get, this id."""
@@ -174,10 +176,11 @@ class Follower:
         sources = await to_thread.run_sync(
             partial(find_sources, list(self._programs.values()), self._environ, self._home)
         )
+        present = {source.shown for source in sources}
         for done, source in enumerate(sources, 1):
             kept = Kept(program=source.program, path=source.shown)
             try:
-                await self._keep_up(source, kept)
+                await self._keep_up(source, kept, present)
             except Unreachable:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever one file does is nobody else's refusal
@@ -186,13 +189,12 @@ class Follower:
                 yield kept
             on_progress(done, len(sources))
 
-    async def _keep_up(self, source: Source, kept: Kept) -> None:
+    async def _keep_up(self, source: Source, kept: Kept, present: Collection[str]) -> None:
         if source.problem:
             raise ImportRefused(source.problem)
         one = self._followed.get((source.path, source.inner))
         if one is None:
-            session_id = await to_thread.run_sync(self._session_id, source)
-            one = _Followed(self._programs[source.program], session_id)
+            one = _Followed(self._programs[source.program], await self._name(source, present))
             self._followed[source.path, source.inner] = one
         if self._only not in {None, one.session_id}:
             return
@@ -201,7 +203,7 @@ class Follower:
             if one.seen == source:
                 await self._settle(one)
             else:
-                await self._read_on(one)
+                await self._read_on_as_another(one, present)
         except SessionNotFound:
             self._growing.pop(source.path, None)
             kept.is_gone, one.place, one.is_looked_up = True, None, False  # somebody may bring it back
@@ -210,6 +212,18 @@ class Follower:
             if not isinstance(error, ImportRefused | SessionExists):  # those stay until it changes
                 one.seen = None
             raise
+
+    async def _read_on_as_another(self, one: _Followed, present: Collection[str]) -> None:
+        """Take what is new; where a session that was never this one's turns out to have its name, under another one."""
+        while True:
+            try:
+                return await self._read_on(one)
+            except SessionExists:
+                self._names.refuse(one.session_id)
+                session_id = one.session_id if one.place is not None else await self._name(one.source, present)
+                if session_id == one.session_id:
+                    raise
+                one.session_id, one.is_looked_up, one.is_new = session_id, False, True
 
     async def _read_on(self, one: _Followed) -> None:
         """Take what is new of a source that is new itself, or has changed."""
@@ -231,12 +245,10 @@ class Follower:
         place, age_s = one.place, self._clock.now().timestamp() - one.source.modified / 1e9
         return place is not None and place.bytes > 0 and place.bytes not in place.ends and age_s < _RECENT_S
 
-    def _session_id(self, source: Source) -> str:
-        own_id = id_in(self._programs[source.program], source, self._environ, self._home)
-        try:
-            return SessionKey.of("import", own_id).session_id
-        except InvalidKey as error:
-            raise ImportRefused(f"it names no session that could be made: {error}") from None
+    async def _name(self, source: Source, present: Collection[str]) -> str:
+        program = self._programs[source.program]
+        own_id = await to_thread.run_sync(id_in, program, source, self._environ, self._home)
+        return await self._names.name(source, program, own_id, present)
 
     async def _look_up(self, one: _Followed) -> None:
         """How far the file was read when this was followed the last time."""
@@ -257,7 +269,7 @@ class Follower:
 
     async def _take_whole(self, one: _Followed) -> None:
         source, program = one.source, one.program
-        place = Place(path=source.shown, modified=source.modified, inode=source.inode)
+        place = Place(path=source.shown, program=source.program, modified=source.modified, inode=source.inode)
         if source.inner:
             await self._send(one, lines_of(program.name, source.path, source.inner), place, program.form)
             return

@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -55,7 +55,10 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
         databases: those that have its sessions in them, likewise.
         is_rewritten: whether its files are written anew; others only grow by lines.
         form: the name of the format that its files are read as; None: it is recognized.
-        names: what of a file's path below its place is the session's id: the first group.
+        names: what of a file's path below its place is the session's id: the first group that is there.
+        not_read: which files beside them are sessions, but of a form that is not read, and why.
+        older: what is not read of an earlier way to keep them, for an environment, a home, and the ids of the sessions
+            that are found elsewhere.
         inside: what in the beginning of a file is the session's id, where its name does not say it: the first group.
         marks: what stands once in about every message, so that they can be counted without being read.
     """
@@ -68,6 +71,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     names: re.Pattern[str] = re.compile(r"(?:.*/)?([^/]+)\.jsonl")
     inside: re.Pattern[bytes] | None = None
     marks: tuple[bytes, ...] = ()
+    not_read: tuple[re.Pattern[str], str] | None = None
+    older: Callable[[Mapping[str, str], Path, Collection[str]], Sequence[Source]] = lambda environ, home, known: ()  # noqa: ARG005
 
 
 def _pi(environ: Mapping[str, str], home: Path) -> list[Path]:
@@ -99,10 +104,24 @@ def _gemini(environ: Mapping[str, str], home: Path) -> list[Path]:
     return [Path(environ.get("GEMINI_CLI_HOME") or home) / ".gemini/tmp"]
 
 
+def _opencode_data(environ: Mapping[str, str], home: Path) -> Path:
+    return (Path(environ.get("XDG_DATA_HOME") or home / ".local/share") / "opencode").expanduser()
+
+
 def _opencode(environ: Mapping[str, str], home: Path) -> list[Path]:
-    data = Path(environ.get("XDG_DATA_HOME") or home / ".local/share") / "opencode"
-    named = environ.get("OPENCODE_DB")
+    data, named = _opencode_data(environ, home), environ.get("OPENCODE_DB")
     return [data / named] if named else sorted(data.glob("opencode*.db"))
+
+
+def _opencode_older(environ: Mapping[str, str], home: Path, known: Collection[str]) -> list[Source]:
+    """Before version 1.2 it had its sessions in JSON files; later ones copy these into the database, and keep them."""
+    data, found = _opencode_data(environ, home), []
+    for place, below in (("storage", "session/*/*.json"), ("project", "*/storage/session/info/*.json")):
+        if missing := sum(file.stem not in known for file in (data / place).glob(below)):
+            sessions = f"{missing} {'session is' if missing == 1 else 'sessions are'}"
+            problem = f"{sessions} in JSON files, as opencode had them before 1.2, and not in its database: {_MOVED}"
+            found.append(Source("opencode", data / place, 0, 0, problem=problem))
+    return found
 
 
 def _llm(environ: Mapping[str, str], home: Path) -> list[Path]:
@@ -115,6 +134,8 @@ def _llm(environ: Mapping[str, str], home: Path) -> list[Path]:
     return [directory / "io.datasette.llm/logs.db"]
 
 
+_MOVED = "start a later opencode once, which copies them there"
+_FIRST_CODEX = "it is one document, as the first versions of Codex wrote them, and that form is not read"
 _OF_PI = (b'"type":"message"',)
 
 PROGRAMS: tuple[Program, ...] = (
@@ -124,7 +145,8 @@ PROGRAMS: tuple[Program, ...] = (
         name="codex",
         places=_codex,
         form="codex",
-        names=re.compile(r"(?:.*/)?rollout-[^/]*?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.jsonl"),
+        names=re.compile(r"(?:.*/)?(?:rollout-[^/]*?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})|([^/]+))\.jsonl"),
+        not_read=(re.compile(r"(?:.*/)?rollout-[^/]*\.json"), _FIRST_CODEX),
         marks=(b'"payload":{"type":"message"', b'"payload":{"type":"function_call'),
     ),
     Program(
@@ -143,7 +165,7 @@ PROGRAMS: tuple[Program, ...] = (
         names=re.compile(r"[^/]+/sessions/([^/]+)\.jsonl"),
         marks=_OF_PI,
     ),
-    Program(name="opencode", databases=_opencode, form="opencode"),
+    Program(name="opencode", databases=_opencode, form="opencode", older=_opencode_older),
     Program(
         name="gemini-cli",
         places=_gemini,
@@ -204,6 +226,8 @@ def _in_directory(program: Program, directory: Path, below: str) -> tuple[list[S
                 found.append(Source(program.name, path, 0, 0, problem=_LINK))
             elif program.names.fullmatch(name) and f"{entry.name}l" not in names:  # else it goes on as .jsonl
                 found.append(_source(program, path, entry.stat(follow_symlinks=False)))
+            elif program.not_read is not None and program.not_read[0].fullmatch(name):
+                found.append(Source(program.name, path, 0, 0, problem=program.not_read[1]))
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -245,5 +269,5 @@ def id_in(program: Program, source: Source, environ: Mapping[str, str], home: Pa
         except ValueError:
             continue
         if named is not None:
-            return named[1]
+            return next(filter(None, named.groups()), source.path.stem)
     return source.path.stem

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, I
 from contextlib import aclosing
 from typing import TypeVar
 
+import msgspec
 from anyio import from_thread, to_thread
 
 from miniclaw_sessions.errors import ImportRefused
@@ -40,14 +41,19 @@ AT_ONCE = 32
 """How many entries are written in one go, by a thread."""
 
 
-async def export_session(session: Session, form: Format) -> AsyncIterator[bytes]:
+async def export_session(session: Session, form: Format, currency: str = "USD") -> AsyncIterator[bytes]:
     """A session in a format, piece by piece: its whole tree, or its current branch where the format has no tree.
+
+    Args:
+        session: which one.
+        form: the format.
+        currency: what its costs are in.
 
     Raises:
         ImportRefused: the format is only read.
         StoreUnavailable: the store cannot be read.
     """
-    facts = session_facts(session, form)
+    facts = msgspec.structs.replace(session_facts(session, form), currency=currency)
     if form.writer is not None:
         writer = form.writer(facts)
         places = await _Places.of_branch(session) if form.branch_only else None

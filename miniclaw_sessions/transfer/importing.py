@@ -124,11 +124,11 @@ class KnownEntries(Places):
 
     async def bring_up(self, journal: Journal) -> None:
         """Look at what the session has got since the last time."""
-        while self.covered < journal.last_sequence:
+        while self.covered < (final := journal.final_sequence):
             page = await journal.reader.read(journal.session_id, after=self.covered, limit=PAGE)
             for stored in page:
                 self.note(stored.entry_id, stored.sequence)
-            self.covered = page[-1].sequence if page else journal.last_sequence
+            self.covered = min(page[-1].sequence, final) if page else final
 
 
 class Import:
@@ -302,7 +302,8 @@ class Import:
             left, followed = session.leaf_id, session.metadata.get(FOLLOWED) or {}
             async with aclosing(self._entries(journal, known)) as entries:
                 await adopt_all(journal, self._then_place(journal, entries), known)
-            known.covered = journal.last_sequence
+            if journal.log.units is None:  # else it is looked at where it came to stand
+                known.covered = journal.last_sequence
         if self.report.entries and left != followed.get("leaf", left):
             await session.tree.branch(left)
         if (title := self._reader.facts.title) and not session.title:

@@ -63,8 +63,8 @@ def test_a_script_is_told_what_there_is_and_takes_what_it_names(cli: Cli) -> Non
 def test_a_table_says_what_there_is(cli: Cli) -> None:
     result = cli("import", "--discover")
     assert result.status == 0
-    assert [line.split()[0] for line in result.out.splitlines()] == [
-        *("PROGRAM", "pi", "claude-code", "codex", "opencode", "gemini-cli", "llm")
+    assert [line.split("\t")[0] for line in result.out.splitlines()] == [
+        *("pi", "claude-code", "codex", "opencode", "gemini-cli", "llm")
     ]
     assert "--all imports all of it" in result.err
     assert "sessions imported" in cli("import", "--discover", "--all").err

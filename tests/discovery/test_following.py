@@ -349,16 +349,6 @@ async def test_what_could_not_be_stored_is_sent_again(
         assert await ours.branch("import_s") == ["one", "1", "two", "2"]
 
 
-async def test_a_session_of_the_same_name_that_is_another_one_is_left_alone(tmp_path: Path) -> None:
-    async with following(tmp_path) as ours:
-        session = await ours.client.get_or_create("import", "s")
-        await session.add_message({"role": "user", "content": "ours"})
-        put(claude_file(ours.home), TALK)
-        (kept,) = await ours.look()
-        assert "was not made of this file" in kept.problem
-        assert await ours.said("import_s") == ["ours"]
-
-
 # --- databases -------------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -36,11 +37,11 @@ async def gone(ours: Following) -> int:
     return len(kept)
 
 
-def written_now(path: Path, home: Home) -> None:
-    """It was written now by the clock of the test, where that is not the machine's."""
-    if home.server is None:
-        at = int(home.clock.now().timestamp() * 1e9)
-        os.utime(path, ns=(at, at))
+def written_now(path: Path, home: Home, late_ns: int = 0) -> None:
+    """It was written now by the clock of the test, where that is not the machine's; the file's own may be late."""
+    now = home.clock.now().timestamp() if home.server is None else time.time()
+    at = int(now * 1e9) - late_ns
+    os.utime(path, ns=(at, at))
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -77,9 +78,10 @@ async def test_what_was_deleted_stays_away_whatever_its_program_says(
         assert (await ours.branch("import_s"))[-1] == "on"
 
 
+@pytest.mark.parametrize("late_ns", [0, 4_000_000, 1_000_000_000])  # of a kernel's tick, of a file system's
 @pytest.mark.parametrize("restarts", [False, True])
 async def test_what_has_expired_goes_on_where_it_ended_when_its_program_writes_on(
-    home: Home, tmp_path: Path, *, restarts: bool
+    home: Home, tmp_path: Path, *, restarts: bool, late_ns: int
 ) -> None:
     directory = tmp_path / "home"
     file = put(claude_file(directory), TALK)
@@ -94,7 +96,7 @@ async def test_what_has_expired_goes_on_where_it_ended_when_its_program_writes_o
             assert await gone(ours) == 1  # it stays in the archive as long as nothing is said
         assert await gone(ours) == 0
         put(file, [user("u2", "a1", "two"), block("a2", "u2", "2", stop="end_turn"), user("u3", "a2", "three")])
-        written_now(file, home)
+        written_now(file, home, late_ns)
         assert await ours.taken() == 3
         assert await ours.branch("import_s") == ["one", "1", "two", "2", "three"]
         assert await manager.archive.names() == []
