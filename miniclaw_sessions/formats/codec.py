@@ -71,6 +71,7 @@ class SessionFacts(msgspec.Struct, kw_only=True):
         source: where the session came from before, if that was another format: its name, id and header, ...
         session_id, channel, chat_id: the key, where known.
         leaf_id: where the conversation goes on, where known.
+        currency: what costs are in, for people.
     """
 
     format: str = ""
@@ -86,6 +87,7 @@ class SessionFacts(msgspec.Struct, kw_only=True):
     channel: str = ""
     chat_id: str = ""
     leaf_id: str | None = None
+    currency: str = "USD"
 
 
 class Sample(msgspec.Struct, frozen=True):

@@ -1,8 +1,9 @@
 """Sessions as JSON Lines, document 003: a header, then an entry per line, which name their parents and so make a tree.
 
-This is also our own way of taking a session elsewhere: what document 003 has no field for stands beside its fields, and
-comes back equal. Only the places in a store (`sequence` and its like) are left out, because they hold for one store.
-Lines in the form in which we store entries are read as well: the daemon's transcripts are made of them.
+This is also our own way of taking a session elsewhere. What an entry says is written under the name of its type, what
+document 003 has no field for beside that, and all of it comes back equal. Only the places in a store (`sequence` and
+its like) are left out, because they hold for one store. Read are also lines that have all of it side by side, as the
+examples of document 003, our former exports and the lines that we store: the daemon's transcripts are made of those.
 
 A tree needs its parents. The reader remembers which ids it has met, as one number each, and mends what it can: children
 of a line that was set aside become children of its parent, an unknown parent is taken to be the line that could not be
@@ -321,8 +322,10 @@ class _Writer:
         kind = fields["type"]
         if kind == "message":
             fields["message"] = written_message(fields["message"])
-        fields |= {name: value for name, value in _ALWAYS[kind].items() if name not in fields}
-        return fields
+        payload = {name: fields.pop(name, value) for name, value in _ALWAYS[kind].items()}
+        if not payload or kind == "leaf" or kind in fields:  # no payload of document 003, or its place is taken
+            return {**fields, **payload}
+        return {**fields, kind: payload}
 
     def _joins(self, piece: dict[str, Any]) -> bool:
         """Put a further piece of the held message where it was; False if it is none."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from miniclaw_sessions.protocol.given import DATA_URL
 from miniclaw_sessions.protocol.messages import ImagePart
 
 NOT_SHOWABLE = "(an image that cannot be shown here)"
@@ -25,7 +26,6 @@ IMAGE_TYPES: Mapping[str, re.Pattern[bytes]] = {
 }
 """The types that services take, and what an image of each begins with, and has at its end where that is known."""
 
-_DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
 _SHOWABLE = re.compile(r"https?://\S|data:image/(png|jpeg|gif|webp);base64,")
 
 
@@ -51,7 +51,7 @@ def image_of(data: bytes | str) -> ImagePart | None:
 
 def image_at(url: str, extra: dict[str, Any] | None = None) -> ImagePart:
     """The image of an address."""
-    if inline := _DATA_URL.fullmatch(url):
+    if inline := DATA_URL.fullmatch(url):
         return ImagePart(inline[1], inline[2], extra=extra)
     return ImagePart(url=url, extra=extra)
 
@@ -70,6 +70,6 @@ def is_showable(url: str) -> bool:
 
 def inlined(image: ImagePart) -> ImagePart:
     """The image with its data and type in their own fields, where its address holds them."""
-    if image.data is None and (inline := _DATA_URL.fullmatch(image.url or "")):
+    if image.data is None and (inline := DATA_URL.fullmatch(image.url or "")):
         return replace(image, media_type=inline[1], data=inline[2], url=None)
     return image

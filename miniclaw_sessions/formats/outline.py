@@ -163,7 +163,7 @@ def _kind(entry: Entry) -> int:
 def outline(transcript: Transcript, *, folds: bool = True) -> list[Row]:
     """A transcript's tree, from the root downwards.
 
-    Free metadata has no row: it is about the session, not about a place in it.
+    Metadata has no row, unless something follows it: it is about the session, not about a place in it.
 
     Args:
         transcript: all of the session.
@@ -201,7 +201,7 @@ class _Outline:
         while leaf is not None and leaf >= 0:
             self._current[leaf] = 1
             leaf = shape.parents[leaf]
-        self._sizes = array("q", [1]) * len(shape)
+        self._sizes = array("q", (bool(kind & _MOVES) for kind in shape.kinds))  # of the conversation, on each
         self._first_child = array("q", [0]) * (len(shape) + 2)
         for number in range(len(shape) - 1, -1, -1):  # children come after their parents
             parent = shape.parents[number]
@@ -279,7 +279,7 @@ class _Outline:
         return labels, children
 
     def _is_drawn(self, number: int) -> bool:
-        return bool(self._shape.kinds[number] & _MOVES) or self._sizes[number] > 1
+        return self._sizes[number] > 0
 
     def _is_answer(self, number: int, head: int) -> bool:
         """Whether an entry is a result that needs no row: a bookmark would deserve one."""

@@ -39,6 +39,13 @@ def entry(kind: str, entry_id: str, parent_id: str | None, **payload: Any) -> di
     return {"type": kind, "id": entry_id, "parent_id": parent_id, "timestamp": "2024-01-01T10:00:01Z", **payload}
 
 
+def nested(flat: dict[str, Any]) -> dict[str, Any]:
+    """A line whose payload stands beside its id, as it is written: under the name of its type."""
+    kind = flat["type"]
+    payload = {name: flat[name] for name in FLAT[kind]}
+    return {**{name: value for name, value in flat.items() if name not in payload}, kind: payload}
+
+
 def text(content: str) -> dict[str, Any]:
     return {"type": "text", "text": {"content": content}}
 
@@ -78,5 +85,5 @@ SEVERAL = [
     said("m4", "m3", "assistant", text("Done")),
     said("m5", "m3", "assistant", text("Done otherwise")),
     entry("leaf", "l1", None, target_id="m3"),
-    entry("label", "b1", "m5", target_id="m3", label="here"),
+    entry("label", "b1", "m5", label={"target_id": "m3", "label": "here"}),
 ]

@@ -56,7 +56,11 @@ USER, CALL_ID = "Compare the logs.", "call_1"
 
 LABELLESS = [
     *SEVERAL[:-1],
-    *(entry(kind, kind, "m1", **payload) for kind, payload in FLAT.items() if kind not in ("label", "compaction")),
+    *(
+        entry(kind, kind, "m1", **{kind: payload})
+        for kind, payload in FLAT.items()
+        if kind not in ("label", "compaction")
+    ),
 ]
 """A label is taken although what it was on is lost, and `Transcript` says so; everything else must be sound."""
 

@@ -309,7 +309,7 @@ def test_title_label_arguments_and_totals_are_told() -> None:
     text = Elements(page(session.entries)).text
     assert text.count("Ways") >= 3  # title, heading, tree
     assert "5 messages" in text
-    assert "1,234 tokens · cost 0.5" in text
+    assert "1,234 tokens · cost 0.5 USD" in text
     assert text.count("turning point") == 2  # in the tree and on the message
     assert re.search(r"path\s+a\.txt\s+limit\s+3", text)
 

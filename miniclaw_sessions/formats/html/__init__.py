@@ -8,7 +8,7 @@ head lets no other script run than its own, whatever a text might contain.
 
 from __future__ import annotations
 
-from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.errors import ConfigError, to_install
 from miniclaw_sessions.formats.codec import Format, PageWriter, SessionFacts
 
 
@@ -16,7 +16,7 @@ def _page(facts: SessionFacts) -> PageWriter:
     try:
         from miniclaw_sessions.formats.html.page import HtmlPage  # noqa: PLC0415 - its Markdown is the daemon's
     except ModuleNotFoundError as error:
-        raise ConfigError(f"pages need {error.name}: pip install 'miniclaw-sessions[daemon]'") from None
+        raise ConfigError(f"pages need {error.name}: {to_install('daemon')}") from None
     return HtmlPage(facts)
 
 

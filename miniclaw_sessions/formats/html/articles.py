@@ -57,7 +57,7 @@ def kind_of(entry: Entry) -> str:
             return "note"
 
 
-def article(row: Row, *, number: int, parent: int | None, ways: Iterable[tuple[int, Row]]) -> str:
+def article(row: Row, *, number: int, parent: int | None, ways: Iterable[tuple[int, Row]], currency: str) -> str:
     """One row of the tree.
 
     Args:
@@ -65,6 +65,7 @@ def article(row: Row, *, number: int, parent: int | None, ways: Iterable[tuple[i
         number: of the row in the tree.
         parent: the number of the row that it follows.
         ways: at a fork, the rows with which the conversation goes on, and their numbers.
+        currency: what costs are in.
     """
     entry = row.entry
     kinds = [kind_of(entry), *(["first"] if row.begins else []), *(["leaf"] if row.is_leaf else [])]
@@ -74,7 +75,7 @@ def article(row: Row, *, number: int, parent: int | None, ways: Iterable[tuple[i
     marks = "".join(f'<span id="{anchor(label.id)}"></span>' for label in labels)
     return (
         f'<article id="{anchor(entry.id)}" class="{" ".join(kinds)}" data-n="{number}"{up}>'
-        f"{_head(row)}{body}{marks}{_ways(ways)}</article>\n"
+        f"{_head(row, currency)}{body}{marks}{_ways(ways)}</article>\n"
     )
 
 
@@ -85,22 +86,22 @@ def moment(time: datetime) -> str:
     return f'<time datetime="{exact.replace(" ", "T")}Z" title="{exact} UTC">{utc:%Y-%m-%d %H:%M}</time>'
 
 
-def tokens_and_cost(usage: Usage) -> str:
+def tokens_and_cost(usage: Usage, currency: str) -> str:
     """What was used, in a few words; empty when nothing was counted."""
     told = [f"{usage.total:,} tokens"] if usage.total else []
-    told += [f"cost {usage.cost:.4g}"] if usage.cost else []
+    told += [f"cost {usage.cost:.4g} {currency}"] if usage.cost else []
     return " · ".join(told)
 
 
 # --- the head and the ways on ----------------------------------------------------------------------------------------
 
 
-def _head(row: Row) -> str:
+def _head(row: Row, currency: str) -> str:
     entry = row.entry
     label = "" if row.label is None else f'<span class="label">{escaped(row.label)}</span>'
     details, time = "", entry.timestamp
     if isinstance(entry, MessageEntry):
-        name, details = _who(entry.message)
+        name, details = _who(entry.message, currency)
         time = entry.message.timestamp or time
     else:
         name = NAMES[Role.BRANCH_SUMMARY] if isinstance(entry, BranchSummary) else speaker(entry).capitalize()
@@ -110,9 +111,9 @@ def _head(row: Row) -> str:
     )
 
 
-def _who(message: Message) -> tuple[str, str]:
+def _who(message: Message, currency: str) -> tuple[str, str]:
     facts = [message.author, message.model]
-    facts += [tokens_and_cost(message.usage)] if message.usage else []
+    facts += [tokens_and_cost(message.usage, currency)] if message.usage else []
     facts += (
         [message.stop_reason] if message.stop_reason not in (None, "stop", "toolUse", "end_turn", "tool_use") else []
     )

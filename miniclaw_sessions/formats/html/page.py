@@ -106,11 +106,11 @@ class HtmlPage:
 <p id="aside" hidden>This branch was left. <a href="#{to_leaf}">Back to where the conversation goes on</a></p>
 <section id="conversation">
 """
-        yield from _articles(branches.current, branches, entries)
+        yield from _articles(branches.current, branches, entries, self._facts.currency)
         if not branches.current:
             yield '<p class="missing">The conversation begins anew here: nothing was said yet.</p>'
         yield "</section>\n"
-        yield from _elsewhere(branches, entries)
+        yield from _elsewhere(branches, entries, self._facts.currency)
         yield f"""</main>
 <script>{script}</script>
 </body>
@@ -129,7 +129,7 @@ class HtmlPage:
             f"{in_utc(self._began):%-d %B %Y}" if self._began else "",
             f"{self._messages:,} messages",
             f"{self._asked:,} by the user",
-            tokens_and_cost(self._used),
+            tokens_and_cost(self._used, facts.currency),
         ]
         more = {
             "Session": facts.session_id or facts.source_id,
@@ -196,16 +196,16 @@ def _tokens(total: Usage) -> dict[str, str]:
 # --- the branches ----------------------------------------------------------------------------------------------------
 
 
-def _articles(branch: Iterable[int], branches: Branches, entries: _Entries) -> Iterator[str]:
+def _articles(branch: Iterable[int], branches: Branches, entries: _Entries, currency: str) -> Iterator[str]:
     """The articles of a branch."""
     for number in branch:
         ways = [(way, entries.row(branches.rows[way])) for way in branches.ways.get(number, ())]
         parent = branches.parents[number]
         row = entries.row(branches.rows[number])
-        yield article(row, number=number, parent=parent if parent >= 0 else None, ways=ways)
+        yield article(row, number=number, parent=parent if parent >= 0 else None, ways=ways, currency=currency)
 
 
-def _elsewhere(branches: Branches, entries: _Entries) -> Iterator[str]:
+def _elsewhere(branches: Branches, entries: _Entries, currency: str) -> Iterator[str]:
     """The branches that were left, below the conversation; the script takes them from here."""
     if not branches.left:
         return
@@ -213,6 +213,6 @@ def _elsewhere(branches: Branches, entries: _Entries) -> Iterator[str]:
     for branch in branches.left:
         first = entries.row(branches.rows[branch[0]]).entry
         yield f"<details><summary><b>{escaped(speaker(first))}</b> {escaped(first_words(first))}</summary>"
-        yield from _articles(branch, branches, entries)
+        yield from _articles(branch, branches, entries, currency)
         yield "</details>\n"
     yield "</section>\n"

@@ -15,6 +15,7 @@ from markdown_it.rules_block.table import escapedSplit
 from markdown_it.token import Token
 from markdown_it.utils import EnvType, OptionsDict
 
+from miniclaw_sessions.formats.fences import keeping_words
 from miniclaw_sessions.protocol.printable import printable
 
 _BLOCKS = ("blockquote", "code", "fence", "heading", "hr", "list", "table")
@@ -86,3 +87,4 @@ class _Renderer(RendererHTML):
 _MARKDOWN = MarkdownIt("zero", {"html": False, "maxNesting": _DEEPEST + 1}, renderer_cls=_Renderer).enable(
     [*_BLOCKS, *_INLINE]
 )
+keeping_words(_MARKDOWN)
