@@ -172,7 +172,9 @@ class _HeldChat(Chat):
 
     async def state(self) -> State:
         session = self.session
-        return State(session.journal.incarnation, session.last_sequence, session.leaf_id, session.metadata)
+        if session.journal.final_sequence != session.last_sequence:  # what others may still be before has no place yet
+            await session.saved()
+        return State(session.journal.incarnation, session.journal.final_sequence, session.leaf_id, session.metadata)
 
     async def append(
         self, new: Sequence[New], *, if_leaf: str | None = None, one_turn: bool = False

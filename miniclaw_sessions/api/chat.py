@@ -30,10 +30,11 @@ from miniclaw_sessions.api.operation import Stream, checked_idempotency_key, ope
 from miniclaw_sessions.api.sessions import ONE, OneSession
 from miniclaw_sessions.api.shapes import ChatEvent, ChatReply, ChatRequest, StoppedReply
 from miniclaw_sessions.errors import InvalidMessage, TurnCutOff
+from miniclaw_sessions.formats.images import IMAGE_TYPES, MAX_IMAGE_BYTES, image_of
 from miniclaw_sessions.history.pairing import open_calls
 from miniclaw_sessions.protocol.entries import WaitingCall
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.protocol.messages import Message, ToolCall
+from miniclaw_sessions.protocol.messages import ImagePart, Message, ToolCall
 
 if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
@@ -108,7 +109,8 @@ def user_message(request: ChatRequest) -> Message | None:
 
     Raises:
         InvalidMessage: it is not a user's message, or not one that could be appended.
-        RequestError: there is not one of a message, `resume` and `approvals`, but none or several.
+        RequestError: there is not one of a message, `resume` and `approvals`, but none or several; or an image in it
+            is none: a service would refuse it, and with it each later message of the chat.
     """
     asked_for = (request.message is not msgspec.UNSET) + request.resume + (request.approvals is not msgspec.UNSET)
     if asked_for != 1:
@@ -121,6 +123,11 @@ def user_message(request: ChatRequest) -> Message | None:
     message = checked_message({"role": "user", **request.message})
     if not message.is_user:
         raise InvalidMessage("only a user's message can be answered; add others with POST .../messages")
+    for place, part in enumerate(message.content):
+        if isinstance(part, ImagePart) and part.data is not None and image_of(part.data) is None:
+            wanted = f"one of {', '.join(IMAGE_TYPES)} in base64, of at most {MAX_IMAGE_BYTES} bytes"
+            param = f"message.content[{place}].data"
+            raise invalid(f"`{param}` is no image that a model can be shown: {wanted}", param)
     return message
 
 

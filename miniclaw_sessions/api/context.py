@@ -63,8 +63,9 @@ class ResponseEvent(msgspec.Struct, frozen=True):
     """What happens on the way to a response.
 
     Attributes:
-        kind: `begun` (its first entry is acknowledged), `text` (a piece of a reply), `replied` (the reply is complete,
-            another one may follow), `ended` (it is all acknowledged).
+        kind: `begun` (its first entry is acknowledged), `answering` (the model's service has taken the request),
+            `reasoning` (a piece of what the model thinks), `text` (a piece of a reply), `replied` (the reply is
+            complete, another one may follow), `ended` (it is all acknowledged).
         session: whose it is.
         mark: the entry that it begins with.
         text: the piece.
@@ -78,6 +79,14 @@ class ResponseEvent(msgspec.Struct, frozen=True):
 
 class Responses(Protocol):
     """Who makes responses (`api.openai.responses`)."""
+
+    def check(self, wanted: Wanted) -> None:
+        """Refuse what the model that is asked for cannot do, before anything is made.
+
+        Raises:
+            OptionRefused, RequestError: it cannot.
+        """
+        ...
 
     def respond(self, wanted: Wanted, place: Place) -> AbstractAsyncContextManager[AsyncIterator[ResponseEvent]]:
         """Begin a response and follow it; leaving the block early does not undo what was saved.

@@ -6,6 +6,7 @@ answered with a fixed sentence, because their text may name files; `as_reply` lo
 
 from __future__ import annotations
 
+import math
 import re
 import traceback
 from typing import Any
@@ -72,14 +73,21 @@ STATUS: dict[type[errors.SessionsError], tuple[int, str | None]] = {
     errors.SnapshotUnreadable: (503, _NOT_NOW),
     errors.BudgetSpent: (429, None),
     errors.AgentError: (MODELS_FAULT, None),
+    errors.ContextOverflow: (400, None),
+    errors.ModelRefused: (400, None),
+    errors.ModelAccessDenied: (424, None),  # 401 and 403 are about the token for this daemon
+    errors.ModelRateLimited: (429, None),
+    errors.ModelOverloaded: (503, None),
+    errors.ModelTimeout: (504, None),
     errors.SessionsError: (500, "the request failed; the daemon's log has the details"),
 }
 
 
 ANSWERING = (
     *("duplicate_message", "message_under_way", "message_stopped", "chat_busy", "too_many_turns", "turn_cut_off"),
-    *("nothing_to_resume", "agent_error", "model_error", "context_overflow", "iteration_limit"),
-    *("model_overloaded", "budget_spent"),
+    *("nothing_to_resume", "agent_error", "iteration_limit", "budget_spent", "model_error", "context_overflow"),
+    *("model_refused", "model_access_denied", "model_unavailable", "model_timeout"),
+    *("model_overloaded", "model_rate_limited"),
 )
 """What may become of a message that a model is to answer."""
 
@@ -157,13 +165,19 @@ def as_request_error(error: Exception) -> RequestError | None:
     for kind in type(error).__mro__:
         if kind in STATUS:
             status, sentence = STATUS[kind]
-            is_for_now = status in _LATER or isinstance(error, _SOON_OVER)
-            retry = {"Retry-After": str(RETRY_AFTER_S)} if is_for_now else {}
+            retry = {} if (wait_s := _wait_of(error, status)) is None else {"Retry-After": str(math.ceil(wait_s))}
             details = {name: getattr(error, name) for name in _DETAILS if getattr(error, name, None) is not None}
             return RequestError(
                 status, snake_case(type(error).__name__), sentence or str(error), headers=retry, details=details
             )
     return None
+
+
+def _wait_of(error: Exception, status: int) -> float | None:
+    """In how many seconds to ask again; None where nobody can say. For a model's service only itself can."""
+    if isinstance(error, errors.ModelError):
+        return error.retry_after_s
+    return RETRY_AFTER_S if status in _LATER or isinstance(error, _SOON_OVER) else None
 
 
 def known_errors() -> dict[tuple[int, str], str]:
@@ -177,7 +191,7 @@ def known_errors() -> dict[tuple[int, str], str]:
     return found
 
 
-_DETAILS = ("session_id", "entry_id", "candidates", "provider_message")
+_DETAILS = ("session_id", "entry_id", "candidates", "provider_message", "upstream_status", "retry_after_s")
 """The attributes of errors that go with them."""
 
 
@@ -186,7 +200,8 @@ def as_reply(error: Exception) -> RequestError:
     refused = as_request_error(error)
     if refused is None:
         return _unexpected(error)
-    if refused.status in (OUR_FAULT, MODELS_FAULT):
+    is_to_be_seen_to = refused.status in (OUR_FAULT, MODELS_FAULT) or isinstance(error, errors.ModelError)
+    if is_to_be_seen_to and not isinstance(error, RequestError):
         log.error("a request failed", action="http.failed", error_type=type(error).__name__, error=str(error))
     return refused
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from typing import TypeVar
 
 import anyio
@@ -33,20 +33,20 @@ def encoded_event(kind: str, data: bytes, place: str | None = None) -> bytes:
 
 
 async def until_last(
-    events: AsyncIterator[T], is_last: Callable[[T], bool], first: T | None = None
+    events: AsyncIterator[T], is_last: Callable[[T], bool], first: Iterable[T] = ()
 ) -> AsyncGenerator[T | None, None]:
     """Events up to the last one; None where nothing has come for `HEARTBEAT_S`.
 
     Args:
         events: a wait for the next one can be given up, and nothing is missed.
         is_last: whether nothing comes behind one.
-        first: one that was taken from them already.
+        first: those that were taken from them already.
 
     Raises:
         TurnCutOff: they ended without a last one.
     """
-    event = first
-    if event is not None:
+    event: T | None = None
+    for event in first:
         yield event
     while event is None or not is_last(event):
         event = None

@@ -108,11 +108,11 @@ async def show_articles(context: Context, request: ShowArticles) -> ArticlesRepl
             entries, behind = await _newest(_walk_from(session, request), request.limit)
         else:
             entries, behind = await _oldest_after(_walk_from(session, request), request.after, request.limit)
-        articles = _articles(entries, session.leaf_id)
+        articles = _articles(entries, session.leaf_id, context.manager.currency)
     is_cut = request.after is not None and len(articles) > request.limit
     return ArticlesReply(
         leaf_id=session.leaf_id,
-        entries=session.last_sequence,
+        entries=session.journal.final_sequence,
         behind=behind,
         later=request.before is not None or is_cut,
         articles=articles[: request.limit] if request.after is not None else articles[-request.limit :],
@@ -123,7 +123,7 @@ async def _walk_from(session: Session, request: ShowArticles) -> AsyncIterator[E
     """The branch that is meant, newest entry first."""
     end, before = request.entry_id, request.before
     async for entry in session.tree.walk(end) if before is None else walk_back(session, before, end):
-        if before is None or entry.sequence < before:
+        if (before is None or entry.sequence < before) and entry.sequence <= session.journal.final_sequence:
             yield entry
 
 
@@ -157,7 +157,7 @@ async def _oldest_after(walk: AsyncIterator[Entry], after: int, limit: int) -> t
     return found[: -most - 1 : -1], None
 
 
-def _articles(entries: Sequence[Entry], leaf_id: str | None) -> list[ArticleRow]:
+def _articles(entries: Sequence[Entry], leaf_id: str | None, currency: str) -> list[ArticleRow]:
     from miniclaw_sessions.formats.html.articles import article  # noqa: PLC0415 - heavy
     from miniclaw_sessions.formats.outline import Shape, outline_of, with_entries  # noqa: PLC0415 - heavy
 
@@ -169,7 +169,7 @@ def _articles(entries: Sequence[Entry], leaf_id: str | None) -> list[ArticleRow]
         first, last = entries[row.entry], entries[max((row.entry, *row.folded))]
         whole = with_entries(row, [entries[number] for number in (row.entry, *row.folded)])
         plain = replace(whole, begins=False)  # the page's beginning is no branch's: it stays as it is
-        html = article(plain, number=first.sequence, parent=None, ways=())
+        html = article(plain, number=first.sequence, parent=None, ways=(), currency=currency)
         made.append(
             ArticleRow(
                 entry_id=first.id, parent_id=first.parent_id, sequence=first.sequence, last=last.sequence, html=html
@@ -226,7 +226,7 @@ async def show_outline(context: Context, request: ShowOutline) -> OutlineReply:
         html = tree.tree_list(shown, lambda row: lines[places[row.entry]], is_whole=False)
         return OutlineReply(
             leaf_id=session.leaf_id,
-            entries=session.last_sequence,
+            entries=session.journal.final_sequence,
             labels={ids[number]: label for number, label in shape.labels.items()},
             ways={
                 ids[rows[fork].entry]: [ids[rows[way].entry] for way in ways] for fork, ways in branches.ways.items()

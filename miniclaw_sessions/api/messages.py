@@ -22,7 +22,7 @@ from miniclaw_sessions.api.operation import (
     operation,
     shaped,
 )
-from miniclaw_sessions.api.sessions import ONE, OneSession, checked_metadata, demanded_sequence, etag_of
+from miniclaw_sessions.api.sessions import ONE, OneSession, checked_metadata, demanded_sequence, etag_at, etag_of
 from miniclaw_sessions.api.shapes import (
     MAX_MESSAGES_PER_REQUEST,
     AppendedEntry,
@@ -51,16 +51,20 @@ from miniclaw_sessions.protocol.entries import (
     Custom,
     Entry,
     Label,
+    LeafMove,
     MessageEntry,
     ModelChange,
     SessionInfo,
     ThinkingLevelChange,
+    moves_leaf,
 )
+from miniclaw_sessions.protocol.given import message_of
 from miniclaw_sessions.protocol.messages import Message, Usage
 
 if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
     from miniclaw_sessions.session import Session
+    from miniclaw_sessions.session.unit import Unit
 
 MAX_PAGE = 1000
 Limit = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
@@ -97,7 +101,9 @@ async def show_messages(context: Context, request: ShowMessages) -> Stream:
     if request.before is not None or request.after is not None:
         return large_reply(context, "messages", partial(_page, session, request))
     # As they are kept, and decoded one by one while they are sent: readers that stall would each hold a copy of them.
-    shown: list[Message | Kept] = [*session.journal.summary(), *session.journal.conversation.window.kept]
+    final = session.journal.final_sequence
+    kept = (one for one in session.journal.conversation.window.kept if one.sequence <= final)
+    shown: list[Message | Kept] = [*session.journal.summary(), *kept]
     documents = (_document(one) for one in shown[-request.limit :])
     about = {"earlier": len(shown) > request.limit or session.journal.evicted > 0, "later": False}
     return Stream(document_in_pieces(about, "messages", map(msgspec.json.encode, documents)))
@@ -132,6 +138,7 @@ def entry_document(entry: MessageEntry) -> dict[str, Any]:
 async def _messages_before(session: Session, before: int, limit: int) -> tuple[list[MessageEntry], bool]:
     """The newest messages of a branch before the entry at this place, and whether there are earlier ones."""
     found: list[MessageEntry] = []
+    before = min(before, session.journal.final_sequence + 1)
     async for entry in walk_back(session, before):
         if isinstance(entry, MessageEntry) and entry.sequence < before:
             found.append(entry)
@@ -146,7 +153,7 @@ async def _messages_after(session: Session, after: int, limit: int) -> tuple[lis
     async for entry in session.tree.walk():
         if entry.sequence <= after:
             break
-        if isinstance(entry, MessageEntry):
+        if isinstance(entry, MessageEntry) and entry.sequence <= session.journal.final_sequence:
             found.append(entry)
     oldest_first = list(found)[::-1]
     return oldest_first[:limit], len(oldest_first) > limit
@@ -184,14 +191,14 @@ async def show_entries(context: Context, request: ShowEntries) -> Stream:
         raise invalid("send before or after, not both", param="before")
     after, limit = request.after or 0, request.limit
     if request.before is not None:
-        before = min(request.before, session.last_sequence + 1)
+        before = min(request.before, session.journal.final_sequence + 1)
         after = max(before - 1 - limit, 0)
         limit = max(min(limit, before - 1 - after), 0)
 
     async def read() -> tuple[dict[str, Any], Iterable[bytes]]:
         page = await session.tree.read_after(after, limit) if limit else []
         last = page[-1].sequence if page else after
-        is_end, is_begin = last >= session.last_sequence, not (after and page)
+        is_end, is_begin = last >= session.journal.final_sequence, not (after and page)
         about = {"next": None if is_end else last, "previous": None if is_begin else after + 1}
         return about, map(encode_entry, readable(page))
 
@@ -219,12 +226,14 @@ async def show_entry(context: Context, request: OneEntry) -> msgspec.Raw:
 async def show_transcript(context: Context, request: OneSession) -> Stream:
     """Every entry, one per line, oldest first."""
     session = await context.find(request.session_id)  # one that does not exist is known before the reply begins
-    return Stream(_transcript_lines(context, session.session_id), "application/x-ndjson")
+    return Stream(_transcript_lines(context, session), "application/x-ndjson")
 
 
-async def _transcript_lines(context: Context, session_id: str) -> AsyncGenerator[bytes, None]:
-    chunk = bytearray()
-    async for entry in context.manager.read_transcript(session_id):
+async def _transcript_lines(context: Context, session: Session) -> AsyncGenerator[bytes, None]:
+    chunk, final = bytearray(), session.journal.final_sequence
+    async for entry in context.manager.read_transcript(session.session_id):
+        if entry.sequence > final:
+            break
         chunk += encode_entry(entry) + b"\n"
         if len(chunk) >= PIECE_BYTES:
             yield bytes(chunk)
@@ -265,10 +274,13 @@ async def add_messages(context: Context, request: AddMessages) -> AppendedReply:
     """Append one message or several as a unit, and reply when they are acknowledged; the session is made if needed."""
     incoming = incoming_messages(request.body, checked_idempotency_key(request.idempotency_key))
     session = await _wanted(context, request)
-    last = session.last_sequence
     messages, keys = zip(*incoming, strict=True)
-    entries = await session.add_messages(messages, idempotency_keys=keys, **request.of(session))
-    return AppendedReply(entries=_appended(entries, last), leaf_id=session.leaf_id, etag=etag_of(session))
+    unit = session.unit(has_one_key=False)
+    await unit.look_up(key for key in keys if key is not None)
+    entries = unit.add_messages(messages, idempotency_keys=keys)
+    await unit.save(**request.of(session))
+    leaf_id, etag = _end_of(session, unit.made)
+    return AppendedReply(entries=_appended(unit, map(unit.as_stored, entries)), leaf_id=leaf_id, etag=etag)
 
 
 async def _wanted(context: Context, request: Expected) -> Session:
@@ -278,12 +290,24 @@ async def _wanted(context: Context, request: Expected) -> Session:
     return await context.find_or_create(request.session_id)
 
 
-def _appended(entries: Sequence[Entry], last: int) -> list[AppendedEntry]:
+def _appended(unit: Unit, entries: Iterable[Entry]) -> list[AppendedEntry]:
+    new = {entry.id for entry in unit.made}
     reply = []
     for entry in entries:
-        reply.append(AppendedEntry(id=entry.id, sequence=entry.sequence, duplicate=entry.sequence <= last))
-        last = max(last, entry.sequence)
+        reply.append(AppendedEntry(id=entry.id, sequence=entry.sequence, duplicate=entry.id not in new))
+        new.discard(entry.id)
     return reply
+
+
+def _end_of(session: Session, made: Sequence[Entry]) -> tuple[str | None, str]:
+    """The leaf and the session's ETag right behind what was appended: what others say from there on is not in them."""
+    if not made:
+        return session.leaf_id, etag_of(session)
+    leaf_id = made[0].parent_id
+    for entry in made:
+        if moves_leaf(entry):
+            leaf_id = entry.target_id if isinstance(entry, LeafMove) else entry.id
+    return leaf_id, etag_at(session, made[-1].sequence)
 
 
 class SaveTurnRequest(Expected, frozen=True, kw_only=True):
@@ -299,8 +323,8 @@ async def save_turn(context: Context, request: SaveTurnRequest) -> TurnReply:
     key = checked_idempotency_key(request.idempotency_key)
     session = await _wanted(context, request)
     entries = await session.save_turn(messages, usage, idempotency_key=key, **request.of(session))
-    reply = TurnReply(entries=len(messages), leaf_id=session.leaf_id, duplicate=not entries)
-    return msgspec.structs.replace(reply, etag=etag_of(session))
+    leaf_id, etag = _end_of(session, entries)
+    return TurnReply(entries=len(messages), leaf_id=leaf_id, duplicate=not entries, etag=etag)
 
 
 def _turn(body: SaveTurn) -> tuple[list[Message], Usage | None]:
@@ -328,29 +352,25 @@ async def append_entries(context: Context, request: AppendEntries) -> EntriesApp
         if isinstance(label, NewLabel):
             await session.tree.get_entry(label.target_id)
     made = [_made(one) for one in wanted]
-    if key is not None and (known := await session.journal.find_by_key(key)) is not None:
-        return await _appended_before(session, known.id, len(wanted))
+    known = None if key is None else await session.journal.find_by_key(key)
     unit = session.unit()
-    for kind, fields in made:
-        unit.add(kind, **fields, idempotency_key=None if unit.entries else key)
+    if known is not None:
+        unit.wait_for(known)
+    else:
+        for kind, fields in made:
+            unit.add(kind, **fields, idempotency_key=None if unit.entries else key)
     await unit.save(**request.of(session))
-    stored = None if key is None else await session.journal.find_by_key(key)
-    if stored is not None and stored.id != unit.entries[0].id:  # the request came to another process, too, before
-        return await _appended_before(session, stored.id, len(wanted))
-    return _entries_appended(session, [(one.id, one.sequence) for one in unit.entries], duplicate=False)
+    first = unit.known if known is None else unit.as_stored(known)
+    if first is not None:  # the request came before, here or to another process
+        stored = await session.tree.read_after(first.sequence - 1, len(wanted))
+        return _entries_appended(session, [(one.entry_id, one.sequence) for one in stored], unit)
+    return _entries_appended(session, [(one.id, one.sequence) for one in unit.entries], unit)
 
 
-async def _appended_before(session: Session, first_id: str, count: int) -> EntriesAppendedReply:
-    await session.saved()
-    first = await session.tree.get_entry(first_id)
-    before = await session.tree.read_after(first.sequence - 1, count)
-    return _entries_appended(session, [(one.entry_id, one.sequence) for one in before], duplicate=True)
-
-
-def _entries_appended(session: Session, places: Sequence[tuple[str, int]], *, duplicate: bool) -> EntriesAppendedReply:
-    entries = [AppendedEntry(id=entry_id, sequence=place, duplicate=duplicate) for entry_id, place in places]
-    etag = etag_of(session)
-    return EntriesAppendedReply(id=entries[-1].id, entries=entries, leaf_id=session.leaf_id, etag=etag)
+def _entries_appended(session: Session, places: Sequence[tuple[str, int]], unit: Unit) -> EntriesAppendedReply:
+    is_known, (leaf_id, etag) = not unit.made, _end_of(session, unit.made)
+    entries = [AppendedEntry(id=entry_id, sequence=place, duplicate=is_known) for entry_id, place in places]
+    return EntriesAppendedReply(id=entries[-1].id, entries=entries, leaf_id=leaf_id, etag=etag)
 
 
 def _new_entries(body: dict[str, Any]) -> list[NewEntry]:
@@ -412,7 +432,7 @@ def checked_message(fields: dict[str, Any]) -> Message:
     Raises:
         InvalidMessage: it is no message, or its time lies outside of the years 1 to 9999 in UTC.
     """
-    message = message_from_dict(fields)
+    message = message_of(fields)
     try:
         if message.timestamp is not None and message.timestamp.tzinfo is not None:
             message.timestamp.astimezone(UTC)

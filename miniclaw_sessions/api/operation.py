@@ -17,6 +17,7 @@ import orjson
 
 from miniclaw_sessions.api.access import Scope
 from miniclaw_sessions.api.error_table import invalid
+from miniclaw_sessions.api.wrong_field import wrong_field
 
 if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
@@ -235,12 +236,7 @@ def shaped(data: Any, kind: type[T], *, strict: bool = True, name: str | None = 
     try:
         return msgspec.convert(data, kind, strict=strict)
     except msgspec.ValidationError as error:
-        sentence, _, place = str(error).partition(" - at ")
-        path, field = re.search(r"`\$\.(.+)`", place), re.search(r" field `(.{1,100})", sentence)
-        where = [path[1]] if path else []
-        if field:  # unknown, or missing: the path is the object's
-            where.append(field[1].partition("`")[0])
-        raise invalid(sentence if name is None else f"{name}: {sentence}", name or ".".join(where) or None) from None
+        raise invalid(*wrong_field(error, data, kind, name)) from None
 
 
 def checked_idempotency_key(key: Any) -> str | None:

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from miniclaw_sessions.api.operation import operation
-from miniclaw_sessions.history.search import MAX_RESULTS, SearchPage
+from miniclaw_sessions.history.search import MAX_QUERY, MAX_RESULTS, SearchPage, checked
 
 if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
@@ -21,7 +21,8 @@ class SearchRequest(msgspec.Struct, frozen=True):
     """What is searched for, and where: see `SessionManager.search`.
 
     Attributes:
-        query: words, `"phrases"`, `-words`; it may be empty if something else narrows the search.
+        query: words, `"phrases"`, `-words`, at most 1,000 characters; it may be empty if something else narrows the
+            search.
         session_id: in this session only.
         channel: in this channel only.
         author: said by this agent or person.
@@ -34,7 +35,7 @@ class SearchRequest(msgspec.Struct, frozen=True):
         cursor: what the page before called `next`.
     """
 
-    query: str = ""
+    query: Annotated[str, Meta(extra_json_schema={"maxLength": MAX_QUERY})] = ""
     session_id: str | None = None
     channel: str | None = None
     author: str | None = None
@@ -46,6 +47,15 @@ class SearchRequest(msgspec.Struct, frozen=True):
     order: Literal["best", "newest"] = "best"
     limit: Annotated[int, Meta(ge=1, le=MAX_RESULTS)] = 20
     cursor: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what is too long before it is sent: an address has less room than a query may take.
+
+        Raises:
+            InvalidSearch: a text is too long, or no text of ours can have it in it.
+        """
+        for name in ("query", "channel", "author", "tool"):
+            checked(name, getattr(self, name) or "")
 
 
 @operation("GET", "/v1/search", SearchRequest, SearchPage, errors=_ERRORS, patient=True)

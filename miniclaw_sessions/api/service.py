@@ -88,7 +88,13 @@ async def show_access(context: Context, request: Nothing) -> AccessReply:
     del request
     caller, bounds = context.caller, context.caller.bounds or KeyBounds()
     channels = None if bounds.channels is None else sorted(bounds.channels)
-    return AccessReply(name=caller.name, scope=caller.scope, channels=channels, chat_prefix=bounds.chat_prefix)
+    return AccessReply(
+        name=caller.name,
+        scope=caller.scope,
+        channels=channels,
+        chat_prefix=bounds.chat_prefix,
+        currency=context.manager.currency,
+    )
 
 
 @operation("GET", "/v1/statistics", Nothing, ManagerStatistics)

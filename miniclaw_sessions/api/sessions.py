@@ -68,8 +68,8 @@ class ListSessions(msgspec.Struct, frozen=True):
         part: whose ids have this in them, in any case; `prefix` wins.
         limit: at most so many.
         after: behind the place that the page before calls `next`.
-        last_words: tell in each row how the newest thing that somebody said begins; and where nobody gave a name, how
-            the first one does: `first_words`.
+        last_words: tell in each row how the newest thing that somebody said begins; and where there is no title,
+            how the first one does: `first_words`.
     """
 
     channel: str | None = None
@@ -299,6 +299,13 @@ async def _fork_made_before(context: Context, source: Session, target: str) -> S
     return session if session.metadata.get(PARENT_SESSION) == source.session_id else None
 
 
+NOT_PURGED = (
+    "the store's log, if it has one, may have its words until it is used again for something else; the next deletion "
+    "with `everywhere`, or the next sweep that deletes, empties it"
+)
+"""What is told where a session was deleted, and no more was asked for."""
+
+
 class DeleteSession(msgspec.Struct, frozen=True):
     """Which session; with a key a repeated request is answered as the first was.
 
@@ -322,7 +329,7 @@ async def delete_session(context: Context, request: DeleteSession) -> DeletedRep
         if not await context.manager.delete(request.session_id, if_sequence=demanded):
             raise SessionNotFound(request.session_id)
         context.note_deletion(request.session_id, request.idempotency_key)
-    remains = await context.manager.purge(request.session_id) if request.everywhere else []
+    remains = await context.manager.purge(request.session_id) if request.everywhere else [NOT_PURGED]
     return DeletedReply(deleted=True, remains=context.without_paths(remains))
 
 
@@ -336,7 +343,7 @@ def session_reply(session: Session) -> SessionReply:
         session,
         session.key,
         agent_id=session.metadata.get("agent_id"),
-        entries=session.last_sequence,
+        entries=session.journal.final_sequence,
         etag=etag_of(session),
         chosen_model=session.chosen_model,
         usage=usage_reply(session.total_usage),
@@ -345,8 +352,18 @@ def session_reply(session: Session) -> SessionReply:
 
 
 def etag_of(session: Session) -> str:
-    """What changes with every entry of a session, and when another one takes its place."""
-    return f'"{session.statistics().incarnation}.{session.last_sequence}"'
+    """What changes with every entry of a session, and when another one takes its place.
+
+    It counts what is acknowledged: the place of anything else may become that of another entry, of this process or of
+    another one. So while there is anything else, it is told apart by its id.
+    """
+    waits = session.journal.newest_waiting
+    return etag_at(session, f"{session.journal.committed_sequence}{'' if waits is None else '.' + waits}")
+
+
+def etag_at(session: Session, place: int | str) -> str:
+    """The ETag that a session has when the entry at a place is its newest one."""
+    return f'"{session.journal.incarnation}.{place}"'
 
 
 def demanded_sequence(session: Session, if_match: str | None, if_sequence: int | None = None) -> int | None:

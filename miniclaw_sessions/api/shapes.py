@@ -67,12 +67,14 @@ class AccessReply(Reply, kw_only=True):
         scope: `read`, `write` or `admin`, each with what the one before may do.
         channels: there are sessions of these alone; null: of all.
         chat_prefix: and only those whose chat ids begin so.
+        currency: what the costs of replies are in.
     """
 
     name: str
     scope: str
     channels: list[str] | None
     chat_prefix: str
+    currency: str = "USD"
 
 
 class HealthReply(ProbeReply, kw_only=True):
@@ -148,8 +150,10 @@ class SweepReply(Reply, kw_only=True):
     """What a sweep did, or in a dry run would do; `postponed` says why nothing was done: the clock is in doubt.
 
     Attributes:
+        freed_bytes: how large the entries of those that expired were, as the store had them.
         held: those that were idle for too long and stay, because they are under legal hold.
         forgotten: the archived files that were kept for long enough, and are gone for good.
+        remains: what may still have the words of those that are gone for good, one sentence each.
     """
 
     scanned: int
@@ -158,8 +162,10 @@ class SweepReply(Reply, kw_only=True):
     sessions: list[str]
     dry_run: bool
     postponed: str | None
+    freed_bytes: int = 0
     held: list[str] = []
     forgotten: list[str] = []
+    remains: list[str] = []
 
 
 class AcknowledgedReply(Reply, kw_only=True):
@@ -172,7 +178,7 @@ class AcknowledgedReply(Reply, kw_only=True):
 
 
 class UsageReply(Reply, kw_only=True):
-    """Tokens."""
+    """Tokens, and what they cost, in the currency that `GET /v1/access` and `GET /v1/usage` name."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -189,7 +195,8 @@ class SessionReply(Reply, kw_only=True):
         messages: those of the window.
         window: how many messages the window may hold.
         message_count, event_count: messages, and events, of the whole transcript.
-        entries: the sequence number of the newest entry.
+        entries: the sequence number of the newest entry; of a store that several gateways share, of the newest that is
+            acknowledged.
         leaf_id: where the conversation goes on; null at the root.
         chosen_model: the model that was chosen last, whichever has answered since, and on whatever branch.
         committed_sequence: up to which entry the store has acknowledged it.
@@ -298,7 +305,7 @@ class MessagesReply(Reply, kw_only=True):
 class AppendedEntry(Reply, kw_only=True):
     """An acknowledged entry; `duplicate` says that an earlier request had brought it, and this one appended nothing.
 
-    The sequence of a duplicate that has left the window is 0.
+    With the store `none`, the sequence of a duplicate that has left the window is 0.
     """
 
     id: str
@@ -307,7 +314,7 @@ class AppendedEntry(Reply, kw_only=True):
 
 
 class AppendedReply(Reply, kw_only=True):
-    """What was appended, in order, and the leaf and the session's ETag afterwards."""
+    """What was appended, in order, and the leaf and the session's ETag right behind it."""
 
     entries: list[AppendedEntry]
     leaf_id: str | None = None
@@ -321,7 +328,7 @@ class EntriesAppendedReply(AppendedReply, kw_only=True):
 
 
 class TurnReply(Reply, kw_only=True):
-    """A turn is acknowledged; how many entries it has, and the leaf and the session's ETag afterwards."""
+    """A turn is acknowledged; how many entries it has, and the leaf and the session's ETag right behind it."""
 
     entries: int
     leaf_id: str | None

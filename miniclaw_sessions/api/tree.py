@@ -27,7 +27,7 @@ from miniclaw_sessions.api.shapes import (
 from miniclaw_sessions.history.compaction import count_tokens, tokens_of
 from miniclaw_sessions.history.transcript import Transcript
 from miniclaw_sessions.protocol.encoding import encode_entry
-from miniclaw_sessions.protocol.entries import Custom, Entry, Label, LeafMove, moves_leaf
+from miniclaw_sessions.protocol.entries import Custom, Entry, Label, LeafMove
 
 if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
@@ -70,18 +70,14 @@ def _without_content(entry: Entry) -> Entry:
 
 
 def _encoded_children(transcript: Transcript) -> Iterator[bytes]:
-    """Who follows whom, one JSON pair for each entry that something follows.
-
-    Free metadata has no place in the tree, and is left out unless something follows it.
-    """
+    """Who follows whom, one JSON pair for each entry that something follows."""
     for entry in transcript.entries:
         if children := _ids_of(transcript, entry.id):
             yield orjson.dumps(entry.id) + b":" + orjson.dumps(children)
 
 
 def _ids_of(transcript: Transcript, parent_id: str | None) -> list[str]:
-    following = transcript.children(parent_id)
-    return [entry.id for entry in following if moves_leaf(entry) or transcript.children(entry.id)]
+    return [entry.id for entry in transcript.children(parent_id)]
 
 
 class ShowBranch(msgspec.Struct, frozen=True):
@@ -104,7 +100,9 @@ async def show_branch(context: Context, request: ShowBranch) -> Stream:
 
     async def read() -> tuple[dict[str, Any], Iterable[bytes]]:
         path = await session.tree.get_branch(request.entry_id, limit=request.limit + 1)
-        return {"truncated": len(path) > request.limit}, map(encode_entry, path[-request.limit :])
+        final = session.journal.final_sequence
+        shown = (entry for entry in path[-request.limit :] if entry.sequence <= final)
+        return {"truncated": len(path) > request.limit}, map(encode_entry, shown)
 
     return large_reply(context, "entries", read)
 

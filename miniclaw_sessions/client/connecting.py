@@ -14,7 +14,7 @@ from miniclaw_sessions.api.context import Chats, Context
 from miniclaw_sessions.client.client import Client
 from miniclaw_sessions.client.transport import LocalTransport, Transport
 from miniclaw_sessions.config import is_shared_url
-from miniclaw_sessions.errors import ConfigError, DirectoryInUse, SessionsError, Unreachable
+from miniclaw_sessions.errors import ConfigError, DirectoryInUse, SessionsError, Unreachable, to_install
 
 if TYPE_CHECKING:
     from miniclaw_sessions.client.http import HttpTransport
@@ -193,7 +193,7 @@ async def _found(
 def _require_http() -> None:
     """Raise ConfigError where what parses HTTP is not installed: a library that opens its workspace does without."""
     if find_spec("httptools") is None:
-        raise ConfigError("asking a daemon needs httptools: pip install 'miniclaw-sessions[client]'")
+        raise ConfigError(f"asking a daemon needs httptools: {to_install('client')}")
 
 
 def _shown(workspace: Path | str) -> str:

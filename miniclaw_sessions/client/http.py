@@ -38,6 +38,9 @@ PATIENT_TIMEOUT_S = 3600.0
 PATIENCE_S = 10.0
 """How long a daemon that does not answer is waited for: one that restarts comes back within it."""
 
+MAX_ADDRESS_BYTES = 60_000
+"""What the address and the headers of a request may have together; a daemon takes some more (`MAX_HEAD_BYTES`)."""
+
 _PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _SUCCESS = range(200, 300)  # what lies elsewhere is not followed
@@ -145,7 +148,7 @@ def asked_for(operation: Operation[Any, Any], request: msgspec.Struct) -> Asked:
     """A request as it is sent.
 
     Raises:
-        RequestError: its idempotency key cannot stand in a header.
+        RequestError: its idempotency key cannot stand in a header, or what stands in its address is too long for one.
     """
     values = {name: getattr(request, name) for name in operation.fields}
     target = operation.path
@@ -157,11 +160,19 @@ def asked_for(operation: Operation[Any, Any], request: msgspec.Struct) -> Asked:
     for name in operation.in_headers:
         if values[name] is not None:
             headers[HEADERS[name]] = _in_header(values[name], name)
+    if len(target) + sum(map(len, headers.values())) > MAX_ADDRESS_BYTES:
+        name, longest = max(((name, str(value)) for name, value in values.items() if name != BODY), key=_length)
+        said = f"{name} has {len(longest):,} characters; the address and the headers of a request"
+        raise invalid(f"{said} have room for {MAX_ADDRESS_BYTES:,} bytes, with everything else in them", name)
     body: bytes | AsyncIterator[bytes] = b""
     if BODY in values:
         headers["Content-Type"] = "application/octet-stream" if operation.uploads else "application/json"
         body = values[BODY] if operation.uploads else msgspec.json.encode(values[BODY])
     return Asked(operation.method, target, headers, body, PATIENT_TIMEOUT_S if operation.patient else ANSWER_TIMEOUT_S)
+
+
+def _length(named: tuple[str, str]) -> int:
+    return len(named[1])
 
 
 def _in_query(value: Any) -> str:

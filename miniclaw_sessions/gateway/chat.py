@@ -9,6 +9,7 @@ from typing import Self
 from msgspec import UnsetType
 
 from miniclaw_sessions.agent.answered import end_of_turn
+from miniclaw_sessions.agent.provider import Begun, ReasoningDelta
 from miniclaw_sessions.api.chat import user_message
 from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest
 from miniclaw_sessions.channels.asked import Asked
@@ -92,7 +93,10 @@ class _Events:
             case Obeyed(text=text, stopped=stopped):
                 return ChatEvent("obeyed", {"told": text, "stopped": stopped})
             case outgoing:
-                return ChatEvent(*event_document(outgoing.event))
+                event = outgoing.event
+                if isinstance(event, Begun | ReasoningDelta):  # of a response, which others tell of
+                    return await anext(self)
+                return ChatEvent(*event_document(event))
 
     async def _answered_before(self, error: DuplicateMessage) -> ChatEvent:
         session = self._asked.session

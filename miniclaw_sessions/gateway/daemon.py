@@ -137,6 +137,7 @@ async def _live(
                     life = Life(settings.listen, signals, phase, reload, announce)
                     async with anyio.create_task_group() as followers:
                         followers.start_soon(keep_up, app.context, settings.follow, name="other programs' sessions")
+                        followers.start_soon(dispatcher.supervise, name="dispatcher")
                         await _serve(app, manager, dispatcher, listeners, life)
                         followers.cancel_scope.cancel()
             status = await _save(manager)

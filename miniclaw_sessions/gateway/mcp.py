@@ -16,6 +16,7 @@ from miniclaw_sessions.api.context import Context
 from miniclaw_sessions.api.error_table import RequestError, as_reply
 from miniclaw_sessions.api.operation import Operation
 from miniclaw_sessions.client.transport import in_one_piece
+from miniclaw_sessions.errors import to_install
 from miniclaw_sessions.gateway.body import parse_strictly, read_body
 from miniclaw_sessions.gateway.exchange import Exchange, Reply
 from miniclaw_sessions.gateway.security import body_refusal
@@ -68,7 +69,7 @@ async def mcp_reply(exchange: Exchange, context: Context, *, max_body_bytes: int
     try:
         manager = await to_thread.run_sync(_manager)  # the package takes a second to load
     except ImportError:
-        sentence = "this daemon has no MCP: pip install 'miniclaw-sessions[mcp]', and start it again"
+        sentence = f"this daemon has no MCP: {to_install('mcp')}, and start it again"
         raise RequestError(404, "not_found", sentence) from None
     scope = {
         "type": "http",

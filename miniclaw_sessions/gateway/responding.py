@@ -14,15 +14,27 @@ from typing import Any, NoReturn, Self
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted, ReplyFinished, TurnEnd
-from miniclaw_sessions.agent.provider import AroundProvider, ModelEvent, Provider, Reply, TextDelta, adjusted
+from miniclaw_sessions.agent.provider import (
+    AroundProvider,
+    Begun,
+    ModelEvent,
+    Provider,
+    ReasoningDelta,
+    Reply,
+    TextDelta,
+    adjusted,
+    takes_items,
+)
 from miniclaw_sessions.agent.tool_runner import SuspendTurn
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.api.context import ResponseEvent
 from miniclaw_sessions.api.openai.response_events import reply_marked
+from miniclaw_sessions.api.openai.response_input import not_taken
 from miniclaw_sessions.api.openai.response_places import Place, under_way
-from miniclaw_sessions.api.openai.response_request import FunctionTool, Wanted, check_calls, unsupported
+from miniclaw_sessions.api.openai.response_request import FunctionTool, Wanted, check_calls
 from miniclaw_sessions.api.openai.responses import failure_of
 from miniclaw_sessions.api.openai.stored_responses import FAILED, RESPONSE, place_again
 from miniclaw_sessions.channels.asked import Asked
@@ -49,17 +61,30 @@ class DispatchedResponses:
         self._running: dict[str, Asked] = {}
         self._under_way: list[tuple[str, str, Asked]] = []  # the sessions, the digests of the requests
 
+    def check(self, wanted: Wanted) -> None:
+        """Refuse what the model that is asked for cannot do.
+
+        Raises:
+            OptionRefused: it has nothing like one of the options.
+            RequestError: it is not shown something of the input, or what it cost would stand in no account (400).
+        """
+        agent = self._dispatcher.assistant.agent
+        provider = _provider_of(agent, wanted)
+        if wanted.of_the_service and not takes_items(provider):
+            param, kind = wanted.of_the_service[0]
+            taken = "texts, images by address or as data, calls and their outputs"
+            raise not_taken(param, f"the provider {provider.name} takes {taken}, and no {kind}")
+        if not wanted.stores and agent.budgets is not None and agent.budgets.has_any:
+            raise not_taken("store", "there are budgets, and what is not stored is counted in none; leave it out")
+        adjusted(provider, wanted.options)
+
     @asynccontextmanager
     async def respond(self, wanted: Wanted, place: Place) -> AsyncIterator[AsyncIterator[ResponseEvent]]:
         """Begin a response and follow it.
 
         Raises:
-            RequestError: the same request waits, or is being answered (409); or it is to be kept nowhere, and there are
-                budgets (400): what it cost would stand in no account.
+            RequestError: the same request waits, or is being answered (409).
         """
-        budgets = self._dispatcher.assistant.agent.budgets
-        if place.session is not None and budgets is not None and budgets.has_any:
-            raise unsupported("store", "there are budgets, and what is not stored is counted in none; leave it out")
         self._under_way = [one for one in self._under_way if not one[2].is_over]
         same = (place.key.session_id, wanted.digest)
         if wanted.is_done_once and any(one[:2] == same for one in self._under_way):
@@ -106,8 +131,8 @@ class _Responder:
         self._wanted = wanted
         self._place = place
         self._running = running
-        asked_for = assistant.agent.choices.get(wanted.echo.get("model", ""), assistant.agent.provider)
-        self._model = _Marking(adjusted(asked_for, wanted.options))
+        asked_for = adjusted(_provider_of(assistant.agent, wanted), wanted.options)
+        self._model = _Marking(asked_for, self._tell)
         agent = assistant.agent.in_place(
             provider=self._model,
             tools=map(_tool, wanted.tools),
@@ -143,6 +168,11 @@ class _Responder:
             if self.mark is not None:
                 self._running.pop(self.mark.id, None)
 
+    def _tell(self, event: Begun | ReasoningDelta) -> None:
+        """Tell the client alone: nobody who watches the session is shown how the model thinks."""
+        if self.asked is not None:
+            self.asked.put(Progress(self.asked.incoming, event))
+
     def _said(self, before: Sequence[Message], waiting: Collection[str]) -> Sequence[Message]:
         check_calls(before, self._wanted.messages, waiting)
         return self._wanted.messages
@@ -167,6 +197,11 @@ class _Responder:
                 await session.tree.branch(at, if_leaf=failed_id)
 
 
+def _provider_of(agent: Agent, wanted: Wanted) -> Provider:
+    """The model that is asked for, if chats may choose it; else the usual one."""
+    return agent.choices.get(wanted.echo.get("model", ""), agent.provider)
+
+
 def _tool(function: FunctionTool) -> Tool:
     async def wait(_: Mapping[str, Any]) -> NoReturn:
         raise SuspendTurn("the client runs it")
@@ -177,19 +212,26 @@ def _tool(function: FunctionTool) -> Tool:
 class _Marking(AroundProvider):
     """A provider whose replies say which response they are made for, and have the ids that they were streamed with.
 
+    Args:
+        provider: who answers.
+        tell: called with what no turn tells of.
+
     Attributes:
         mark_id: the entry that the response begins with.
     """
 
-    def __init__(self, provider: Provider) -> None:
+    def __init__(self, provider: Provider, tell: Callable[[Begun | ReasoningDelta], None]) -> None:
         super().__init__(provider)
         self.mark_id = ""
+        self._tell = tell
         self._replies = 0
 
     async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
         """As the provider does."""
         async with aclosing(self.provider.generate(messages, tools)) as answer:
             async for event in answer:
+                if isinstance(event, Begun | ReasoningDelta):
+                    self._tell(event)
                 if isinstance(event, Reply):
                     marked = reply_marked(event.message, self.mark_id, self._replies)
                     self._replies += 1
@@ -216,6 +258,10 @@ class _Events:
                     raise error
                 case Accepted():
                     return self._event("begun")
+                case Progress(event=Begun()):
+                    return self._event("answering")
+                case Progress(event=ReasoningDelta(text=text)):
+                    return self._event("reasoning", text)
                 case Progress(event=TextDelta(text=text)):
                     return self._event("text", text)
                 case Progress(event=ReplyFinished()):

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 from miniclaw_sessions.config import TelemetrySettings
-from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.errors import ConfigError, to_install
 
 Attributes = Mapping[str, str | bool | int | float | Sequence[str]]
 """What is said of a span, by the names of OpenTelemetry's conventions; never content."""
@@ -88,5 +88,5 @@ def open_spans(settings: TelemetrySettings) -> Spans:
     try:
         from miniclaw_sessions.gateway.otlp import collected  # noqa: PLC0415 - loads the SDK
     except ImportError as error:
-        raise ConfigError(f"telemetry.otlp_endpoint needs: pip install 'miniclaw-sessions[otel]' ({error})") from None
+        raise ConfigError(f"telemetry.otlp_endpoint needs: {to_install('otel')} ({error})") from None
     return collected(settings)

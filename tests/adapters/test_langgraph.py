@@ -327,6 +327,7 @@ async def test_branching_the_session_takes_the_graph_back(manager: SessionManage
     assert texts(state["messages"]) == ["one", "reply to 1", "three", "reply to 3"]
     assert texts(session.messages()) == texts(state["messages"])
     session.clear()
+    await session.saved()  # who asks another process sees what is acknowledged
     state = await graph.ainvoke({"messages": [HumanMessage("anew")]}, CONFIG)
     assert texts(state["messages"]) == ["anew", "reply to 1"]
 

@@ -14,7 +14,7 @@ from tests.adapters.test_crossing_killed import STEPS, Conversation, Plan, launc
 from tests.adapters.turns import IDS, Turn
 from tests.crash.launcher import Launcher
 
-pytestmark = [pytest.mark.anyio, pytest.mark.proof, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.anyio, pytest.mark.proof, pytest.mark.timeout(900)]
 
 PROCESSES = 2
 ROUNDS = 2

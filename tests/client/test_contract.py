@@ -366,6 +366,15 @@ async def test_the_tree_is_branched_labelled_and_told(client: Client) -> None:
         await session.tree.branch(None, if_leaf=first)
 
 
+async def test_the_tree_of_a_session_with_an_agent_and_of_its_fork_has_one_root(client: Client) -> None:
+    session = await client.get_or_create("telegram", 7, agent_id="bot")
+    entry = await session.add_message(user("hello"))
+    for one in (session, await session.fork()):
+        transcript = await one.tree.get_transcript()
+        assert [root.id for root in transcript.roots] == [leaf.id for leaf in transcript.leaves] == [entry.id]
+        assert (await one.tree.shape()).roots == [entry.id]
+
+
 async def test_a_fork_has_everything_and_a_repeated_one_is_the_same(client: Client) -> None:
     session = await a_chat(client, "1", "2")
     first = await session.fork(idempotency_key="f")

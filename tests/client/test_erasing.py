@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from miniclaw_sessions.api import sessions
 from miniclaw_sessions.client import Client
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import SessionNotFound
@@ -53,6 +54,15 @@ async def test_what_was_deleted_is_in_no_file_when_the_reply_comes(client: Clien
     assert (await client.check()).sound
     with pytest.raises(SessionNotFound):
         await client.erase("a_1")
+
+
+async def test_a_deletion_that_is_to_look_after_nothing_else_says_where_the_words_may_be(
+    client: Client, short_path: Path
+) -> None:
+    await fill(client, short_path / "w")
+    reply = await client.transport.call(sessions.delete_session, sessions.DeleteSession("a_1", everywhere=False))
+    (sentence,) = reply.remains
+    assert sentence.startswith("the store's log, if it has one, may have its words until it is used again")
 
 
 async def test_what_may_still_hold_the_words_is_named(client: Client, short_path: Path) -> None:

@@ -130,6 +130,7 @@ async def nothing_is_lost_or_doubled(daemon: Daemon, names: list[str], count: in
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.proof
 async def test_four_workers_share_a_workspace_and_one_that_is_killed_doubles_nothing() -> None:
     with anyio.fail_after(280):
         await shared_by_workers(workers=4, count=12, kills=1, restarts=0)

@@ -550,3 +550,41 @@ def test_no_mixture_of_quotes_and_backslashes_hides_nesting(tail: bytes) -> None
         with pytest.raises(RequestError) as caught:
             parse_strictly(prefix + b"[" * 5_000 + tail)
         assert caught.value.status == 400
+
+
+# --- parts in other spellings ----------------------------------------------------------------------------------------
+
+
+async def test_a_picture_in_openai_s_spelling_is_one_and_what_is_none_says_what_to_write(served: Any) -> None:
+    url = {"url": "data:image/png;base64,aGVsbG8="}
+    said = {"role": "user", "content": [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": url}]}
+    picture = {"type": "image", "media_type": "image/png", "data": "aGVsbG8="}
+    bodies = [
+        ("messages", said),
+        ("turns", {"messages": [said]}),
+        ("entries", {"type": "message", "message": said}),
+        ("branch", {"entry_id": None, "then": [said]}),
+    ]
+    for path, body in bodies:
+        assert (await served.unix.post(f"/v1/sessions/a_1/{path}", json=body)).is_success, path
+        (shown,) = (await served.unix.get("/v1/sessions/a_1/messages?limit=1")).json()["messages"]
+        assert shown["content"] == [{"type": "text", "text": "look"}, picture]
+        wrong = json.loads(json.dumps(body).replace('"url"', '"file"'))
+        refused = await served.unix.post(f"/v1/sessions/a_1/{path}", json=wrong)
+        assert refused.status_code == 422
+        assert '"image_url": {"url": ' in refused.json()["error"]["message"]
+
+
+async def test_a_part_s_field_in_another_word_is_taken_and_one_that_means_nothing_is_refused(served: Any) -> None:
+    """A picture with `mime_type` was stored in silence, and shown to nobody."""
+    picture = {"type": "image", "mime_type": "image/png", "data": "aGVsbG8="}
+    said = {"role": "user", "content": [picture]}
+    assert (await served.unix.post("/v1/sessions/a_1/messages", json=said)).is_success
+    (shown,) = (await served.unix.get("/v1/sessions/a_1/messages?limit=1")).json()["messages"]
+    assert shown["content"] == [{"type": "image", "media_type": "image/png", "data": "aGVsbG8="}]
+    wrong = {"role": "user", "content": [{**picture, "colour": "red"}]}
+    chat = {"channel": "a", "chat_id": "1", "message": wrong}
+    for path, body in (("sessions/a_1/messages", wrong), ("sessions/a_1/turns", {"messages": [wrong]}), ("chat", chat)):
+        refused = await served.unix.post(f"/v1/{path}", json=body)
+        assert refused.status_code == 422, path
+        assert "a part of type 'image' has no field 'colour'" in refused.json()["error"]["message"]

@@ -72,6 +72,17 @@ async def test_a_message_may_be_more_than_text(served: Any) -> None:
     assert (asked["content"], asked["name"]) == (message["content"], "ann")
 
 
+@pytest.mark.parametrize("data", ["!!!", "QUJD", "iVBORw0KGgo="])
+async def test_an_image_that_is_none_is_refused_by_its_place(served: Any, provider: Any, data: str) -> None:
+    parts = [{"type": "text", "text": "look"}, {"type": "image", "media_type": "image/png", "data": data}]
+    for stream in (False, True):
+        reply = await served.unix.post("/v1/chat", json=chat("", stream=stream) | {"message": {"content": parts}})
+        error = reply.json()["error"]
+        assert (reply.status_code, error["type"], error["param"]) == (422, "invalid_request", "message.content[1].data")
+        assert "image/png, image/jpeg, image/gif, image/webp" in error["message"]
+    assert provider.asked == 0
+
+
 async def test_a_stream_tells_the_text_as_it_comes_and_then_the_whole(served: Any) -> None:
     reply = await served.unix.post("/v1/chat", json=chat("a b", stream=True))
     assert reply.headers["content-type"].startswith("text/event-stream")

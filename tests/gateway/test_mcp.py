@@ -144,12 +144,12 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (
         "save_turn",
         {"session_id": "web_1", "messages": [{"role": "system", "content": "obey"}]},
-        "messages: Invalid enum",
+        "messages[0].role: Invalid enum",
     ),
     (
         "go_to",
         {"session_id": "web_1", "entry_id": None, "then": [{"role": "system", "content": "obey"}]},
-        "then: Inval",
+        "then[0].role: Inval",
     ),
     ("search", {"query": '"'}, ""),
 ]

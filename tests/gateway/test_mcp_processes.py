@@ -89,6 +89,8 @@ async def test_what_clients_are_told_to_start_finds_what_was_said(tmp_path: Path
             assert len((await client.list_tools()).tools) == 5
             refused = await client.call_tool("save_turn", {"session_id": "x_1", "messages": []})
             assert refused.is_error
+            long = await client.call_tool("search", {"query": "x" * 100_000})
+            assert long.content[0].text == "the query has 100,000 characters; at most 1,000 are searched for"  # type: ignore[union-attr]
 
 
 async def test_a_daemon_that_is_killed_and_started_again_is_found_again_by_the_same_client(tmp_path: Path) -> None:

@@ -97,6 +97,8 @@ class Recorder:
             said = " | ".join(message.text for message in messages if not message.is_assistant)
             for word in re.findall(r"\S+\s*", f"I see: {said}"):
                 yield TextDelta(word)
+                if text.startswith("break"):
+                    raise ModelError("the model is out of order")
                 if text.startswith("slow") and not self.gate.is_set():
                     self.slowed.set()
                     await self.gate.wait()
@@ -403,7 +405,7 @@ async def test_a_stream_tells_the_typed_events_in_their_order(client: AsyncOpenA
     assert await client.responses.retrieve(created.response.id) == completed.response
 
 
-@pytest.mark.parametrize("text", ["one", "call", "short", "fail"])
+@pytest.mark.parametrize("text", ["one", "call", "short", "break"])
 async def test_a_stream_tells_what_the_document_says(served: Served, text: str) -> None:
     wanted = {"input": text, "tools": [WEATHER], "stream": True}
     stream = (await served.unix.post("/v1/responses", json=wanted)).text
@@ -445,7 +447,7 @@ async def test_a_model_that_fails_is_told_and_the_conversation_stays_as_it_was(
     with pytest.raises(openai.InternalServerError, match="out of order") as caught:
         await client.responses.create(input="fail", conversation="conv_1")
     assert caught.value.response.headers["x-should-retry"] == "false"
-    events = await events_of(client, input="fail again", conversation="conv_1")
+    events = await events_of(client, input="break off", conversation="conv_1")
     assert events[-1].type == "response.failed"
     failed = events[-1].response
     assert (failed.status, failed.error and failed.error.code) == ("failed", "server_error")

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -22,9 +22,9 @@ from miniclaw_sessions.api.openai.errors import ATTEMPTS, bad_request, contended
 from miniclaw_sessions.api.openai.items import REFERENCE, check_items, items_of, same_item
 from miniclaw_sessions.api.openai.reading import FoundItem, find_items, items_within, page_of_items
 from miniclaw_sessions.api.openai.shapes import Item
-from miniclaw_sessions.errors import LeafMoved
+from miniclaw_sessions.errors import EntryNotFound, LeafMoved
 from miniclaw_sessions.formats.openai_items import to_messages
-from miniclaw_sessions.protocol.entries import Entry, MessageEntry
+from miniclaw_sessions.protocol.entries import Entry
 
 if TYPE_CHECKING:
     from miniclaw_sessions.session import Session
@@ -110,8 +110,9 @@ async def _add_new(session: Session, items: Sequence[Item], last: _Last, idempot
         except LeafMoved:  # somebody said something meanwhile, perhaps the same
             last.entry_ids = None
             continue
-        entries = [await session.journal.as_stored(cast("MessageEntry", entry)) for entry in unit.entries]
-        return _in_order(items, there, [one for entry in entries for one in items_of(entry)])
+        if unit.known is not None:  # the request came to another process before
+            return await _appended_with(session, unit.known, len(items))
+        return _in_order(items, there, [one for entry in unit.entries for one in items_of(entry)])
     raise contended()
 
 
@@ -167,7 +168,10 @@ async def _added_before(
     if last.entry_ids is None or now - last.moment > REMEMBERED:
         return None
     await session.saved()
-    entries = [await session.tree.get_entry(entry_id) for entry_id in last.entry_ids]
+    try:
+        entries = [await session.tree.get_entry(entry_id) for entry_id in last.entry_ids]
+    except EntryNotFound:  # another process was first with what it demanded
+        return None
     there = await find_items(session, _given_ids(items))
     return _in_order(items, there, [one for entry in entries for one in items_of(entry)])
 

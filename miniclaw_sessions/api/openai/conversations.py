@@ -99,7 +99,9 @@ async def create_conversation(context: Context, request: CreateConversationReque
         unit.add_metadata(**_changes(session, metadata))
         for message in to_messages(items):
             unit.add_message(message)
-        await unit.save()
+        await unit.save(if_sequence=0)
+    except LeafMoved:  # a request with the same key was first, here or at another process
+        await session.saved()
     except SessionsError:
         if not session.last_sequence:
             await context.manager.delete(session.session_id)  # a refused request makes nothing

@@ -8,10 +8,17 @@ from __future__ import annotations
 from miniclaw_sessions.api.error_table import RETRY_AFTER_S, RequestError
 
 _STATUS = {410: 404, 412: 409, 422: 400}
+UNSUPPORTED = "unsupported_parameter"
+"""The `code` of a refusal: nothing here can do what a parameter asks for."""
+
 ATTEMPTS = 10
 """How often something is tried again that others were before."""
 
-_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_TYPES = {401: "authentication_error", 403: "permission_error", 424: "upstream_error", 429: "rate_limit_error"}
+_CODES = {"model_rate_limited": "rate_limit_exceeded", "context_overflow": "context_length_exceeded"}
+"""Our names for errors for which the service has a `code` of its own."""
+
+_OF_THE_UPSTREAM = ("upstream_status", "provider_message")
 _BAD_REQUEST, _NOT_FOUND, _CONFLICT, _SERVER = 400, 404, 409, 500
 
 
@@ -31,14 +38,25 @@ def contended() -> RequestError:
     return RequestError(_CONFLICT, "conflict", sentence, headers={"Retry-After": str(RETRY_AFTER_S)})
 
 
+def code_of_failure(error: RequestError) -> str:
+    """Why a response failed, in the service's words: what it has none for is its server's fault."""
+    if error.kind == "model_refused":
+        return "invalid_prompt"
+    return _CODES.get(error.kind, "server_error")
+
+
 def in_openai_form(error: RequestError) -> RequestError:
     """An error as the package reads it; our own name for it is the `code`, where the service gives one."""
     status = _STATUS.get(error.status, error.status)
     kind = _TYPES.get(status, "invalid_request_error" if status < _SERVER else "server_error")
     headers = dict(error.headers)
+    if (wait_s := error.details.get("retry_after_s")) is not None:
+        headers["retry-after-ms"] = str(round(wait_s * 1000))  # the package looks at it first
     if status == _CONFLICT and "Retry-After" not in headers:
         headers["x-should-retry"] = "false"  # the same request would meet the same conflict
-    code = error.details.get("code", None if status == _NOT_FOUND else error.kind)
+    code = error.details.get("code", None if status == _NOT_FOUND else _CODES.get(error.kind, error.kind))
+    upstream = {name: error.details[name] for name in _OF_THE_UPSTREAM if name in error.details}
+    details = {"code": code, **upstream}
     return RequestError(
-        status, kind, error.message, param=error.param, headers=headers, details={"code": code}, close=error.close
+        status, kind, error.message, param=error.param, headers=headers, details=details, close=error.close
     )

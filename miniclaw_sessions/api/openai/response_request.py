@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from miniclaw_sessions.api.error_table import RequestError
 from miniclaw_sessions.api.openai.errors import bad_request
-from miniclaw_sessions.api.openai.items import REFERENCE, check_items
+from miniclaw_sessions.api.openai.json_schema import check_schema
+from miniclaw_sessions.api.openai.response_input import OfTheService, check_input, not_taken
 from miniclaw_sessions.api.openai.response_shapes import CreateResponse, Document
 from miniclaw_sessions.api.openai.shapes import Item
 from miniclaw_sessions.formats.openai_items import to_messages
@@ -23,9 +23,6 @@ from miniclaw_sessions.history.pairing import open_calls, pair
 from miniclaw_sessions.protocol.encoding import encode_message
 from miniclaw_sessions.protocol.messages import Message, Role
 from miniclaw_sessions.protocol.options import FUNCTION, Options, TextFormat
-
-UNSUPPORTED = "unsupported_parameter"
-"""The `code` of a refusal: nothing here can do what a parameter asks for."""
 
 _REFUSED = {
     "background": "an answer is given to whoever asks for it; a client that goes away finds it by its id",
@@ -74,6 +71,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         stream: whether it is told as it is made.
         key: the client's name for the request, which is done once.
         is_repeated: whether the client says that it asked before.
+        of_the_service: what of the input only a service takes that speaks items itself.
     """
 
     messages: tuple[Message, ...]
@@ -87,6 +85,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool
     key: str | None = None
     is_repeated: bool = False
+    of_the_service: tuple[OfTheService, ...] = ()
 
     @property
     def is_done_once(self) -> bool:
@@ -123,9 +122,11 @@ def read_request(body: CreateResponse, key: str | None = None, *, is_repeated: b
     _refuse(body)
     tools = _tools(body.tools or ())
     choice, tools = _tool_choice(body.tool_choice, tools)
-    conversation = body.conversation
+    conversation, items = body.conversation, _items(body)
+    of_the_service = check_input(items)
     return Wanted(
-        messages=_input(body),
+        messages=tuple(to_messages(items)),
+        of_the_service=of_the_service,
         instructions=body.instructions,
         tools=tools,
         options=Options(
@@ -149,19 +150,14 @@ def read_request(body: CreateResponse, key: str | None = None, *, is_repeated: b
     )
 
 
-def unsupported(name: str, why: str) -> RequestError:
-    """The error for a parameter that nothing here can do."""
-    return bad_request(f"Unsupported parameter: '{name}' is not supported here: {why}.", name, UNSUPPORTED)
-
-
 def _refuse(body: CreateResponse) -> None:
     for name, why in _REFUSED.items():
         if getattr(body, name):
-            raise unsupported(name, why)
+            raise not_taken(name, why)
     if body.service_tier not in (None, "auto", "default"):
-        raise unsupported("service_tier", "there is one, default")
+        raise not_taken("service_tier", "there is one, default")
     if _LOGPROBS in (body.include or ()):
-        raise unsupported("include", f"nobody tells log probabilities ({_LOGPROBS})")
+        raise not_taken("include", f"nobody tells log probabilities ({_LOGPROBS})")
     if body.conversation is not None and body.previous_response_id is not None:
         sentence = "Mutually exclusive parameters: 'conversation' and 'previous_response_id'. Ensure you are only "
         raise bad_request(f"{sentence}providing one of them.", "conversation", "mutually_exclusive_parameters")
@@ -170,19 +166,12 @@ def _refuse(body: CreateResponse) -> None:
 # --- input -----------------------------------------------------------------------------------------------------------
 
 
-def _input(body: CreateResponse) -> tuple[Message, ...]:
-    items: Sequence[Item]
+def _items(body: CreateResponse) -> Sequence[Item]:
     if isinstance(body.input, str):
-        items = [{"type": "message", "role": "user", "content": body.input}]
-    else:
-        items = body.input or ()
-    if not items:
+        return [{"type": "message", "role": "user", "content": body.input}]
+    if not body.input:
         raise bad_request("Missing required parameter: 'input'.", "input", "missing_required_parameter")
-    check_items(items, "input")
-    for place, item in enumerate(items):
-        if item.get("type") == REFERENCE:
-            raise unsupported(f"input[{place}].type", "send the item itself, or go on from the response that has it")
-    return tuple(to_messages(items))
+    return body.input
 
 
 def check_calls(before: Sequence[Message], said: Sequence[Message], waiting: Collection[str]) -> None:
@@ -209,7 +198,10 @@ def check_calls(before: Sequence[Message], said: Sequence[Message], waiting: Col
         raise bad_request(f"No tool output found for function call {missing[0]}.", "input")
     speakers = (Role.USER, Role.ASSISTANT, Role.TOOL_RESULT)
     newest = next((one for one in reversed(whole) if one.role in speakers), None)
-    if newest is not None and newest.is_assistant:
+    if newest is None:
+        sentence = "The input says nothing that can be answered: a message of 'user', or an output, is expected."
+        raise bad_request(sentence, "input")
+    if newest.is_assistant:
         raise bad_request("The input ends with an answer; say something that can be answered.", "input")
 
 
@@ -235,7 +227,7 @@ def _tool(tool: Document, name: str) -> FunctionTool:
         )
     for field in tool.keys() - _OF_A_TOOL:
         if tool[field] not in (None, False):
-            raise unsupported(f"{name}.{field}"[:100], "a function has a name, a description and parameters")
+            raise not_taken(f"{name}.{field}"[:100], "a function has a name, a description and parameters")
     called, described, parameters = tool.get("name"), tool.get("description"), tool.get("parameters")
     if not isinstance(called, str) or not _TOOL_NAME.fullmatch(called):
         sentence = f"Invalid '{name}.name': a text of 1 to 64 letters, digits, '_' and '-' is expected."
@@ -243,6 +235,8 @@ def _tool(tool: Document, name: str) -> FunctionTool:
     if not isinstance(described, str | None) or not isinstance(parameters, dict | None):
         wrong = "parameters" if isinstance(described, str | None) else "description"
         raise bad_request(f"Invalid type for '{name}.{wrong}'.", f"{name}.{wrong}", "invalid_type")
+    if parameters:
+        check_schema(parameters, f"{name}.parameters", "invalid_function_parameters")
     return FunctionTool(called, described or "", parameters or {"type": "object", "properties": {}})
 
 
@@ -263,7 +257,7 @@ def _tool_choice(
             names = [_offered(str(name), tools) for name in names]
             tools, choice = tuple(tool for tool in tools if tool.name in names), mode
         case _:
-            raise unsupported("tool_choice", "auto, none, required, a function or allowed functions are")
+            raise not_taken("tool_choice", "auto, none, required, a function or allowed functions are")
     if not tools and choice != "none":
         raise bad_request("Tool choice 'required' must be specified with 'tools' parameter.", "tool_choice")
     return (choice if tools and choice != "auto" else None), tools
@@ -288,6 +282,7 @@ def _format(given: Document | None) -> TextFormat | None:
             description, strict = given.get("description"), given.get("strict")
             is_described = isinstance(description, str | None) and isinstance(strict, bool | None)
             if is_described and _TOOL_NAME.fullmatch(name):
+                check_schema(schema, "text.format.schema", "invalid_json_schema")
                 return TextFormat(schema, name, description or "", strict)
         case _:
             pass

@@ -31,6 +31,14 @@ class Reasoning(msgspec.Struct, kw_only=True):
     generate_summary: str | None = None
 
 
+class WantedReasoning(Reasoning, kw_only=True):
+    """The same as a request has it."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
 class TextConfig(msgspec.Struct, kw_only=True):
     """What the text of the answer is to be."""
 
@@ -54,7 +62,7 @@ class CreateResponse(Body):
     max_output_tokens: Annotated[int, Meta(ge=1, le=2**31)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    reasoning: Reasoning | None = None
+    reasoning: WantedReasoning | None = None
     text: TextConfig | None = None
     metadata: Metadata | None = None
     truncation: Literal["auto", "disabled"] | None = None

@@ -15,12 +15,13 @@ import anyio
 import msgspec
 from msgspec import Meta
 
-from miniclaw_sessions.api.error_table import ANSWERING, MODELS_FAULT, RequestError, as_reply, as_request_error
-from miniclaw_sessions.api.event_stream import EVENT_STREAM, HEARTBEAT, until_last
+from miniclaw_sessions.api.error_table import ANSWERING, RequestError, as_reply, as_request_error
+from miniclaw_sessions.api.event_stream import EVENT_STREAM, HEARTBEAT, HEARTBEAT_S, until_last
 from miniclaw_sessions.api.openai.conversations import is_repeated
-from miniclaw_sessions.api.openai.errors import in_openai_form, not_found
+from miniclaw_sessions.api.openai.errors import code_of_failure, in_openai_form, not_found
 from miniclaw_sessions.api.openai.items import items_of
 from miniclaw_sessions.api.openai.response_events import EventWriter
+from miniclaw_sessions.api.openai.response_input import not_taken
 from miniclaw_sessions.api.openai.response_places import (
     CHANNEL,
     Place,
@@ -29,7 +30,7 @@ from miniclaw_sessions.api.openai.response_places import (
     is_running,
     place_of_response,
 )
-from miniclaw_sessions.api.openai.response_request import Wanted, place_of, read_request, unsupported
+from miniclaw_sessions.api.openai.response_request import Wanted, place_of, read_request
 from miniclaw_sessions.api.openai.response_shapes import EVENTS, CreateResponse, Response, ResponseDeleted
 from miniclaw_sessions.api.openai.shapes import MAX_PAGE, ItemList
 from miniclaw_sessions.api.openai.stored_responses import (
@@ -43,13 +44,25 @@ from miniclaw_sessions.api.openai.stored_responses import (
 )
 from miniclaw_sessions.api.operation import Stream, checked_idempotency_key, operation
 from miniclaw_sessions.api.sessions import DeleteSession, delete_session
-from miniclaw_sessions.errors import EntryNotFound, OptionRefused, SessionDeleted, SessionNotFound, TurnCutOff
+from miniclaw_sessions.errors import (
+    AgentError,
+    EntryNotFound,
+    ModelOverloaded,
+    ModelTimeout,
+    ModelUnavailable,
+    OptionRefused,
+    SessionDeleted,
+    SessionNotFound,
+    TurnCutOff,
+)
 
 if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context, ResponseEvent
 
 ONE = "/v1/responses/{response_id}"
-_STATUS_WAIT_S = 1.0
+_STATUS_WAIT_S = HEARTBEAT_S
+"""So long a stream may wait for the model's service, so that its refusal is a status; then it must show that it lives.
+"""
 
 
 class Create(msgspec.Struct, frozen=True):
@@ -111,6 +124,10 @@ async def create_response(context: Context, request: Create) -> Response | Strea
     key = checked_idempotency_key(request.idempotency_key)
     name = None if key is None else f"{context.caller.name} {key}"
     wanted = read_request(request.body, name, is_repeated=is_repeated(request.retry_count))
+    try:
+        context.responding().check(wanted)
+    except OptionRefused as error:
+        raise _refusal(error, wanted) from error
     place = await place_of_response(context, wanted)
     context.note(place.key.session_id)
     if place.made is not None:
@@ -132,15 +149,23 @@ async def create_response(context: Context, request: Create) -> Response | Strea
 def _refusal(error: Exception, wanted: Wanted) -> Exception:
     """The error as the client is told it; the package asks again after most, which would say everything twice."""
     if isinstance(error, OptionRefused):
-        return unsupported(place_of(error.option), str(error))
+        return not_taken(place_of(error.option), str(error))
     if isinstance(error, SessionNotFound | SessionDeleted | EntryNotFound):  # deleted while the request waited
         return gone(wanted.previous) if wanted.previous else not_found("Conversation", wanted.conversation or "")
-    refused = as_request_error(error)
-    if refused is None or refused.status != MODELS_FAULT:
+    if not isinstance(error, AgentError) or _may_be_asked_again(error):
         return error
-    as_reply(error)  # logs it
+    refused = as_reply(error)  # which logs it
     headers = {**refused.headers, "x-should-retry": "false"}
     return RequestError(refused.status, refused.kind, refused.message, headers=headers, details=refused.details)
+
+
+_PASSING = (ModelOverloaded, ModelTimeout, ModelUnavailable)
+
+
+def _may_be_asked_again(error: AgentError) -> bool:
+    """Whether the package may ask again by its own rules: the model's service failed, and nothing is paid for twice."""
+    is_paid = error.usage is not None and error.usage.total > 0
+    return isinstance(error, _PASSING) and not is_paid
 
 
 async def _document(event: ResponseEvent) -> Response:
@@ -168,18 +193,22 @@ async def _told(context: Context, wanted: Wanted, place: Place) -> AsyncGenerato
     is_sent = False
     try:
         async with context.responding().respond(wanted, place) as events:
+            first: list[ResponseEvent] = []
             with anyio.move_on_after(_STATUS_WAIT_S):
-                told = await anext(events)
-            if told is None:
+                while not first or first[-1].kind == "begun":  # a service that refuses does so before anything else
+                    first.append(await anext(events))
+            if not first:
                 is_sent = True
                 yield HEARTBEAT
-            async for event in until_last(events, lambda one: one.kind == "ended", told):
+            async for event in until_last(events, lambda one: one.kind == "ended", first):
+                is_sent = True
                 if event is None:
                     yield HEARTBEAT
                     continue
-                told, is_sent = event, True
+                told = event
                 writer = writer or EventWriter(event.mark.id)
-                yield b"".join(await _written(writer, event))
+                if written := await _written(writer, event):
+                    yield b"".join(written)
     except Exception as error:
         if not is_sent:
             raise _refusal(error, wanted) from error
@@ -191,6 +220,8 @@ async def _written(writer: EventWriter, event: ResponseEvent) -> list[bytes]:
         case "begun":
             begun = StoredResponse(event.session.session_id, event.mark)
             return writer.begun(document_of(begun, is_running=True))
+        case "answering":
+            return []
         case "text":
             return writer.text(event.text)
         case "replied":
@@ -211,9 +242,9 @@ async def _failed(writer: EventWriter, event: ResponseEvent | None, error: Excep
 
 def failure_of(error: Exception) -> dict[str, str]:
     """What a response says of why it failed."""
-    refused = as_request_error(error)
-    message = "the answer failed; the daemon's log has the details" if refused is None else refused.message
-    return {"code": "server_error", "message": message}
+    if (refused := as_request_error(error)) is None:
+        return {"code": "server_error", "message": "the answer failed; the daemon's log has the details"}
+    return {"code": code_of_failure(refused), "message": refused.message}
 
 
 # --- what is kept ----------------------------------------------------------------------------------------------------
@@ -224,7 +255,7 @@ async def retrieve_response(context: Context, request: OneResponse) -> Response:
     """A response that was kept, as it is now. Its events are told once, to whoever made it."""
     for name, value in (("stream", request.stream), ("starting_after", request.starting_after)):
         if value:
-            raise unsupported(name, "events are told once, to whoever asked for the response; retrieve it without")
+            raise not_taken(name, "events are told once, to whoever asked for the response; retrieve it without")
     session, found = await found_response(context, request.response_id)
     return document_of(found, is_running=await is_running(context, session, found))
 
