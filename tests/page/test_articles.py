@@ -208,7 +208,7 @@ async def test_the_list_says_how_the_newest_words_begin_where_that_is_asked_for(
     assert b'"last_words":"' not in found[False]
 
 
-async def test_what_nobody_named_is_listed_by_its_first_words(manager: SessionManager) -> None:
+async def test_what_has_no_title_is_listed_by_its_first_words(manager: SessionManager) -> None:
     imported = await manager.get_or_create("codex", "019e742e-9d84-7578-9001-000000000001")
     await said(
         imported,
@@ -221,9 +221,13 @@ async def test_what_nobody_named_is_listed_by_its_first_words(manager: SessionMa
     await said(named, "something")
     await named.tree.append_session_info("its name")
     await said(await manager.get_or_create("codex", "by-hand"), "something else")
+    talk = await manager.get_or_create("telegram", 123456789)
+    await said(talk, "/help")
     rows = {row.chat_id[-1]: row.first_words for row in await manager.list(last_words=True)}
-    assert rows == {"1": "mend the clock", "2": None, "d": None}
-    assert [row.first_words for row in await manager.list()] == [None] * 3
+    assert rows == {"1": "mend the clock", "2": None, "d": "something else", "9": "/help"}
+    assert [row.first_words for row in await manager.list()] == [None] * 4
+    await said(talk, "a train to Rome")
+    assert (await manager.list(channel="telegram", last_words=True))[0].first_words == "a train to Rome"
     alone: Any = await show_session.handler(Context(manager), ShowSession(imported.session_id, last_words=True))
     assert (alone.first_words, alone.last_words, alone.etag) == ("mend the clock", "more 59", etag_of(imported))
     unasked: Any = await show_session.handler(Context(manager), ShowSession(imported.session_id))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from tests.page.model import PATIENCE_S, ModelService
 from tests.page.served import TOKEN, PageDaemon
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page, Route
+    from playwright.sync_api import Page, Request, Route
 
 pytestmark = pytest.mark.proof
 OpenPage = Callable[..., "Page"]
@@ -246,7 +247,7 @@ def test_what_another_client_says_arrives(open_page: OpenPage, daemon: PageDaemo
     daemon.say("demo_two", "from elsewhere")
     see(page, "from the beginning", "from elsewhere")
     daemon.say("demo_other", "somewhere else")
-    page.locator("#list li").get_by_text("somewhere else").wait_for()
+    page.locator("#list li .words").get_by_text("somewhere else").wait_for()
 
 
 def test_the_page_goes_on_after_the_daemon_was_killed_with_nothing_missing_and_nothing_twice(
@@ -267,6 +268,36 @@ def test_the_page_goes_on_after_the_daemon_was_killed_with_nothing_missing_and_n
     asked = [one["content"] for one in daemon.ask("GET", "/v1/sessions/demo_kill/messages")["messages"]]
     assert asked.count("said while it was away") == 1
     page.get_by_text("Connection lost").wait_for(state="hidden")
+
+
+def test_whatever_is_answered_ends_a_lost_connection(open_page: OpenPage, daemon: PageDaemon) -> None:
+    """The page's clock stands still: no wait of its streams ends, so what is answered alone tells that all is well."""
+    daemon.say("demo_back", "before")
+    page = open_page("#/session/demo_back")
+    see(page, "before")
+    page.clock.install()
+    page.clock.pause_at(datetime.now(UTC) + timedelta(minutes=1))
+    page.locator("body:not(.offline)").wait_for()
+    daemon.kill()
+    page.get_by_text("Connection lost").wait_for()
+    page.locator("body.offline").wait_for()
+    tried: dict[str, Request] = {}
+
+    def noted(request: Request) -> None:
+        tried[request.url] = request
+
+    page.on("request", noted)
+    page.clock.run_for(300)  # as long as the streams wait for the first time; then they wait for longer
+    while not all(any(stream in url and tried[url].failure for url in tried) for stream in ("/follow", "/v1/events")):
+        page.wait_for_event("requestfailed")
+    daemon.start()
+    page.get_by_role("button", name="More", exact=True).click()
+    page.get_by_role("menuitem", name="Details and cost").click()
+    page.get_by_text("Connection lost").wait_for(state="hidden")
+    page.locator("body:not(.offline)").wait_for()
+    page.keyboard.press("Escape")
+    daemon.say("demo_back", "and after")
+    see(page, "before", "and after")
 
 
 def test_an_answer_goes_on_where_the_daemon_is_killed_in_its_midst(

@@ -82,6 +82,14 @@ needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="there is n
         (429, "chat_busy", "back"),
         (502, "model_error", "unanswered"),  # each repetition would be paid for
         (502, "iteration_limit", "unanswered"),
+        (400, "model_refused", "unanswered"),
+        (400, "context_overflow", "unanswered"),
+        (424, "model_access_denied", "unanswered"),
+        (429, "model_rate_limited", "unanswered"),
+        (429, "budget_spent", "unanswered"),  # the message is saved, and would be said twice
+        (503, "model_overloaded", "unanswered"),
+        (504, "model_timeout", "unanswered"),
+        (504, "", "again"),
     ],
 )
 def test_what_was_said_is_sent_again_only_where_that_can_help(status: int, kind: str, outcome: str) -> None:

@@ -42,7 +42,7 @@ def test_a_session_is_found_by_its_words_and_by_its_name(open_page: OpenPage, da
     daemon.say("search_user09997", "nothing of its name")
     page.get_by_role("searchbox").fill("user0999")
     page.keyboard.press("Enter")  # quicker than the pause after typing: not what was found before
-    page.locator("#hits b").get_by_text("user09997").first.wait_for()
+    page.locator("#hits .where").get_by_text("user09997").first.wait_for()
     page.wait_for_url(f"{daemon.address}/#/session/search_user09997")
     page.get_by_role("searchbox").press("Escape")
     page.locator("#list").wait_for()
@@ -71,7 +71,7 @@ def test_a_conversation_is_scrolled_back_without_end(open_page: OpenPage, daemon
 def test_a_session_is_renamed_in_its_head_and_in_the_list(open_page: OpenPage, daemon: PageDaemon) -> None:
     daemon.say("demo_name", "hello")
     page = open_page("#/session/demo_name")
-    page.get_by_role("heading", name="name").get_by_role("button").click()
+    page.get_by_role("heading", name="hello").get_by_role("button").click()
     answer(page, "A <i>better</i> name", "Save")
     page.get_by_role("heading", name="A <i>better</i> name").wait_for()
     page.locator("#list").get_by_text("A <i>better</i> name").wait_for()
@@ -233,7 +233,7 @@ def test_a_token_with_bounds_is_shown_its_own_and_nothing_as_broken(
     daemon.say("bound_a-mine", "for this token")
     daemon.say("bound_b-mine", "for others")
     page = open_page(token=daemon.make_token("bounded", "--channel", "bound", "--chats", "a-"))
-    page.locator("#list .name").get_by_text("a-mine", exact=True).wait_for()
+    page.locator("#list .name").get_by_text("for this token", exact=True).wait_for()
     page.locator("#service.ok").get_by_text("All is saved").wait_for()
     assert page.locator("#list .name").count() == 1
     page.goto(f"{daemon.address}/#/service")
@@ -286,7 +286,7 @@ def test_a_long_session_is_compacted_and_forked_and_its_images_are_shown(
     page.locator("article.summary").wait_for()
     page.get_by_role("button", name="More", exact=True).click()
     page.get_by_role("menuitem", name="Fork into a new session").click()
-    page.get_by_role("heading", name="long (fork)").wait_for()
+    page.get_by_role("heading", name=f"{('many words ' * 6)[:59]}… (fork)").wait_for()
     page.locator("article.summary").wait_for()
     assert daemon.ask("GET", "/v1/sessions/demo_long")["title"] is None
 

@@ -4,8 +4,8 @@ import { get } from "./api.js";
 
 const SCOPES = ["read", "write", "admin"];
 
-/** @type {{scope: string, channels: string[] | null, chat_prefix: string}} */
-let access = { scope: "read", channels: null, chat_prefix: "" };
+/** @type {{scope: string, channels: string[] | null, chat_prefix: string, currency: string}} */
+let access = { scope: "read", channels: null, chat_prefix: "", currency: "USD" };
 
 export async function learnAccess() {
   access = await get("v1/access");
@@ -14,6 +14,14 @@ export async function learnAccess() {
 /** @param {"read" | "write" | "admin"} scope */
 export function may(scope) {
   return SCOPES.indexOf(access.scope) >= SCOPES.indexOf(scope);
+}
+
+/**
+ * What something cost, with the currency that the daemon names.
+ * @param {number} cost
+ */
+export function money(cost) {
+  return `${cost.toFixed(cost < 0.1 ? 4 : 2)} ${access.currency}`;
 }
 
 /** Whether there are only some sessions for the token, and nothing that is about all of them. */

@@ -7,7 +7,7 @@ import { ask, askText } from "./dialogs.js";
 import { make } from "./elements.js";
 import { openMenu } from "./menu.js";
 import { attempt, notify } from "./notices.js";
-import { nameOf } from "./words.js";
+import { nameOf, titleOf } from "./words.js";
 
 /** @typedef {import("./conversation.js").Conversation} Conversation */
 /** @typedef {import("./articles.js").Article} Article */
@@ -160,7 +160,7 @@ async function setLabel(conversation, article, known) {
 async function fork(conversation, leaf) {
   await attempt(async () => {
     const made = await send("POST", sessionPath(conversation.id, "fork"), leaf === null ? {} : { leaf_id: leaf }, { key: crypto.randomUUID() });
-    await send("PATCH", sessionPath(made.session_id), { title: `${nameOf(conversation.session)} (fork)` });
+    await send("PATCH", sessionPath(made.session_id), { title: `${titleOf(nameOf(conversation.session))} (fork)` });
     notify("This is the fork; the session that it was made of is as it was.");
     location.hash = `#/session/${encodeURIComponent(made.session_id)}`;
   });

@@ -14,9 +14,14 @@ export class Refused extends Error {
     this.type = error.type ?? "";
   }
 
-  /** Whether the same request may be answered later; a 502 that has a type is the daemon's own: the model failed. */
+  /** Whether the model failed, or was not asked: what was said is saved, and each repetition would be paid for. */
+  get isUnanswered() {
+    return /^model_|^(agent_error|context_overflow|iteration_limit|budget_spent)$/.test(this.type);
+  }
+
+  /** Whether the same request may be answered later. */
   get passes() {
-    return this.status === 0 || this.status === 503 || this.status === 504 || (this.status === 502 && !this.type);
+    return !this.isUnanswered && [0, 502, 503, 504].includes(this.status);
   }
 }
 
@@ -27,6 +32,9 @@ let askForToken = () => {};
 export function whenSignedOut(ask) {
   askForToken = ask;
 }
+
+/** Called whenever the server has answered something: it can be reached. @type {Set<() => void>} */
+export const whenAnswered = new Set();
 
 /**
  * The requests that were begun while the modules were loaded (early.js), by their addresses: each is answered once.
@@ -78,7 +86,10 @@ export async function request(method, path, asked = {}) {
     if (asked.signal?.aborted) throw error;
     throw new Refused(0, { message: "The server cannot be reached.", type: "unreachable" });
   }
-  if (response.ok) return response;
+  if (response.ok) {
+    for (const heard of [...whenAnswered]) heard();
+    return response;
+  }
   if (response.status === 401) askForToken();
   throw new Refused(response.status, await errorIn(response));
 }

@@ -14,9 +14,8 @@ import { startSearch } from "./search.js";
 import { ServiceView } from "./service.js";
 import { SessionList } from "./sessions.js";
 import { showWelcome } from "./welcome.js";
-import { count, nameOf } from "./words.js";
+import { count, nameOf, titleOf } from "./words.js";
 
-const TITLE_LENGTH = 60;
 const HEALTH_MS = 15_000;
 const SOON_MS = 400;
 const COUNTED = new Set(["created", "deleted", "expired"]);
@@ -133,12 +132,6 @@ function showBeginning() {
     ),
   );
   composer.focus();
-}
-
-/** @param {string} text */
-function titleOf(text) {
-  const line = text.replace(/\s+/g, " ").trim();
-  return line.length > TITLE_LENGTH ? `${line.slice(0, TITLE_LENGTH - 1)}…` : line;
 }
 
 // --- what happens in all sessions ---

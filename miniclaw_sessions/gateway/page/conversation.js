@@ -1,6 +1,6 @@
 // One conversation: its head, what was said, the answer under way, the chat box; it follows what others say there.
 
-import { may } from "./access.js";
+import { may, money } from "./access.js";
 import { answer, articleMenu, goOn, rename, sessionMenu } from "./actions.js";
 import { get, sessionPath } from "./api.js";
 import { Articles } from "./articles.js";
@@ -155,7 +155,7 @@ export class Conversation {
       session.channel,
       counted(session.message_count, "message"),
       usage.total_tokens ? `${compact(usage.total_tokens)} tokens` : "",
-      usage.cost ? `cost ${usage.cost.toFixed(usage.cost < 0.1 ? 4 : 2)}` : "",
+      usage.cost ? `cost ${money(usage.cost)}` : "",
     ].filter(Boolean);
     const about = make("p", { class: "facts", title: `${session.session_id}\n${count(usage.input_tokens)} tokens in, ${count(usage.output_tokens)} out` }, facts.join(" · "));
     const title = make("h1", {}, may("write") ? make("button", { type: "button", class: "title", title: "Rename", click: () => rename(this) }, nameOf(session)) : nameOf(session));

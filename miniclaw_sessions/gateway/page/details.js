@@ -1,5 +1,6 @@
 // Everything about a session but what was said in it: its key, what it cost, how large it is.
 
+import { money } from "./access.js";
 import { get, sessionPath } from "./api.js";
 import { ask } from "./dialogs.js";
 import { make } from "./elements.js";
@@ -23,7 +24,7 @@ export async function showDetails(id) {
     ["Tokens out", count(usage.output_tokens)],
     ["Read from the cache", usage.cache_read_tokens && count(usage.cache_read_tokens)],
     ["Written to the cache", usage.cache_write_tokens && count(usage.cache_write_tokens)],
-    ["Cost", usage.cost && usage.cost.toFixed(4)],
+    ["Cost", usage.cost && money(usage.cost)],
     ["Begun", moment(session.created_at)],
     ["Changed", moment(session.updated_at)],
     ["Used", moment(session.last_accessed)],

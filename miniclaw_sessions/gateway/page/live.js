@@ -1,9 +1,10 @@
 // Server-sent events, read with fetch because an EventSource cannot send the token. A stream that ends is opened again
 // behind the last event; while nobody looks at the page it is closed, because a browser opens few connections.
 
-import { Refused, request } from "./api.js";
+import { Refused, request, whenAnswered } from "./api.js";
 
 const FIRST_WAIT_MS = 250;
+const SOON_MS = 2 * FIRST_WAIT_MS;
 const LONGEST_WAIT_MS = 8_000;
 const HIDDEN_MS = 20_000;
 
@@ -15,7 +16,8 @@ export class Live {
    * @param {string} path
    * @param {Record<string, any>} query of the first request; later ones say the last event's id
    * @param {{event: (kind: string, data: any) => void, state?: (state: LiveState) => void,
-   *   gone?: (error: Refused) => any}} hooks `state` "open" says that the stream goes on behind what was told before
+   *   gone?: (error: Refused) => any}} hooks `state` is told each change: "open" says that the stream goes on behind what
+   *   was told before, "connecting" that it is not open, but that the server has answered something else
    */
   constructor(path, query, hooks) {
     this.path = path;
@@ -24,6 +26,8 @@ export class Live {
     /** @type {string | null} */
     this.last = null;
     this.isWanted = true;
+    /** @type {LiveState} */
+    this.state = "connecting";
     this.waitMs = FIRST_WAIT_MS;
     /** @type {AbortController | null} */
     this.connection = null;
@@ -31,8 +35,10 @@ export class Live {
     this.retryTimer = 0;
     this.onVisibility = () => this.visibilityChanged();
     this.onOnline = () => this.hurry();
+    this.onAnswer = () => this.answered();
     document.addEventListener("visibilitychange", this.onVisibility);
     addEventListener("online", this.onOnline);
+    whenAnswered.add(this.onAnswer);
     this.open();
   }
 
@@ -41,6 +47,7 @@ export class Live {
     this.isWanted = false;
     document.removeEventListener("visibilitychange", this.onVisibility);
     removeEventListener("online", this.onOnline);
+    whenAnswered.delete(this.onAnswer);
     clearTimeout(this.hiddenTimer);
     clearTimeout(this.retryTimer);
     this.connection?.abort();
@@ -52,6 +59,20 @@ export class Live {
       clearTimeout(this.retryTimer);
       this.open();
     }
+  }
+
+  /** The server has answered: nothing is lost any more, and the stream need not wait for long to be opened. */
+  answered() {
+    if (this.state !== "lost" || !this.isWanted) return;
+    this.become("connecting");
+    if (this.waitMs > SOON_MS) this.hurry(); // or else one that is cut off again and again would never rest
+  }
+
+  /** @param {LiveState} state */
+  become(state) {
+    if (state === this.state) return;
+    this.state = state;
+    this.hooks.state?.(state);
   }
 
   visibilityChanged() {
@@ -69,7 +90,7 @@ export class Live {
       if (this.last !== null) headers["Last-Event-ID"] = this.last;
       const response = await request("GET", this.path, { query: this.query, headers, signal: connection.signal });
       this.waitMs = FIRST_WAIT_MS;
-      this.hooks.state?.("open");
+      this.become("open");
       await this.read(/** @type {ReadableStream<Uint8Array>} */ (response.body));
     } catch (error) {
       if (error instanceof Refused && error.status > 0 && !error.passes) {
@@ -79,7 +100,7 @@ export class Live {
     }
     this.connection = null;
     if (!this.isWanted) return;
-    this.hooks.state?.("lost");
+    this.become("lost");
     if (document.hidden) return; // it is opened again when somebody looks
     this.retryTimer = setTimeout(() => this.open(), this.waitMs);
     this.waitMs = Math.min(this.waitMs * 2, LONGEST_WAIT_MS);

@@ -36,11 +36,11 @@ export function guardUnsent() {
 /**
  * What becomes of a message that was refused: it is sent `again` with the same key, the server has `saved` and answered
  * it, or has saved it and it is `unanswered`, or it goes `back` to whoever wrote it.
- * @param {{status: number, type: string, passes: boolean}} refused
+ * @param {{type: string, passes: boolean, isUnanswered: boolean}} refused
  * @returns {Outcome}
  */
-export function outcomeOf({ status, type, passes }) {
+export function outcomeOf({ type, passes, isUnanswered }) {
   if (type === "duplicate_message") return "saved";
   if (type === "message_under_way" || passes) return "again";
-  return status === 502 ? "unanswered" : "back";
+  return isUnanswered ? "unanswered" : "back";
 }

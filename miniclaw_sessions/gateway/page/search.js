@@ -92,9 +92,9 @@ function shown(names, said, named) {
 function sessionLink(row) {
   return make(
     "a",
-    { href: `#/session/${encodeURIComponent(row.session_id)}` },
+    { href: `#/session/${encodeURIComponent(row.session_id)}`, class: "session" },
     make("b", {}, nameOf(row)),
-    make("span", { class: "where" }, row.channel),
+    make("span", { class: "where" }, `${row.channel} · ${row.chat_id}`), // which may be what was searched for
     make("span", { class: "snippet" }, row.last_words ?? ""),
   );
 }

@@ -153,7 +153,7 @@ export class SessionList {
       make("span", { class: "name" }, nameOf(row)),
       make("time", { datetime: row.last_accessed, title: moment(row.last_accessed) }, when(row.last_accessed)),
       make("span", { class: "words" }, isAnswering ? "answering…" : (row.last_words ?? "nothing said yet")),
-      make("span", { class: "channel" }, row.channel),
+      make("span", { class: "channel", title: row.session_id }, row.channel),
       isAnswering && make("i", { class: "dot live", title: "being answered" }),
       row.lost > 0 && make("i", { class: "dot lost", title: `${row.lost} older messages were lost` }),
     );

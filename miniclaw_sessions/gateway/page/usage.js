@@ -1,5 +1,6 @@
 // What the models' replies used and cost, by day, model, channel or chat.
 
+import { money } from "./access.js";
 import { get } from "./api.js";
 import { make } from "./elements.js";
 import { attempt } from "./notices.js";
@@ -57,6 +58,6 @@ function line(row, name) {
   const unpriced = row.unpriced && `${count(row.unpriced)} without a price`;
   const estimated = row.estimated && `${count(row.estimated)} estimated`;
   const remark = [unpriced, estimated].filter(Boolean).join(", ");
-  const cost = row.cost === null ? "" : row.cost.toFixed(row.cost < 1 ? 4 : 2);
+  const cost = row.cost === null ? "" : money(row.cost);
   return make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, count(row.replies)), ...tokens, make("td", {}, cost, remark && make("span", { class: "hint" }, remark)));
 }

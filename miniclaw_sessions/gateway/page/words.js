@@ -77,11 +77,22 @@ export function duration(seconds) {
 }
 
 /**
- * What a session is called.
+ * What a session is called: by its title, else by how it begins, and by its chat while nobody has said anything.
  * @param {{title?: string | null, first_words?: string | null, chat_id: string, channel: string}} session
  */
 export function nameOf(session) {
   if (session.title?.trim()) return session.title;
   if (session.first_words) return session.first_words;
   return session.channel === "conv" ? "New conversation" : session.chat_id;
+}
+
+const TITLE_LENGTH = 60;
+
+/**
+ * What is said, as a title.
+ * @param {string} text
+ */
+export function titleOf(text) {
+  const line = text.replace(/\s+/g, " ").trim();
+  return line.length > TITLE_LENGTH ? `${line.slice(0, TITLE_LENGTH - 1)}…` : line;
 }
