@@ -131,10 +131,9 @@ def test_in_a_terminal_the_tree_has_colours_and_keeps_to_the_width(files: Cli) -
 
 
 def test_the_branches_are_listed_with_the_current_one_first(cli: Cli) -> None:
-    heading, current, other = cli("branch", "telegram_1").out.splitlines()
-    assert heading.split() == ["ENTRY", "WHO", "ENDS", "WITH", "FROM", "ENTRIES", "AGE"]
-    assert re.fullmatch(r"\*  [0-9a-f]{6}  user  Thank you\. +\d +\S.*", current)
-    assert re.fullmatch(r"   [0-9a-f]{6}  user  No red \\x1b.* [0-9a-f]{6} +2 +\S.*", other)
+    current, other = cli("branch", "telegram_1").out.splitlines()
+    assert re.fullmatch(r"\*\t[0-9a-f]{6}\tuser\tThank you\.\t\t\d\t\S.*", current)
+    assert re.fullmatch(r"\t[0-9a-f]{6}\tuser\tNo red \\x1b.*\t[0-9a-f]{6}\t2\t\S.*", other)
     document = cli("branch", "telegram_1", "--json").document
     assert [branch["is_current"] for branch in document["branches"]] == [True, False]
     assert document["branches"][0]["entry_id"] == document["leaf_id"]
@@ -202,10 +201,9 @@ def test_a_name_of_several_entries_is_told_with_candidates(files: Cli) -> None:
 
 
 def test_the_labels_are_a_table_of_contents(cli: Cli) -> None:
-    heading, first, second = cli("label", "telegram_1").out.splitlines()
-    assert heading.split() == ["LABEL", "ENTRY", "WHO", "BEGINS", "WITH", "AGE"]
-    assert first.startswith("start ")
-    assert "  assistant  I'll search. → grep utcnow" in first
+    first, second = cli("label", "telegram_1").out.splitlines()
+    assert first.startswith("start\t")
+    assert "\tassistant\tI'll search. → grep utcnow" in first
     assert second.startswith("cause red \\x1b[31mtext")
     labels = cli("label", "telegram_1", "--json").document["labels"]
     assert [label["entry_id"] for label in labels] == [entry_id(cli, "I'll search."), entry_id(cli, "Found it.")]

@@ -124,20 +124,18 @@ def test_what_has_expired_is_listed_swept_and_brought_back(filled: Cli) -> None:
     assert "nothing to restore" in filled("unarchive", "telegram_old").error
 
 
-@pytest.mark.parametrize("everywhere", [True, False])
-def test_what_has_expired_is_deleted_by_its_id(filled: Cli, *, everywhere: bool) -> None:
+def test_what_has_expired_is_deleted_by_its_id(filled: Cli) -> None:
     assert filled("sweep", "--json").document["sessions"] == ["telegram_old"]
     said = b"long ago"
     assert any(said in path.read_bytes() for path in (filled.workspace / "archive").iterdir())
     assert "add --yes" in filled("delete", "telegram_old").error
     assert "no session" in filled("delete", "telegram_ol", "--yes").error
-    options = ["--yes", *(["--everywhere"] if everywhere else [])]
-    deleted = filled("delete", "telegram_old", *options, "--json").document
+    deleted = filled("delete", "telegram_old", "--yes", "--json").document
     assert deleted == {"deleted": True, "session_id": "telegram_old", "remains": []}
     assert list((filled.workspace / "archive").iterdir()) == []
     files = [path for path in filled.workspace.rglob("*") if path.is_file()]
-    assert not everywhere or [path.name for path in files if said in path.read_bytes()] == []
-    assert "no session" in filled("delete", "telegram_old", *options).error
+    assert [path.name for path in files if said in path.read_bytes()] == []
+    assert "no session" in filled("delete", "telegram_old", "--yes").error
     assert ids(filled) == {"telegram_1", "telegram_2"}
 
 
@@ -153,9 +151,10 @@ def test_what_was_typed_is_named_as_what_remains(filled: Cli) -> None:
     typed = Path("~/.miniclaw/chat_history").expanduser()
     typed.parent.mkdir(exist_ok=True)
     typed.write_text("+hello\n")
-    (sentence,) = filled("delete", "telegram_1", "--yes", "--everywhere", "--json").document["remains"]
+    (sentence,) = filled("delete", "telegram_1", "--yes", "--json").document["remains"]
     assert str(typed) in sentence
-    assert f"remains: {typed}" in filled("delete", "telegram_2", "--yes", "--everywhere").err
+    assert f"remains: {typed}" in filled("delete", "telegram_2", "--yes").err
+    typed.unlink()
     assert "remains" not in filled("delete", "telegram_old", "--yes").err
 
 

@@ -87,6 +87,23 @@ def test_the_file_wins_over_the_default_the_environment_over_the_file_and_the_fl
     assert loaded.sources["sessions.store"] == "default"
 
 
+@pytest.mark.parametrize(
+    ("text", "currency", "source"),
+    [
+        ("", "USD", "default"),
+        ("[prices.a]\ninput = 1.0\n[prices.b]\ncurrency = 'EUR'\n", "EUR", "line 4"),
+        ("[sessions]\ncurrency = 'CHF'\n[prices.b]\ninput = 1.0\n", "CHF", "line 2"),
+    ],
+)
+def test_the_currency_of_costs_is_that_of_the_prices_unless_it_is_said(
+    file: Path, text: str, currency: str, source: str
+) -> None:
+    file.write_text(text)
+    loaded = load_settings(file)
+    assert loaded.settings.sessions.currency == currency
+    assert loaded.sources["sessions.currency"].endswith(source)
+
+
 def test_a_flag_that_was_not_given_changes_nothing() -> None:
     assert load_settings(overrides={"sessions.window": None}).settings == Settings()
 

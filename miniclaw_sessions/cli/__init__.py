@@ -82,7 +82,9 @@ def _open_what_was_closed() -> None:
 
 
 def _tell_what_to_install(lacking: str | None) -> int:
-    sentence = f"commands need {lacking}, which the library does without: pip install 'miniclaw-sessions[daemon]'"
+    from miniclaw_sessions.errors import to_install  # noqa: PLC0415 - only a failure pays for it
+
+    sentence = f"commands need {lacking}, which the library does without: {to_install('daemon')}"
     print(f"error: {sentence}", file=sys.stderr)  # noqa: T201 - this is what the function is for
     return 1
 

@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 
 from miniclaw_sessions.cli import PROGRAM, print_version
 from miniclaw_sessions.cli.invocation import SHARED, merged, parameters_of
-from miniclaw_sessions.cli.parameters import LightGroup
+from miniclaw_sessions.cli.parameters import LightGroup, verbatim
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("serve", "Run the daemon until SIGTERM or Ctrl-C."),
@@ -65,7 +65,7 @@ class _Commands(LightGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = {name: TyperCommand(name, help=summary) for name, (_, summary) in COMMANDS.items()}
+        self.commands = {name: TyperCommand(name, help=verbatim(summary)) for name, (_, summary) in COMMANDS.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Load the command that the arguments begin with."""
@@ -81,6 +81,7 @@ app = typer.Typer(
     help="Conversations that survive restarts, crashes and power cuts.",
     epilog=(
         "Commands talk to the daemon if one runs, and open the files themselves if not. "
+        "A list that goes into a pipe is a line for each row, with tabs between the cells and no headings. "
         "Exit status: 0 done, 1 not done (or, for check, not sound), 2 wrong usage, 3 check could not look, "
         "130 interrupted; "
         "serve has more, for systemd."

@@ -93,7 +93,7 @@ class Moves:
         if self._invocation.as_json:
             self._invocation.print_json({"session_id": self._session.session_id, "branches": branches})
             return
-        self._invocation.console.print(branch_table(branches, short_ids(transcript), SystemClock().now()))
+        self._invocation.print_rows(branch_table(branches, short_ids(transcript), SystemClock().now()))
 
     # --- summing up --------------------------------------------------------------------------------------------------
 

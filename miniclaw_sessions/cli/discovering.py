@@ -15,6 +15,7 @@ from anyio import to_thread
 
 from miniclaw_sessions.cli.invocation import Invocation, write_bytes
 from miniclaw_sessions.cli.output import counted, local_time, one_line
+from miniclaw_sessions.cli.tables import Rows
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.errors import SessionNotFound
 
@@ -80,12 +81,11 @@ def _show(invocation: Invocation, found: Sequence[Overview]) -> None:
     if not found:
         invocation.tell("no sessions of other programs were found")
         return
-    rows = [
-        [one.program, f"{one.sessions:,}", f"~{one.messages:,}", decimal(one.bytes), local_time(one.newest)]
-        for one in found
-    ]
-    headings = ("PROGRAM", "SESSIONS", "MESSAGES", "SIZE", "NEWEST")
-    invocation.print_table(headings, rows, numeric=frozenset(headings[1:4]))
+    rows = Rows("PROGRAM", "SESSIONS", "MESSAGES", "SIZE", "NEWEST", numeric=("SESSIONS", "MESSAGES", "SIZE"))
+    for one in found:
+        newest = local_time(one.newest)
+        rows.add(one.program, f"{one.sessions:,}", f"~{one.messages:,}", decimal(one.bytes), newest)
+    invocation.print_rows(rows)
     for one in found:
         for unread in one.unread:
             invocation.tell(f"not read: {one_line(unread['path'])}: {one_line(unread['reason'])}", "yellow")

@@ -10,7 +10,8 @@ import typer
 
 from miniclaw_sessions.cli.invocation import Invocation, command
 from miniclaw_sessions.cli.names import AnySessionId, SessionId, find_session
-from miniclaw_sessions.cli.output import age, counted, one_line, seconds_in
+from miniclaw_sessions.cli.output import counted, one_line, seconds_in
+from miniclaw_sessions.cli.tables import Rows
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.errors import AmbiguousName, SessionNotFound, SessionsError
 
@@ -24,9 +25,8 @@ app = typer.Typer()
 @command(
     app,
     examples={
-        "delete telegram_123": "asks first",
+        "delete telegram_123": "asks first; tells where its words may still be, such as a backup",
         "delete telegram_123 --yes": "does not",
-        "delete telegram_123 --everywhere": "and leaves its words in no file: tells where they may still be",
         "delete --channel telegram --older-than 90d --dry-run": "what nobody has used there for 90 days",
         "delete --user 4711": "whatever a person has said, or was told, anywhere; shows it, and asks first",
     },
@@ -44,16 +44,16 @@ async def delete(  # noqa: PLR0913 - one for each option
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing: list what these options mean.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    everywhere: Annotated[
-        bool, typer.Option("--everywhere", help="Empty the store's log too, and tell what may still hold its words.")
-    ] = False,
+    everywhere: Annotated[bool, typer.Option("--everywhere", hidden=True, help="What it always does.")] = True,
 ) -> None:
     """Delete a session with its transcript, its archived and its quarantined copies, for good; or all by a rule.
 
-    An expired session, which only the archive has, is named by its whole id. Of --channel, --older-than and --user all
-    that are given must be true; expired sessions are among them, and nothing is left in any file but what is told.
+    Its words are in no file of the workspace then, nor in the store's log, but for what is told. An expired session,
+    which only the archive has, is named by its whole id. Of --channel, --older-than and --user all that are given must
+    be true; expired sessions are among them.
     What is under legal hold (`hold`) stays.
     """
+    del everywhere  # scripts may say it
     rule: dict[str, Any] = {"channel": channel, "user": user, "older_than_s": _seconds(older_than)}
     is_rule = any(value is not None for value in rule.values())
     if is_rule == (session_id is not None):
@@ -64,14 +64,13 @@ async def delete(  # noqa: PLR0913 - one for each option
         await _delete_by_rule(invocation, rule, dry_run=dry_run, yes=yes)
         return
     async with invocation.sessions() as client:
-        remains = await _deleted(client, session_id, everywhere=everywhere) if yes and session_id else None
+        remains = await _deleted(client, session_id) if yes and session_id else None
         if remains is None:  # it was no id, or nobody has confirmed it yet
             session_id = await _meant(client, session_id, yes=yes)
-            remains = await _deleted(client, session_id, everywhere=everywhere)
+            remains = await _deleted(client, session_id)
         if remains is None:
             raise SessionNotFound(session_id)
-    if everywhere:
-        remains += _typed()
+    remains += _typed()
     if invocation.as_json:
         invocation.print_json({"deleted": True, "session_id": session_id, "remains": remains})
         return
@@ -80,10 +79,8 @@ async def delete(  # noqa: PLR0913 - one for each option
         invocation.tell(f"remains: {sentence}", "yellow")
 
 
-async def _deleted(client: Client, session_id: str, *, everywhere: bool) -> list[str] | None:
+async def _deleted(client: Client, session_id: str) -> list[str] | None:
     """Delete what has this very id, in use or in the archive; what remains of it, or None if there is nothing."""
-    if not everywhere:
-        return [] if await client.delete(session_id, everywhere=False) else None
     try:
         return await client.erase(session_id)
     except SessionNotFound:
@@ -141,20 +138,18 @@ async def _delete_by_rule(invocation: Invocation, rule: dict[str, Any], *, dry_r
 
 
 def _show_meant(invocation: Invocation, found: ForgetReply) -> None:
-    now = SystemClock().now()
     if found.sessions:
-        rows = [
-            (
-                one_line(row.session_id),
-                one_line(row.title),
-                f"{row.entries:,}",
-                age(row.last_used, now),
-                "expired" if row.archived else "",
-            )
-            for row in found.sessions
-        ]
-        headings = ("SESSION", "TITLE", "ENTRIES", "LAST USED", "")
-        invocation.print_table(headings, rows, numeric=frozenset({"ENTRIES"}))
+        rows = Rows(
+            *("SESSION", "TITLE", "ENTRIES", "USED", ""),
+            now=SystemClock().now(),
+            numeric={"ENTRIES"},
+            cut={"TITLE"},
+            fold={"SESSION"},
+        )
+        for row in found.sessions:
+            is_expired = "expired" if row.archived else ""
+            rows.add(row.session_id, row.title or "", f"{row.entries:,}", row.last_used, is_expired)
+        invocation.print_rows(rows)
     else:
         invocation.tell("this means no session")
     _tell_kept(invocation, found)

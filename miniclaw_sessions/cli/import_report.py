@@ -6,28 +6,45 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
-from miniclaw_sessions.cli.output import one_line, plain_table
+from miniclaw_sessions.cli.output import one_line
+from miniclaw_sessions.cli.tables import Rows
 
 Document = dict[str, Any]
 
 SHOWN_FINDINGS = 20
 """So many findings of a file are shown unless all are wanted."""
 
+NARROW = 72
+"""On a terminal of fewer columns each file stands by itself."""
+
 _NUMBERS = ("ENTRIES", "MESSAGES", "REPAIRED", "SET ASIDE", "SECONDS")
 _LONGEST_NAME = 40
 _GAP = "  "
 
 
-def report_lines(imported: Sequence[Document], *, width: int) -> Iterator[Text]:
-    """The table: of each file its numbers, and on the line below the session that it became.
+def report_rows(imported: Sequence[Document]) -> Rows:
+    """A row for each file: what it was, its numbers, and the session that it became, or would become."""
+    rows = Rows("FILE", "FORMAT", *_NUMBERS, "SESSION", "TITLE", numeric=_NUMBERS, fold={"FILE", "SESSION", "TITLE"})
+    for document in imported:
+        numbers = _numbers(document)
+        rows.add(document["path"], document["format"], *numbers, document["session_id"], document["title"] or "")
+    return rows
+
+
+def report_lines(imported: Sequence[Document], console: Console) -> Iterator[Text]:
+    """The same for a terminal: of each file its numbers, and on the line below the session.
 
     Args:
         imported: what became of each file, as `POST /v1/import` tells it, with its `path` and its `seconds`.
-        width: of the terminal, in columns.
+        console: the terminal.
     """
+    width = console.width
+    if width < NARROW:
+        yield from report_rows(imported).lines(console)
+        return
     names = [one_line(document["path"]) for document in imported]
     formats = [one_line(document["format"]) for document in imported]
     of_format = max(map(cell_len, [*formats, "FORMAT"]))
@@ -48,19 +65,16 @@ def report_lines(imported: Sequence[Document], *, width: int) -> Iterator[Text]:
         yield line
 
 
-def finding_table(document: Document, *, shows_all: bool) -> Table:
+def finding_lines(document: Document, *, shows_all: bool) -> Iterator[Text]:
     """What was repaired in a file, and what was set aside; at most `SHOWN_FINDINGS` unless all are wanted."""
-    table: Table = plain_table("", "", "")
-    table.show_header = False
-    table.columns[0].no_wrap = table.columns[1].no_wrap = True
     for finding in _shown(document, shows_all=shows_all):
-        place = f"  line {finding['line']}" if finding["line"] else "  the file"
-        table.add_row(place, Text(finding["outcome"], "yellow"), one_line(finding["text"]))
-    return table
+        place = f"line {finding['line']}" if finding["line"] else "the file"
+        outcome = (finding["outcome"], "yellow")
+        yield Text.assemble(_GAP, place, _GAP, outcome, _GAP, one_line(finding["text"]))
 
 
 def untold(document: Document, *, shows_all: bool) -> int:
-    """How many findings the table leaves out."""
+    """How many findings are left out."""
     total: int = document["repaired"] + document["set_aside"]
     return total - len(_shown(document, shows_all=shows_all))
 

@@ -11,21 +11,22 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from miniclaw_sessions.cli.output import Report, aligned, one_line, plain_table, progress_on, unwatched
-from miniclaw_sessions.cli.parameters import LightCommand, LightGroup
+from miniclaw_sessions.cli.output import Report, one_line, progress_on, unwatched
+from miniclaw_sessions.cli.parameters import LightCommand, LightGroup, verbatim
+from miniclaw_sessions.cli.tables import Rows
 from miniclaw_sessions.config import LoadedSettings, config_path, load_settings
 from miniclaw_sessions.log import configured_when_used
 from miniclaw_sessions.protocol.printable import printable_json
 
 if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from rich.console import Console
 
@@ -174,17 +175,26 @@ class Invocation:
 
         return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
-    def print_table(
-        self, headings: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: frozenset[str] = frozenset()
-    ) -> None:
-        """Rows under their headings; the `numeric` columns are right-aligned."""
+    def print_rows(self, rows: Rows, *, paged: bool = False) -> None:
+        """Rows, as the terminal is wide, or for a pipe; in a pager where they are `paged` and more than it is high."""
         if not sys.stdout.isatty():  # loading rich, and laying out, took a fifth of the time of `list`
-            sys.stdout.write(aligned(headings, rows, numeric))
+            sys.stdout.write(rows.text())
             return
-        table = plain_table(*headings, numeric=numeric)
-        for row in rows:
-            table.add_row(*row)
-        self.console.print(table)
+        lines = rows.lines(self.console)
+        with self._pager() if paged and len(lines) >= self.console.height else nullcontext():
+            for line in lines:
+                self.console.print(line, soft_wrap=True)
+
+    def print_facts(self, facts: Mapping[str, object], *, numeric: bool = False, style: str = "") -> None:
+        """What is known of one thing: a name and a value on each line."""
+        rows = Rows("NAME", "VALUE", headed=False, numeric={"VALUE"} if numeric else (), fold={"VALUE"})
+        for name, value in facts.items():
+            rows.add(one_line(name), one_line(value), style=style)
+        self.print_rows(rows)
+
+    def _pager(self) -> AbstractContextManager[object]:
+        os.environ.setdefault("LESS", "FRX")  # as git does: colours, and nothing to leave where all fits
+        return self.console.pager(styles=True)
 
     def print_json(self, document: Any) -> None:
         """One JSON document, indented on a terminal and on one line otherwise."""
@@ -237,7 +247,7 @@ def command(
     shared = SHARED if talks else {**_IN_FILES, **_EVERYWHERE}
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        text, epilog = _in_paragraphs(inspect.getdoc(function) or ""), _epilog(examples)
+        text, epilog = verbatim(_in_paragraphs(inspect.getdoc(function) or "")), _epilog(examples)
         own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
         for parameter in own:
             _hide_nothing(parameter)
@@ -307,5 +317,5 @@ def _complete(invocation: Invocation, result: Coroutine[Any, Any, None] | None) 
 
 
 def _epilog(examples: Mapping[str, str]) -> str:
-    lines = [f"miniclaw-sessions {line}  [dim]# {meaning}[/dim]" for line, meaning in examples.items()]
+    lines = [f"miniclaw-sessions {verbatim(line)}  [dim]# {verbatim(does)}[/dim]" for line, does in examples.items()]
     return "[bold]Examples[/bold]\n\n" + "\n\n".join(lines)

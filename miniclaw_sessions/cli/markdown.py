@@ -11,10 +11,13 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.markdown import Markdown
 from rich.segment import Segment
+from rich.text import Text
+
+from miniclaw_sessions.formats.fences import is_too_deep, keeping_words
 
 REFRESHES_PER_S = 8
 
-_parser = MarkdownIt().enable(["table", "strikethrough"])
+_parser = keeping_words(MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"]))
 
 
 class MarkdownStream:
@@ -60,14 +63,20 @@ def end_of_complete_blocks(text: str) -> int:
     return sum(map(len, lines[: begins[-1]])) if begins else 0
 
 
-def _rendered(text: str) -> Markdown:
-    return Markdown(text, hyperlinks=False)
+def _rendered(text: str) -> Markdown | Text:
+    """The text by our parser, which leaves out no words; as it stands, where something nests too deep."""
+    tokens = _parser.parse(text)
+    if is_too_deep(tokens, _parser):
+        return Text(text)
+    markdown = Markdown("", hyperlinks=False)
+    markdown.markup, markdown.parsed = text, tokens
+    return markdown
 
 
 class _Newest:
     """As many of the last lines of something as the terminal can draw again."""
 
-    def __init__(self, markdown: Markdown) -> None:
+    def __init__(self, markdown: Markdown | Text) -> None:
         self._markdown = markdown
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

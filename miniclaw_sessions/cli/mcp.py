@@ -10,7 +10,7 @@ import typer
 from miniclaw_sessions.api.access import Caller, Scope
 from miniclaw_sessions.api.operation import Operation
 from miniclaw_sessions.cli.invocation import Invocation, command
-from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.errors import ConfigError, to_install
 
 app = typer.Typer()
 
@@ -55,7 +55,7 @@ async def mcp(
 
         from miniclaw_sessions.client.mcp import sessions_server  # noqa: PLC0415 - needs it
     except ImportError:
-        raise ConfigError("this needs the package mcp: pip install 'miniclaw-sessions[mcp]'") from None
+        raise ConfigError(f"this needs the package mcp: {to_install('mcp')}") from None
     server = sessions_server(lambda _: access)
     access = _Access(invocation, scope)
     if sys.stdin.isatty():

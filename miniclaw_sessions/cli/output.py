@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -50,33 +50,6 @@ _ROLES = {"user": ("you", "bold cyan"), "assistant": ("assistant", "bold green")
 _AGE = re.compile(r"(\d{1,6})\s*(min|h|d|w|y)")
 _UNITS = {"min": 60, "h": 3_600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
 _AGES = ((86_400 * 365, "y"), (86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
-
-
-def plain_table(*headings: str, numeric: frozenset[str] = frozenset()) -> Any:
-    """An empty table with these headings, without a frame; the `numeric` columns are right-aligned."""
-    from rich.table import Table  # noqa: PLC0415 - `--json` does not need it
-
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for heading in headings:
-        is_numeric = heading in numeric
-        table.add_column(heading, justify="right" if is_numeric else "left", no_wrap=is_numeric, overflow="fold")
-    return table
-
-
-def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]], numeric: frozenset[str] = frozenset()) -> str:
-    """`plain_table` for a pipe or a file, where nothing is coloured or folded: the same columns, as text."""
-    from rich.cells import cell_len  # noqa: PLC0415 - `--json` does not need it
-
-    lines = [headings, *rows]
-    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
-    text = ""
-    for line in lines:
-        cells = []
-        for heading, width, cell in zip(headings, widths, line, strict=True):
-            blank = " " * (width - cell_len(cell))
-            cells.append(blank + cell if heading in numeric else cell + blank)
-        text += "  ".join(cells).rstrip() + "\n"
-    return text
 
 
 def age(moment: datetime, now: datetime) -> str:

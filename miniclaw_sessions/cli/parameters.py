@@ -6,11 +6,20 @@ does without, and so does a flag.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from typer._coercion import RuntimeParam, build_runtime_param, resolve_type_descriptor
 from typer.core import TyperCommand, TyperGroup
+
+_TAG = re.compile(r"(?<!\\)(?=\[[a-z#/@][^\[]*?\])", re.IGNORECASE)
+"""Before what the help would take for a mark of style, as `rich.markup` has them."""
+
+
+def verbatim(text: str) -> str:
+    """A text for a help, with what stands in brackets to be shown; given twice, it is the same."""
+    return _TAG.sub(r"\\", text)
 
 
 class _Plain(RuntimeParam):
@@ -26,8 +35,13 @@ class _Plain(RuntimeParam):
 
 
 def lightened(parameters: list[Any]) -> list[Any]:
-    """The same parameters, which load pydantic only for what must be converted; the help of a flag has no `<bool>`."""
+    """The same parameters, which load pydantic only for what must be converted; their help is shown as it is written.
+
+    The help of a flag has no `<bool>`.
+    """
     for parameter in parameters:
+        if getattr(parameter, "help", None):
+            parameter.help = verbatim(parameter.help)
         if getattr(parameter, "is_bool_flag", False):
             parameter.metavar = ""  # a flag takes no value
         kind = getattr(parameter, "type_descriptor", None)

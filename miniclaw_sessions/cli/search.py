@@ -11,7 +11,8 @@ import typer
 
 from miniclaw_sessions.cli.invocation import Invocation, command
 from miniclaw_sessions.cli.names import complete_session, find_session
-from miniclaw_sessions.cli.output import counted, local_time, one_line, plain_table, seconds_in
+from miniclaw_sessions.cli.output import counted, local_time, one_line, seconds_in
+from miniclaw_sessions.cli.tables import Rows
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.errors import SessionsError
 
@@ -25,6 +26,9 @@ app = typer.Typer()
 
 PAGE = 100
 """Results that are asked for at once."""
+
+LONGEST_NAME = 16
+"""So many columns of a speaker's name are shown in a terminal."""
 
 _MATCH = "bold yellow"
 _SPEAKERS = {
@@ -151,10 +155,10 @@ def _print(invocation: Invocation, results: list[SearchResult]) -> None:
     for result in results:
         groups.setdefault(result.session_id, []).append(result)
     if not sys.stdout.isatty():
-        for found in groups.values():
-            for one in found:
-                cells = (one.session_id, str(one.sequence), local_time(one.said_at)[:16], speaker(one), _plain(one))
-                sys.stdout.write("\t".join(map(one_line, cells)) + "\n")
+        rows = Rows("SESSION", "NUMBER", "WHEN", "WHO", "WHAT")
+        for one in (one for found in groups.values() for one in found):
+            rows.add(one.session_id, str(one.sequence), one.said_at, speaker(one), _plain(one))
+        invocation.print_rows(rows)
         return
     for number, (session_id, found) in enumerate(groups.items()):
         _print_group(invocation, session_id, found, is_first=number == 0)
@@ -168,17 +172,12 @@ def _print_group(invocation: Invocation, session_id: str, found: list[SearchResu
     if found[0].title:
         heading.append(f"  {one_line(found[0].title)}", style="cyan")
     invocation.console.print(heading, soft_wrap=True)
-    table = plain_table("", "", "", "")
-    table.show_header = False
-    table.columns[0].no_wrap = table.columns[1].no_wrap = table.columns[3].no_wrap = True
-    table.columns[1].max_width = 16
-    table.columns[2].ratio = 1
-    table.columns[3].justify = "right"
-    table.expand = True
+    rows = Rows("WHEN", "WHO", "WHAT", "NUMBER", headed=False, numeric={"NUMBER"}, fold={"WHAT"})
     for one in found:
-        when = Text(f"  {local_time(one.said_at)[:16]}", style="dim")
-        table.add_row(when, Text(speaker(one), style="green"), _snippet(one), Text(str(one.sequence), style="dim"))
-    invocation.console.print(table)
+        when, who = Text(f"  {local_time(one.said_at)[:16]}", style="dim"), Text(speaker(one), style="green")
+        who.truncate(LONGEST_NAME, overflow="ellipsis")
+        rows.add(when, who, _snippet(one), Text(str(one.sequence), style="dim"))
+    invocation.print_rows(rows)
 
 
 def speaker(result: SearchResult) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -14,7 +12,8 @@ import typer
 
 from miniclaw_sessions.cli.invocation import Invocation, command
 from miniclaw_sessions.cli.names import SessionId, find_session
-from miniclaw_sessions.cli.output import age, counted, local_time, message_block, one_line, plain_table
+from miniclaw_sessions.cli.output import counted, local_time, message_block, one_line
+from miniclaw_sessions.cli.tables import Rows
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.errors import EntryNotFound, SessionsError
 
@@ -31,13 +30,10 @@ COULD_NOT_LOOK = 3
 _NUMBER = re.compile(r"\d+")
 
 PAGE = 1_000
-"""So many rows are asked for at once; of the first ones, how those without a name begin, which costs a read each."""
+"""So many rows are asked for at once."""
 
 AROUND = 5
 """So many entries are shown before and after the one that was asked for."""
-
-BEGINNING = 40
-"""So many characters of what a session without a name begins with stand in its row."""
 
 MAX_DIGITS = 15
 """A number of more digits is no entry's."""
@@ -75,21 +71,16 @@ async def list_sessions(
         invocation.tell("no sessions yet" if after is None else "no more sessions")
         return
     now = SystemClock().now()
-    with _paged(invocation, len(rows)):
-        invocation.print_table(
-            ("SESSION", "TITLE", "MESSAGES", "ENTRIES", "LAST USED"),
-            [
-                (
-                    row.session_id,
-                    _title(row),
-                    f"{row.messages:,}",
-                    f"{row.entries:,}",
-                    age(row.last_accessed, now),
-                )
-                for row in rows
-            ],
-            numeric=frozenset({"MESSAGES", "ENTRIES"}),
-        )
+    table = Rows(
+        *("SESSION", "TITLE", "MESSAGES", "ENTRIES", "USED"),
+        now=now,
+        numeric=("MESSAGES", "ENTRIES"),
+        cut={"TITLE"},
+        fold={"SESSION"},
+    )
+    for row in rows:
+        table.add(row.session_id, _title(row), f"{row.messages:,}", f"{row.entries:,}", row.last_accessed)
+    invocation.print_rows(table, paged=True)
     for row in rows:
         if row.lost:
             lost = (
@@ -107,7 +98,7 @@ async def _rows(
     found: list[SessionSummary] = []
     while True:
         wanted = min(limit - len(found), PAGE) if limit else PAGE
-        rows, after = await client.page(channel=channel, limit=wanted, after=after, last_words=not found)
+        rows, after = await client.page(channel=channel, limit=wanted, after=after, last_words=True)
         found += rows
         if after is None or len(found) == limit:
             return found, after
@@ -116,20 +107,7 @@ async def _rows(
 
 def _title(row: SessionSummary) -> str:
     """What a session is called; one that nobody named, by how it begins."""
-    words = row.first_words or ""
-    beginning = words if len(words) <= BEGINNING else f"{words[: BEGINNING - 1]}…"
-    return one_line(row.title or beginning)
-
-
-@contextmanager
-def _paged(invocation: Invocation, lines: int) -> Iterator[None]:
-    """Show in a pager what is longer than the terminal."""
-    if not sys.stdout.isatty() or lines < invocation.console.height:
-        yield
-        return
-    os.environ.setdefault("LESS", "FRX")  # as git does: colours, and nothing to leave where all fits
-    with invocation.console.pager(styles=True):
-        yield
+    return row.title or row.first_words or ""
 
 
 @command(
@@ -223,8 +201,6 @@ async def shown_messages(session: ClientSession) -> list[Document]:
 
 
 def _print_head(invocation: Invocation, session: SessionReply) -> None:
-    table = plain_table("", "")
-    table.show_header = False
     facts = {
         "session": session.session_id,
         "channel": session.channel,
@@ -235,10 +211,8 @@ def _print_head(invocation: Invocation, session: SessionReply) -> None:
         f"{counted(session.entries, 'entry', 'entries')} in all",
     }
     invocation.console.print(one_line(session.title or session.session_id), style="bold")
-    for name, value in [*facts.items(), *session.metadata.items()]:
-        if name != "title" and value not in (None, ""):
-            table.add_row(one_line(name), one_line(value), style="dim")
-    invocation.console.print(table)
+    known = {name: value for name, value in session.metadata.items() if name != "title" and value not in (None, "")}
+    invocation.print_facts({**facts, **known}, style="dim")
 
 
 def _event_line(entry: Document) -> str:
@@ -278,12 +252,8 @@ async def stats(invocation: Invocation) -> None:
     if invocation.as_json:
         invocation.print_json(numbers)
         return
-    table = plain_table("", "")
-    table.show_header = False
-    table.columns[1].justify = "right"
-    for name, value in msgspec.structs.asdict(numbers).items():
-        table.add_row(name.replace("_", " "), _figure(name, value))
-    invocation.console.print(table)
+    figures = {name.replace("_", " "): _figure(name, value) for name, value in msgspec.structs.asdict(numbers).items()}
+    invocation.print_facts(figures, numeric=True)
 
 
 def _figure(name: str, value: Any) -> str:

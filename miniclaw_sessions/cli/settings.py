@@ -12,7 +12,8 @@ import typer
 
 import miniclaw_sessions
 from miniclaw_sessions.cli.invocation import Invocation, command
-from miniclaw_sessions.cli.output import counted, one_line, plain_table
+from miniclaw_sessions.cli.output import counted
+from miniclaw_sessions.cli.tables import Rows
 from miniclaw_sessions.config import PLUGINS, masked, options_shown, show_value, table_shown, type_shown
 from miniclaw_sessions.errors import PluginFailed, SessionsError
 
@@ -77,11 +78,10 @@ def show(invocation: Invocation) -> None:
         }
         invocation.print_json({"options": options, **({"failed": failed} if failed else {})})
         return
-    table = plain_table("OPTION", "VALUE", "SOURCE")
+    table = Rows("OPTION", "VALUE", "SOURCE", fold={"VALUE"})
     for name, _, value, source in rows:
-        style = "dim" if source == "default" else "bold"
-        table.add_row(name, one_line(show_value(value, name)), one_line(source), style=style)
-    invocation.console.print(table)
+        table.add(name, show_value(value, name), source, style="dim" if source == "default" else "bold")
+    invocation.print_rows(table)
     for sentence in failed:
         invocation.tell(sentence, "red")
 

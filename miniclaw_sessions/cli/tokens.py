@@ -10,6 +10,7 @@ import typer
 
 from miniclaw_sessions.cli.invocation import Invocation, command
 from miniclaw_sessions.cli.output import one_line, seconds_in
+from miniclaw_sessions.cli.tables import Rows
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.errors import ConfigError
 
@@ -115,19 +116,18 @@ def list_tokens(invocation: Invocation) -> None:
     if not found:
         invocation.tell(f"no tokens in {path}; `tokens create NAME` makes one", "")
         return
-    rows = [
-        (
+    rows = Rows("NAME", "ID", "SCOPE", "FOR", "RATE", "MADE", "EXPIRES (UTC)", fold={"FOR"})
+    for one in found:
+        rows.add(
             one.name,
             one.id,
             one.scope,
-            one_line(str(one.caller.bounds or "everything")),
+            str(one.caller.bounds or "everything"),
             f"{one.rate:g}/s" if one.rate is not None else "",
             f"{one.created_at:%Y-%m-%d}",
             _end(one, now),
         )
-        for one in found
-    ]
-    invocation.print_table(("NAME", "ID", "SCOPE", "FOR", "RATE", "MADE", "EXPIRES (UTC)"), rows)
+    invocation.print_rows(rows)
 
 
 @command(

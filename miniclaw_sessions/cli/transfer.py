@@ -17,7 +17,8 @@ import typer
 from miniclaw_sessions.cli.importing import Importing, found_files
 from miniclaw_sessions.cli.invocation import Invocation, command, write_bytes
 from miniclaw_sessions.cli.names import AnySessionId, find_session
-from miniclaw_sessions.cli.output import counted, one_line, plain_table
+from miniclaw_sessions.cli.output import counted, one_line
+from miniclaw_sessions.cli.tables import Rows
 from miniclaw_sessions.errors import SessionNotFound, SessionsError
 
 app = typer.Typer()
@@ -137,16 +138,19 @@ async def _discover(invocation: Invocation, programs: list[str], only: str | Non
 
 
 def _tell_imports(invocation: Invocation, document: dict[str, Any], *, verbose: bool) -> None:
-    from miniclaw_sessions.cli.import_report import report_lines  # noqa: PLC0415 - loads rich
+    from miniclaw_sessions.cli.import_report import report_lines, report_rows  # noqa: PLC0415 - loads rich
 
-    console = invocation.console
-    if document["imported"]:
-        for line in report_lines(document["imported"], width=console.width):
-            console.print(line, soft_wrap=True)
+    if not sys.stdout.isatty():
+        invocation.print_rows(report_rows(document["imported"]))
+    elif document["imported"]:
+        for line in report_lines(document["imported"], invocation.console):
+            invocation.console.print(line, soft_wrap=True)
     for report in document["imported"]:
         if report["findings"]:
             _tell_findings(invocation, report, verbose=verbose)
     errors = invocation.errors
+    if any(report["dry_run"] for report in document["imported"]):
+        invocation.tell("nothing was imported: this only tells what would be")
     for one in document["skipped"]:
         told = f"skipped: {one_line(one['path'])}: {one_line(one['reason'])}"
         errors.print(told, style="dim", no_wrap=not verbose, overflow="ellipsis")
@@ -157,13 +161,15 @@ def _tell_imports(invocation: Invocation, document: dict[str, Any], *, verbose: 
 
 
 def _tell_findings(invocation: Invocation, report: dict[str, Any], *, verbose: bool) -> None:
-    from miniclaw_sessions.cli.import_report import finding_table, untold  # noqa: PLC0415 - loads rich
+    from miniclaw_sessions.cli.import_report import finding_lines, untold  # noqa: PLC0415 - loads rich
 
-    invocation.console.print(f"\n{one_line(report['path'])}", style="bold", soft_wrap=True)
-    invocation.console.print(finding_table(report, shows_all=verbose))
+    errors = invocation.errors
+    errors.print(f"\n{one_line(report['path'])}", style="bold", soft_wrap=True)
+    for line in finding_lines(report, shows_all=verbose):
+        errors.print(line, soft_wrap=True)
     if rest := untold(report, shows_all=verbose):
         hint = "" if verbose else "; --verbose shows them"
-        invocation.console.print(f"  {rest} more{hint}", style="dim")
+        errors.print(f"  {rest} more{hint}", style="dim")
 
 
 # --- out -------------------------------------------------------------------------------------------------------------
@@ -328,8 +334,7 @@ async def formats(invocation: Invocation) -> None:
     if invocation.as_json:
         invocation.print_json({"formats": rows})
         return
-    table = plain_table("FORMAT", "READ", "WRITE", "FILES", "ABOUT")
+    table = Rows("FORMAT", "READ", "WRITE", "FILES", "ABOUT", fold={"ABOUT"})
     for row in rows:
-        marks = ("yes" if can else "-" for can in (row.read, row.write))
-        table.add_row(one_line(row.name), *marks, f"*{one_line(row.suffix)}", one_line(row.about))
-    invocation.console.print(table)
+        table.add(row.name, *("yes" if can else "-" for can in (row.read, row.write)), f"*{row.suffix}", row.about)
+    invocation.print_rows(table)

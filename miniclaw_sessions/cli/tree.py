@@ -150,7 +150,7 @@ async def _list_branches(invocation: Invocation, session_id: str) -> None:
     elif not branches:
         invocation.tell("nothing was said yet")
     else:
-        invocation.console.print(branch_table(branches, short_ids(transcript), SystemClock().now()))
+        invocation.print_rows(branch_table(branches, short_ids(transcript), SystemClock().now()))
         if transcript.leaf_id is None:
             invocation.tell("none is current: the conversation begins anew")
     _tell_problems(invocation, transcript)
@@ -200,7 +200,7 @@ async def _list_labels(invocation: Invocation, session_id: str) -> None:
     elif not labels:
         invocation.tell("no labels yet")
     else:
-        invocation.console.print(label_table(labels, short_ids(transcript), SystemClock().now()))
+        invocation.print_rows(label_table(labels, short_ids(transcript), SystemClock().now()))
     _tell_problems(invocation, transcript)
 
 

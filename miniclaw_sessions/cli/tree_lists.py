@@ -6,21 +6,16 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
 from miniclaw_sessions.cli.branches import branches_of
 from miniclaw_sessions.cli.entry_names import ShortIds
-from miniclaw_sessions.cli.output import age, counted, one_line, plain_table
+from miniclaw_sessions.cli.output import counted, one_line
+from miniclaw_sessions.cli.tables import Rows
 from miniclaw_sessions.formats.first_words import first_words, speaker
 from miniclaw_sessions.history.transcript import Transcript
 from miniclaw_sessions.protocol.encoding import message_from_dict
 from miniclaw_sessions.protocol.entries import Entry, MessageEntry
 
 Document = dict[str, Any]
-
-LONGEST_LABEL = 28
-"""So many columns of a label are shown in a list."""
 
 
 def counts(transcript: Transcript) -> str:
@@ -52,19 +47,24 @@ def branch_documents(transcript: Transcript) -> list[Document]:
     ]
 
 
-def branch_table(branches: Sequence[Document], short: ShortIds, now: datetime) -> Table:
+def branch_table(branches: Sequence[Document], short: ShortIds, now: datetime) -> Rows:
     """Where each branch ends and where it goes off; the current one has a star."""
-    table = _one_line_table("", "ENTRY", "WHO", "ENDS WITH", "FROM", "ENTRIES", "AGE")
+    table = Rows(
+        *("", "ENTRY", "WHO", "ENDS WITH", "FROM", "ENTRIES", "AGE"),
+        now=now,
+        numeric={"ENTRIES"},
+        cut={"ENDS WITH"},
+    )
     for branch in branches:
         label = "" if branch["label"] is None else f"[{one_line(branch['label'])}] "
-        table.add_row(
+        table.add(
             "*" if branch["is_current"] else "",
             short(branch["entry_id"]),
             branch["speaker"],
-            _words(label + branch["first_words"]),
+            label + branch["first_words"],
             "" if branch["goes_off_at"] is None else short(branch["goes_off_at"]),
             f"{branch['entries']:,}",
-            age(datetime.fromisoformat(branch["timestamp"]), now),
+            datetime.fromisoformat(branch["timestamp"]),
             style="" if branch["is_current"] else "dim",
         )
     return table
@@ -84,18 +84,16 @@ def label_documents(transcript: Transcript) -> list[Document]:
     ]
 
 
-def label_table(labels: Sequence[Document], short: ShortIds, now: datetime) -> Table:
+def label_table(labels: Sequence[Document], short: ShortIds, now: datetime) -> Rows:
     """A table of contents; what is not on the current branch is dim."""
-    table = _one_line_table("LABEL", "ENTRY", "WHO", "BEGINS WITH", "AGE")
+    table = Rows("LABEL", "ENTRY", "WHO", "BEGINS WITH", "AGE", now=now, cut={"LABEL", "BEGINS WITH"})
     for label in labels:
-        name = Text(one_line(label["label"]))
-        name.truncate(LONGEST_LABEL, overflow="ellipsis")
-        table.add_row(
-            name,
+        table.add(
+            label["label"],
             short(label["entry_id"]),
             label["speaker"],
-            _words(label["first_words"]),
-            age(datetime.fromisoformat(label["timestamp"]), now),
+            label["first_words"],
+            datetime.fromisoformat(label["timestamp"]),
             style="" if label["is_current"] else "dim",
         )
     return table
@@ -113,15 +111,3 @@ def message_line(document: Document) -> str:
 
 def _told(entry: Entry) -> Document:
     return {"speaker": speaker(entry), "first_words": first_words(entry), "timestamp": entry.timestamp.isoformat()}
-
-
-def _words(text: str) -> Text:
-    return Text(text, no_wrap=True, overflow="ellipsis")
-
-
-def _one_line_table(*headings: str) -> Table:
-    """An empty table without a row of two lines: of its columns only that of the words gives way."""
-    table: Table = plain_table(*headings, numeric=frozenset({"ENTRIES"}))
-    for column in table.columns:
-        column.no_wrap = not str(column.header).endswith("WITH")
-    return table

@@ -227,8 +227,13 @@ async def sweep(
         invocation.tell(f"{session_id} is under legal hold and stays", "yellow")
     for name in done.forgotten:
         invocation.tell(f"the archive {'would forget' if dry_run else 'has forgotten'} {name}")
+    from rich.filesize import decimal  # noqa: PLC0415 - `--json` does not need it
+
     expired = counted(len(done.sessions), "session", "sessions")
-    invocation.tell(f"{expired} would expire" if dry_run else f"{expired} expired, {done.archived:,} of them archived")
+    freed = f"{done.archived:,} of them archived, {decimal(done.freed_bytes)} freed in the store"
+    invocation.tell(f"{expired} would expire" if dry_run else f"{expired} expired, {freed}")
+    for sentence in done.remains:
+        invocation.tell(f"remains: {sentence}", "yellow")
     if done.postponed is not None:
         invocation.tell(f"nothing expires now: {done.postponed}", "yellow")
 

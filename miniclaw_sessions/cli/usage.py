@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC
+from datetime import UTC, date, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +11,7 @@ from miniclaw_sessions.cli.invocation import Invocation, command
 from miniclaw_sessions.cli.names import find_session
 from miniclaw_sessions.cli.output import counted, one_line
 from miniclaw_sessions.cli.search import Chat, moment, option
+from miniclaw_sessions.cli.tables import Rows
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.errors import SessionsError
 
@@ -57,11 +58,20 @@ async def usage(  # noqa: PLR0913 - each can be left out
         session_id = None if chat is None else (await (await find_session(client, chat)).info()).session_id
         invocation.report("adding up", 0, None)
         report = await client.usage(by=by, channel=channel, session_id=session_id, limit=limit, **days)  # type: ignore[arg-type]  # looked at above
+        older = 0
+        if not report.rows and (first := days["since"]) is not None and first > date.min:
+            day = first - timedelta(days=1)
+            older = (await client.usage(until=day, channel=channel, session_id=session_id, limit=1)).total.replies
     if invocation.as_json:
         invocation.print_json(report)
-        return
-    print_usage(invocation, by, report)
-    if days["since"] is not None:
+    else:
+        print_usage(invocation, by, report)
+    if older:
+        are = "reply is" if older == 1 else "replies are"
+        invocation.tell(
+            f"since {days['since']} there is nothing; {older:,} {are} older: --since all shows them", "yellow"
+        )
+    elif days["since"] is not None and not invocation.as_json:
         invocation.tell(f"since {days['since']}; --since all: everything")
 
 
@@ -70,10 +80,12 @@ def print_usage(invocation: Invocation, by: str, report: UsageReport) -> None:
     if not report.rows:
         invocation.tell("nothing was used in this time")
         return
-    rows = [_cells(row) for row in report.rows]
+    rows = Rows(by, *_HEADINGS, numeric=_HEADINGS, fold={by})
+    for row in report.rows:
+        rows.add(*_cells(row, report.currency))
     if len(rows) > 1 or report.left_out:
-        rows.append(_cells(report.total))
-    invocation.print_table((by, *_HEADINGS), rows, numeric=frozenset(_HEADINGS))
+        rows.add(*_cells(report.total, report.currency))
+    invocation.print_rows(rows)
     if report.left_out:
         rows_left = counted(report.left_out, "row", "rows")
         invocation.tell(f"{rows_left} more; the total has them: --limit")
@@ -83,6 +95,9 @@ def print_usage(invocation: Invocation, by: str, report: UsageReport) -> None:
         invocation.tell(f"{counted(estimated, 'reply', 'replies')} broke off: what they cost is estimated")
 
 
-def _cells(row: UsageRow) -> list[str]:
-    cost = "" if row.cost is None else f"{row.cost:,.4f}" if row.cost >= _SMALL or not row.cost else f"{row.cost:.1e}"
+def _cells(row: UsageRow, currency: str) -> list[str]:
+    cost = ""
+    if row.cost is not None:
+        amount = f"{row.cost:,.4f}" if row.cost >= _SMALL or not row.cost else f"{row.cost:.1e}"
+        cost = f"{amount} {currency}"
     return [one_line(row.name) or "(not said)", *(f"{getattr(row, name):,}" for name in _COUNTS), cost]

@@ -174,6 +174,10 @@ def load_settings(
         for name, table in tables[section].items():
             values[section][name], told = check_table(table, kind)
             sources |= told
+    stated = [name for name, price in values["prices"].items() if price.currency]
+    if stated and sources["sessions.currency"] == "default":
+        values["sessions.currency"] = values["prices"][stated[0]].currency
+        sources["sessions.currency"] = sources[f"prices.{stated[0]}.currency"]
     return LoadedSettings(msgspec.convert(_nested(values), Settings), sources)
 
 

@@ -103,6 +103,7 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
         lock_wait_s: seconds that the daemon and commands that write wait for another process that has the workspace.
         turn_lease_s: seconds for which a turn belongs to the process that answers it, where several write one store;
             it is prolonged while the turn runs.
+        currency: what the costs of replies are in, for people; by default that of `[prices]`, or USD.
         postgresql: how a `postgresql:` store is reached.
         retention: by the name of a channel, how long its conversations are kept.
     """
@@ -126,6 +127,7 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
     shutdown_timeout_s: Seconds = 60.0
     lock_wait_s: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_S)] = 10.0
     turn_lease_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 30.0
+    currency: Annotated[str, msgspec.Meta(min_length=1)] = "USD"
     postgresql: PostgreSQLSettings = PostgreSQLSettings()
     retention: dict[str, RetentionSettings] = {}
 
@@ -268,14 +270,14 @@ class PriceSettings(msgspec.Struct, frozen=True, kw_only=True):
         output: a million tokens that it says, its thoughts included.
         cache_read: a million tokens that its service had kept; -1: as `input`.
         cache_write: a million tokens that its service keeps; -1: as `input`.
-        currency: of all these; one for all models.
+        currency: of all these, one for all models; empty: `sessions.currency`.
     """
 
     input: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
     output: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
     cache_read: Annotated[float, msgspec.Meta(ge=-1, le=1e9)] = -1.0
     cache_write: Annotated[float, msgspec.Meta(ge=-1, le=1e9)] = -1.0
-    currency: str = "USD"
+    currency: str = ""
 
 
 class BudgetSettings(msgspec.Struct, frozen=True, kw_only=True):
