@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import re
+import subprocess
 import sys
 import tomllib
 from contextlib import suppress
@@ -17,6 +19,7 @@ import pytest
 
 from miniclaw_sessions.config import load_settings
 from miniclaw_sessions.gateway.exit_status import ExitStatus
+from miniclaw_sessions.testing import check_store
 from tests.command_line import Cli
 from tests.gateway.daemons import PATIENCE_S, Here, Process
 from tests.providers.strict_server import Answer, Asked, Call, StrictServer
@@ -97,6 +100,52 @@ def environment(letters: Path, server: StrictServer) -> dict[str, Any]:
 def test_the_templates_are_as_short_as_is_said() -> None:
     assert len(FILES["my_bot/folder.py"].splitlines()) <= 60
     assert len(FILES["my_bot/dice.py"].split("\n\n\n")[1].splitlines()) <= 10
+
+
+@pytest.mark.parametrize(("file", "most"), [("parrot", 10), ("told", 10), ("diary", 14)])
+def test_a_provider_a_store_and_a_format_are_written_in_about_ten_lines(file: str, most: int) -> None:
+    lines = FILES[f"my_bot/{file}.py"].partition("\n\n\n")[2].splitlines()
+    assert sum(bool(line.strip()) for line in lines) <= most
+
+
+def as_somebody(beside: Path, home: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """A command where the package is installed."""
+    environ = {"HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": str(beside), **environ}
+    command = [sys.executable, "-m", "miniclaw_sessions", *arguments]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_format_a_store_and_a_provider_written_from_the_page_work_on_the_command_line(
+    beside: Path, short_path: Path
+) -> None:
+    settings = {"MINICLAW_SESSIONS_STORE": f"told:{short_path}/kept", "MINICLAW_MODEL_PROVIDER": "parrot"}
+    diary = short_path / "ada.diary"
+    diary.write_text('{"wrote": "ada", "text": "dear diary"}\n{"damaged\n{"wrote": "ada", "text": "good night"}\n')
+    done = as_somebody(beside, short_path, "import", str(diary), "--as", "cli_ada", "--json", **settings)
+    (report,) = json.loads(done.stdout)["imported"]
+    assert (report["format"], report["messages"], report["set_aside"]) == ("diary", 2, 1), done.stderr
+    settings["MINICLAW_MODEL_MODEL"] = "green"
+    done = as_somebody(beside, short_path, "chat", "--chat-id", "ada", "-m", "hello", **settings)
+    assert (done.returncode, done.stdout.strip()) == (0, "hello"), done.stderr
+    assert "cli_ada has 1 more" in done.stderr
+    (transcript,) = (short_path / "kept").glob("*.jsonl")
+    assert transcript.read_text().count("dear diary") == 1
+
+
+@pytest.mark.proof
+async def test_the_store_written_from_the_page_keeps_every_promise(beside: Path, tmp_path: Path) -> None:
+    module = importlib.import_module("my_bot.told")
+    assert Path(str(module.__file__)).is_relative_to(beside)
+    numbers = itertools.count()
+    places: dict[int, Path] = {}
+
+    def made() -> Any:
+        place = tmp_path / str(next(numbers))
+        store = module.told(f"told:{place}", tmp_path, read_only=False)
+        places[id(store)] = place
+        return store
+
+    await check_store(made, reopen=lambda closed: module.told(f"told:{places[id(closed)]}", tmp_path, read_only=False))
 
 
 async def test_a_channel_and_a_tool_written_from_the_page_work_in_the_daemon(short_path: Path, beside: Path) -> None:

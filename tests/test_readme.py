@@ -123,6 +123,26 @@ def test_the_page_about_the_architecture_has_the_layers_that_are_held() -> None:
     assert [set(re.findall(r"`(\w+)`", row)) for row in rows] == LAYERS
 
 
+def numbers_in(text: str) -> set[str]:
+    return set(re.findall(r"\d[\d,.]*\d|\d", re.sub(r"\]\([^)]*\)", "", text)))
+
+
+def test_numbers_that_a_page_takes_from_the_measurements_stand_there() -> None:
+    measured = text_of(ROOT / "benchmarks/RESULTS.md")
+    below = {
+        re.sub(r"[^\w-]", "", title.lower().replace(" ", "-")): text
+        for title, text in re.findall(r"^##+ ([^\n]+)\n(.*?)(?=^##|\Z)", measured, re.DOTALL | re.MULTILINE)
+    }
+    page = section(ROOT / "docs/many-machines.md", "Numbers")
+    rows = re.findall(r"^\| .*RESULTS\.md#([\w-]+)\).*$", page, re.MULTILINE)
+    lines = [line for line in page.splitlines() if "RESULTS.md#" in line]
+    assert len(rows) == len(lines) > 3
+    for name, line in zip(rows, lines, strict=True):
+        assert numbers_in(line) - numbers_in(below[name]) == set(), line
+    (limit,) = re.findall(r"Its index takes ([\d.]+) times the text", section(ROOT / "docs/many-machines.md", "Limits"))
+    assert f"takes {limit} times the text" in below["searching"]
+
+
 def test_the_source_files_that_the_pages_name_exist() -> None:
     named = {name for page in PAGES for name in re.findall(r"`((?!my_bot/)(?:\w+/)+\w+\.(?:py|toml))`", text_of(page))}
     places = (ROOT, ROOT / "miniclaw_sessions", ROOT / "miniclaw_sessions/shipped", ROOT / "tests")

@@ -113,12 +113,16 @@ def test_the_health_is_that_of_the_daemon(volume: str) -> None:
         docker("rm", "--force", full.id)
 
 
-def test_the_compose_file_is_accepted(image: str) -> None:
+def test_the_compose_file_is_accepted(image: str, tmp_path: Path) -> None:
     del image
     try:
         docker("compose", "version")
     except AssertionError as error:
         pytest.skip(f"this Docker has no compose: {error}")
-    service = json.loads(docker("compose", "config", "--format=json"))["services"]["sessions"]
+    dotenv = tmp_path / "env"
+    dotenv.write_text("MODEL=gpt-5-mini\nTELEGRAM_ALLOW=42\n")
+    told = docker("compose", "--env-file", str(dotenv), "config", "--format=json")
+    service = json.loads(told)["services"]["sessions"]
+    assert service["environment"]["MINICLAW_MODEL_MODEL"] == "gpt-5-mini"
     assert service["read_only"] is True
     assert [port["host_ip"] for port in service["ports"]] == ["127.0.0.1"]
