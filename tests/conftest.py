@@ -39,11 +39,22 @@ IN_MEMORY = Path("/dev/shm")
 _ROOM_BYTES = 2 * 2**30
 
 
+def has_memory() -> bool:
+    """Whether there is room to write in memory."""
+    return os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > _ROOM_BYTES
+
+
+@pytest.hookimpl(optionalhook=True)  # not every environment of the proofs has pytest-xdist
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than there are cores: each waits now and then, for a process, a thread or a disk."""
+    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """A few examples of each property in the round of minutes, in memory; hundreds in the proofs, on the disk."""
     is_round = config.option.markexpr == "not proof"
     settings.load_profile("round" if is_round else "proof")
-    if is_round and os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > _ROOM_BYTES:
+    if is_round and has_memory():
         os.environ["TMPDIR"] = tempfile.tempdir = str(IN_MEMORY)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of what runs in the background; the programs that the tests
         signal.signal(signal.SIGINT, signal.default_int_handler)  # start, and end with it, would inherit that
@@ -110,8 +121,12 @@ def short_path() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgreSQLServer]:
-    """A PostgreSQL server for all tests of this process; it starts in a second."""
-    with running_server() as server:
+    """A PostgreSQL server for all tests of this process; it starts in a second.
+
+    It is in memory. Tests of what survives a crash of the server start their own, on the disk: there a checkpoint that
+    waits for the disk, behind the proofs' other writers, holds up whatever test comes along.
+    """
+    with running_server(IN_MEMORY if has_memory() else None) as server:
         yield server
 
 

@@ -10,7 +10,6 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -18,10 +17,7 @@ import msgspec
 import pytest
 
 import miniclaw_sessions
-
-PACKAGE = "miniclaw_sessions"
-ROOT = Path(miniclaw_sessions.__file__).parent
-FILES = sorted(ROOT.rglob("*.py"))
+from tests.source_files import FILES, PACKAGE, ROOT, is_type_checking, source_of
 
 LAYERS: list[set[str]] = [
     {"errors"},
@@ -127,33 +123,13 @@ def module_of(file: Path) -> str:
 MODULES = {module_of(file): file for file in FILES}
 
 
-@cache
-def tree_of(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"), str(file))
-
-
-def is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
-
-
-def nodes_at_run_time(node: ast.AST) -> Iterator[ast.AST]:
-    """Every node but those that only a type checker sees."""
-    yield node
-    for child in ast.iter_child_nodes(node):
-        if not is_type_checking(child):
-            yield from nodes_at_run_time(child)
-
-
 def imported_by(file: Path, *, at_its_top: bool = False) -> set[str]:
     """The full names of the modules that a file imports, at its top or later."""
     names: set[str] = set()
-    for node in tree_of(file).body if at_its_top else nodes_at_run_time(tree_of(file)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{relative(file)}: relative imports hide where a name comes from"
-            module = node.module or ""
-            names |= {f"{module}.{a.name}" if f"{module}.{a.name}" in MODULES else module for a in node.names}
+    for one in source_of(file).imported(at_top=at_its_top):
+        assert not one.is_relative, f"{relative(file)}: relative imports hide where a name comes from"
+        full = {f"{one.module}.{name}" for name in one.names}
+        names |= {name if name in MODULES else one.module for name in full} or {one.module}
     return names
 
 
@@ -204,10 +180,10 @@ def test_there_are_no_cycles() -> None:
 
 def impurities(file: Path) -> set[str]:
     """What a file imports, calls or awaits that is not for plain functions and values."""
-    nodes = list(ast.walk(tree_of(file)))
+    source = source_of(file)
     found = {name.split(".")[0] for name in imported_by(file)} & IMPURE_MODULES
-    found |= {node.id for node in nodes if isinstance(node, ast.Name)} & {"open", "print", "input"}
-    return found | {"await" for node in nodes if isinstance(node, (ast.AsyncFunctionDef, ast.Await))}
+    found |= source.names & {"open", "print", "input"}
+    return found | ({"await"} if source.is_async else set())
 
 
 def test_the_pure_rooms_do_no_io() -> None:
@@ -225,8 +201,7 @@ def test_no_file_is_named_after_nothing() -> None:
 
 def attributes_of(file: Path) -> set[str]:
     """Every `name.attribute` that the file uses."""
-    nodes = ast.walk(tree_of(file))
-    return {f"{n.value.id}.{n.attr}" for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)}
+    return {name for name, _ in source_of(file).attributes}
 
 
 def reads_a_clock(file: Path) -> bool:
@@ -238,7 +213,7 @@ def reads_a_clock(file: Path) -> bool:
 def syncs(file: Path) -> bool:
     calls = {"fsync", "fdatasync", "sync", "rename", "renames", "replace", "link", "symlink"}
     names = {f"os.{call}" for call in calls} | {"shutil.move", "shutil.copyfile", "shutil.copy", "shutil.copytree"}
-    froms = [n for n in ast.walk(tree_of(file)) if isinstance(n, ast.ImportFrom) and n.module in ("os", "shutil")]
+    froms = [one for one in source_of(file).imports if one.names and one.module in ("os", "shutil")]
     assert not froms, f"{relative(file)}: import os as a whole, so that its calls can be seen"
     return bool(attributes_of(file) & names)
 
@@ -255,27 +230,22 @@ def test_only_the_disk_syncs_renames_and_links() -> None:
 
 
 def test_a_file_fits_in_a_head() -> None:
-    lengths = {relative(file): len(file.read_text(encoding="utf-8").splitlines()) for file in FILES}
+    lengths = {relative(file): source_of(file).lines for file in FILES}
     assert {name: lines for name, lines in lengths.items() if lines > LONG_FILES.get(name, 600)} == {}
 
 
 def test_long_files_are_still_long() -> None:
     for name in LONG_FILES:
-        assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) > 600, f"{name} is no longer an exception"
-
-
-def lengths_of_functions(file: Path) -> dict[str, int]:
-    nodes = [node for node in ast.walk(tree_of(file)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    return {f"{relative(file)}::{n.name}": (n.end_lineno or n.lineno) - n.lineno + 1 for n in nodes}
+        assert source_of(ROOT / name).lines > 600, f"{name} is no longer an exception"
 
 
 def test_a_function_fits_on_a_screen() -> None:
-    lengths = {name: lines for file in FILES for name, lines in lengths_of_functions(file).items()}
+    lengths = {f"{relative(file)}::{name}": n for file in FILES for name, n in source_of(file).functions.items()}
     assert {name: lines for name, lines in lengths.items() if lines > 60} == {}
 
 
 def test_every_file_says_what_it_is_for() -> None:
-    assert [relative(file) for file in FILES if not ast.get_docstring(tree_of(file))] == []
+    assert [relative(file) for file in FILES if not source_of(file).docstring] == []
 
 
 # --- the front door --------------------------------------------------------------------------------------------------
@@ -283,7 +253,7 @@ def test_every_file_says_what_it_is_for() -> None:
 
 def test_type_checkers_see_the_public_names_where_they_are_loaded_from() -> None:
     seen: dict[str, str | None] = {}
-    for block in filter(is_type_checking, tree_of(ROOT / "__init__.py").body):
+    for block in filter(is_type_checking, ast.parse((ROOT / "__init__.py").read_text(encoding="utf-8")).body):
         for node in ast.walk(block):
             if isinstance(node, ast.ImportFrom):
                 assert all(alias.asname == alias.name for alias in node.names)

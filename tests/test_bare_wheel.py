@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from miniclaw_sessions.errors import to_install
 from tests.test_readme import README, as_program
 
 pytestmark = pytest.mark.proof
@@ -48,7 +49,7 @@ class Installed:
             check=False,
             cwd=self.home,
             env=environment,
-            timeout=60,
+            timeout=300,
         )
 
 
@@ -56,11 +57,11 @@ class Installed:
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     home = tmp_path_factory.mktemp("bare")
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", home, ROOT], check=True, timeout=100)
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", home, ROOT], check=True, timeout=300)
     (wheel,) = home.glob("*.whl")
     venv.create(home / "environment", with_pip=False)
     into = [*pip, "--python", str(home / "environment/bin/python")]
-    subprocess.run([*into, "install", wheel, "-c", ROOT / ".ci/constraints.txt"], check=True, timeout=100)
+    subprocess.run([*into, "install", wheel, "-c", ROOT / ".ci/constraints.txt"], check=True, timeout=300)
     return Installed(home)
 
 
@@ -81,13 +82,15 @@ def test_adapters_clients_in_process_and_every_format_but_pages_load(bare: Insta
     lines += ["from miniclaw_sessions.errors import ConfigError", "from miniclaw_sessions.formats.html import HTML"]
     lines += ["try: HTML.page(None)", "except ConfigError as error: print(error)"]
     done = bare.run("python", "-c", "\n".join(lines))
-    assert done.stdout == "pages need markdown_it: pip install 'miniclaw-sessions[daemon]'\n", done.stderr
+    assert done.stdout == "pages need markdown_it: pip install '.[daemon]' in a checkout of miniclaw-sessions\n", (
+        done.stderr
+    )
 
 
 @pytest.mark.parametrize("command", ["serve", "list", "chat", "--help"])
 def test_a_command_says_in_one_sentence_what_to_install(bare: Installed, command: str) -> None:
     done = bare.run("miniclaw-sessions", command)
-    told = "error: commands need typer, which the library does without: pip install 'miniclaw-sessions[daemon]'\n"
+    told = f"error: commands need typer, which the library does without: {to_install('daemon')}\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", told)
 
 
@@ -103,4 +106,6 @@ def test_a_client_of_a_daemon_says_so_too(bare: Installed) -> None:
     """
     lines = "\n".join(line.removeprefix("    ") for line in code.strip("\n").splitlines())
     done = bare.run("python", "-c", as_program(lines))
-    assert done.stdout == "asking a daemon needs httptools: pip install 'miniclaw-sessions[client]'\n", done.stderr
+    assert (
+        done.stdout == "asking a daemon needs httptools: pip install '.[client]' in a checkout of miniclaw-sessions\n"
+    ), done.stderr

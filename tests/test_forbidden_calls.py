@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
-
 import pytest
 
-import miniclaw_sessions
-
-ROOT = Path(miniclaw_sessions.__file__).parent
-FILES = sorted(ROOT.rglob("*.py"))
+from tests.source_files import FILES, ROOT, SourceFile, source_of
 
 MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml", "subprocess", "pty", "code"}
 """They turn bytes into running code, or start programs."""
@@ -21,27 +15,23 @@ OF_THE_SYSTEM = {"system", "popen", "umask", "chdir", "setuid", "putenv", "fork"
 """Of the module `os`; the umask and the working directory belong to every thread of the process."""
 
 
-def offences(source: str) -> list[str]:
+def offences(source: SourceFile) -> list[str]:
     """What a file does of that, with the line."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        names: set[str] = set()
-        if isinstance(node, ast.Import):
-            names = {alias.name.partition(".")[0] for alias in node.names} & MODULES
-        elif isinstance(node, ast.ImportFrom):
-            names = {(node.module or "").partition(".")[0]} & MODULES
-            names |= {alias.name for alias in node.names} & OF_THE_SYSTEM if node.module == "os" else set()
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            names = {node.func.id} & BUILT_IN
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            calls = OF_THE_SYSTEM if node.value.id == "os" else set()
-            names = {node.attr} & calls or ({node.attr} if node.attr.startswith(("spawn", "exec")) and calls else set())
-        found += [f"line {getattr(node, 'lineno', 0)}: {name}" for name in sorted(names)]
-    return found
+    found = {(one.line, one.module.partition(".")[0]) for one in source.imports}
+    found = {(line, name) for line, name in found if name in MODULES}
+    found |= {
+        (one.line, name) for one in source.imports if one.module == "os" for name in one.names if name in OF_THE_SYSTEM
+    }
+    found |= {(line, name) for name, line in source.called if name in BUILT_IN}
+    for name, line in source.attributes:
+        module, _, call = name.partition(".")
+        if module == "os" and (call in OF_THE_SYSTEM or call.startswith(("spawn", "exec"))):
+            found.add((line, call))
+    return [f"line {line}: {name}" for line, name in sorted(found)]
 
 
 def test_no_file_runs_what_it_reads() -> None:
-    found = {file.relative_to(ROOT).as_posix(): offences(file.read_text(encoding="utf-8")) for file in FILES}
+    found = {file.relative_to(ROOT).as_posix(): offences(source_of(file)) for file in FILES}
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 
@@ -53,4 +43,4 @@ def test_no_file_runs_what_it_reads() -> None:
     ],
 )
 def test_an_offence_is_found(source: str) -> None:
-    assert len(offences(source)) == 1
+    assert len(offences(SourceFile(source))) == 1

@@ -111,3 +111,11 @@ def test_the_page_names_each_package_whose_licence_asks_for_more_than_a_notice()
     assert {name for name, said in licences.items() if not said} <= SAYS_NOTHING
     more = {name for name, said in licences.items() if re.search(r"\b(A?L?GPL|MPL|EUPL|CDDL)|Mozilla", said)}
     assert more == in_first_column(section(INSTALLATION, "Licences"))
+
+
+def test_no_sentence_advises_to_install_what_is_on_no_index() -> None:
+    sources = {path: path.read_text() for path in (ROOT / "miniclaw_sessions").rglob("*.py")}
+    assert [path for path, text in sources.items() if re.search(r"pip install '?miniclaw", text)] == []
+    advised = {extra for text in sources.values() for extra in re.findall(r"to_install\(['\"](\w+)", text)}
+    assert advised
+    assert advised <= PROJECT["optional-dependencies"].keys()

@@ -20,7 +20,7 @@ from tests.crash.launcher import Launcher
 from tests.crash.short_writes import SHORT
 from tests.crash.stage import Stage
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(900)]
 
 ACTS = [
     ("create", "sqlite:"),

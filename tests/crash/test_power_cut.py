@@ -13,7 +13,7 @@ from tests.crash.injection import count_injected, lying_about_syncs
 from tests.crash.launcher import Launcher
 from tests.crash.trials import RECOVERING, Crashes, mixed_moments
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(900)]
 
 CUTS = 20
 KINDS = ("ext4", "xfs")

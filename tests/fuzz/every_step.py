@@ -207,7 +207,7 @@ async def _closing(workspace: Path, settings: SessionSettings, cancelled: Cancel
 
 @dataclass
 class _AfterBeginning(Cancelled):
-    """Counts the steps from when something has begun: a manager is closed by the task that opened it."""
+    """Counts the steps from when something has begun: what is cancelled is the closing, not the opening."""
 
     begun: list[None] | None = None
     _first: int | None = None

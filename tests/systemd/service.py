@@ -75,7 +75,7 @@ def said(system: BootedSystem, *, by: Path = OWN_SOCKET) -> list[str]:
     return [message["content"] for message in reply.body["messages"]]
 
 
-def eventually(condition: Callable[[], bool], what: str, limit_s: float = 20.0) -> None:
+def eventually(condition: Callable[[], bool], what: str, limit_s: float = 120.0) -> None:
     """Waits for something that another process does."""
     deadline = time.monotonic() + limit_s
     while not condition():

@@ -1,0 +1,25 @@
+"""A few cases of many in the round of minutes, and all of them in the proofs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def sampled(cases: Iterable[Any], every: int) -> list[Any]:
+    """The cases of a parametrized test; only every so many-th of them runs in the round.
+
+    Args:
+        cases: values, tuples of values, or what `pytest.param` has made.
+        every: of so many cases the first one stays in the round; the others are proofs.
+    """
+    chosen = []
+    for number, case in enumerate(cases):
+        if number % every == 0:
+            chosen.append(case)
+            continue
+        values = case if type(case) is tuple else (case,)  # a named one is one value
+        chosen.append(pytest.param(*values, marks=pytest.mark.proof))
+    return chosen
