@@ -130,7 +130,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, as long as the head, and what is sent beside the body, stays within its bound."""
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._has_last_request:
             return
         if self._is_idle or self._in_head:
             self._head_bytes += len(data)
@@ -157,6 +157,7 @@ class GatewayProtocol(HttpToolsProtocol):
             # The parser cannot be told so: it begins anew, with a head that does not ask.
             head = self._head_without_upgrade()
             self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets it for its own
             self._parse(head + data[upgrade.args[0] :])
 
     def _head_without_upgrade(self) -> bytes:
@@ -255,6 +256,12 @@ class GatewayProtocol(HttpToolsProtocol):
         """Whether no request is being answered."""
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is None or cycle.response_complete
+
+    @property
+    def _has_last_request(self) -> bool:
+        """Whether the connection's last request is here and not answered yet: what comes behind it means nothing."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not (cycle.keep_alive or cycle.more_body or cycle.response_complete)
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(self.timeout_s, self._head_timed_out)

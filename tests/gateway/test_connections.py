@@ -88,6 +88,29 @@ async def test_a_wish_for_another_protocol_is_ignored(served: Any, protocol: byt
     assert [one["content"] for one in messages] == ["hello"] * 6
 
 
+LAST = {
+    "close": b"HTTP/1.1\r\nhost: x\r\nconnection: close\r\n",
+    "close and upgrade": b"HTTP/1.1\r\nhost: x\r\nconnection: upgrade, close\r\nupgrade: websocket\r\n",
+    "1.0": b"HTTP/1.0\r\n",
+    "1.0 and upgrade": b"HTTP/1.0\r\nconnection: upgrade\r\nupgrade: websocket\r\n",
+}
+
+
+@pytest.mark.parametrize("last", LAST.values(), ids=LAST)
+@pytest.mark.parametrize("behind", [GET, GET * 2 * MAX_HEAD_BYTES, b"\x16\x03\x01"], ids=["one", "many", "noise"])
+async def test_the_last_request_of_a_connection_is_answered_and_nothing_behind_it(
+    served: Any, last: bytes, behind: bytes
+) -> None:
+    length = b"content-length: %d\r\n\r\n" % len(MESSAGE)
+    post = HEAD.replace(b"HTTP/1.1\r\nhost: x\r\n", last) + length + MESSAGE
+    get = b"GET /health " + last + b"\r\n"
+    for request, status in ((post, b" 201 "), (get, b" 200 "), (GET + get, b" 200 ")):
+        reply = await served.raw(request + behind)
+        assert reply.count(b"HTTP/1.1 ") == 1 + request.startswith(GET)
+        assert reply.startswith(b"HTTP/1.1" + status)
+        assert reply.rpartition(b"HTTP/1.1 ")[2].lower().count(b"connection: close") == 1
+
+
 async def test_a_tunnel_is_refused(served: Any) -> None:
     assert (await served.raw(b"CONNECT example.com:443 HTTP/1.1\r\nhost: x\r\n\r\n")).startswith(b"HTTP/1.1 4")
     assert await served.is_alive()
