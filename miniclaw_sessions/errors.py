@@ -222,7 +222,7 @@ class TranscriptNotKept(SessionsError):
 
 
 class WrongThread(SessionsError):
-    """A session was used from another thread or event loop than its manager's, which would corrupt it."""
+    """A manager or a session was used from another thread or event loop than its own, which would corrupt it."""
 
 
 class SessionDeleted(SessionsError):

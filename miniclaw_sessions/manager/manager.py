@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -60,7 +61,7 @@ from miniclaw_sessions.persistence.own_task import HeldOpen
 from miniclaw_sessions.persistence.recovery import Progress, RecoveryReport
 from miniclaw_sessions.persistence.workspace import Workspace
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.session import Journal, Session
+from miniclaw_sessions.session import Journal, Owner, Session, guarded
 from miniclaw_sessions.session.copying import copy_session
 from miniclaw_sessions.statistics import Health, ManagerStatistics, Saved
 from miniclaw_sessions.stores import is_shared_url, open_store
@@ -79,6 +80,7 @@ LISTED_LOSSES = 20
 log = get_logger(__name__)
 
 
+@guarded(attrgetter("_owner"), anywhere=("statistics", "health"))
 class SessionManager(SessionMaker, SessionKeeper, SessionFollower):
     """The sessions of one directory or database; an async context manager that any task may enter, and any other leave.
 
@@ -140,6 +142,7 @@ class SessionManager(SessionMaker, SessionKeeper, SessionFollower):
         self._known_entries = {}
         self._also_at = {}
         self._held: HeldOpen[None] | None = None
+        self._owner: Owner | None = None  # while it is open
         self._closed = False
         self._patience: anyio.CancelScope | None = None  # of closing
 
@@ -224,7 +227,7 @@ class SessionManager(SessionMaker, SessionKeeper, SessionFollower):
             raise ManagerClosed("a closed session manager is not opened again; make a new one")
         held = HeldOpen(self._opened(), name="sessions")
         await held.__aenter__()
-        self._held = held
+        self._held, self._owner = held, self._registry.owner
         return self
 
     @asynccontextmanager
@@ -334,7 +337,7 @@ class SessionManager(SessionMaker, SessionKeeper, SessionFollower):
             try:
                 await held.__aexit__(None, None, None)
             finally:
-                self._held = None
+                self._held = self._owner = None
         self._saving.refuse_to_forget(
             session.log.rejected for session in self._cache.in_memory() if session.log.rejected
         )

@@ -89,6 +89,7 @@ class ReadOnlySessions(SessionReader, ABC):
     turn_lease_s = 0.0
     store: Store
     workspace: Path | None
+    owner: Owner
 
     def __init__(
         self,
@@ -103,7 +104,6 @@ class ReadOnlySessions(SessionReader, ABC):
         self._encryption = encryption
         self._on_progress = on_progress
         self._stack = AsyncExitStack()
-        self.owner = Owner()
 
     @property
     @abstractmethod
@@ -142,6 +142,7 @@ class ReadOnlySessions(SessionReader, ABC):
             WrongKey, KeyNeeded, NotEncrypted: the keys do not go with what is there.
             SchemaTooNew, StoreUnavailable: the store cannot be read.
         """
+        self.owner = Owner()
         async with AsyncExitStack() as stack:
             await self._open(stack)
             self._stack = stack.pop_all()

@@ -389,7 +389,6 @@ class Journal:
 
     async def saved(self) -> None:
         """Return when everything accepted so far is acknowledged; see `Session.saved`."""
-        self.home.owner.check()
         await self.home.committer.wait(self.log, self.last_sequence)
 
     def check(self, message: Message | Mapping[str, Any]) -> None:
@@ -538,7 +537,6 @@ class Journal:
             raise TranscriptNotKept(self.session_id, what)
 
     def _check_accepting(self) -> None:
-        self.home.owner.check()
         if self._retired:
             raise SessionDeleted(f"session {self.session_id} was deleted; get_or_create makes a new one")
         if self.log.rejected is not None:

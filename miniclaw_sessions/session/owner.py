@@ -1,11 +1,24 @@
-"""The thread and the event loop that sessions belong to."""
+"""The thread and the event loop that sessions belong to, and the refusal of calls from others.
+
+Between two awaits nobody else runs: that is why a session needs no locks. A second thread or a second loop would.
+"""
 
 from __future__ import annotations
 
 from asyncio import _get_running_loop
+from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import aclosing
+from functools import wraps
+from inspect import getattr_static, isasyncgenfunction, iscoroutinefunction, isfunction
 from threading import get_ident
+from typing import Any, TypeVar
 
 from miniclaw_sessions.errors import WrongThread
+
+C = TypeVar("C")
+_Call = Callable[..., Any]
+
+_ENTERING = ("__aenter__", "__aexit__")
 
 
 class Owner:
@@ -33,3 +46,48 @@ class Owner:
             return
         if _get_running_loop() is not None:  # asked for last: it asks the system for the process's id every time
             raise WrongThread("sessions belong to the event loop of their manager; open another manager in this one")
+
+
+def guarded(owner_of: Callable[[Any], Owner | None], *, anywhere: Collection[str] = ()) -> Callable[[type[C]], type[C]]:
+    """A class decorator: every public method, and entering and leaving, raises WrongThread where it does not belong.
+
+    A coroutine raises when it is awaited, and not when it is called: `asyncio.run_coroutine_threadsafe` is given
+    coroutines that another thread has made. Properties stay as they are; they only read.
+
+    Args:
+        owner_of: whom an object of the class belongs to; None: to nobody now.
+        anywhere: the methods that only read what is in memory: they may be called from anywhere.
+    """
+
+    def guard(cls: type[C]) -> type[C]:
+        for name in dir(cls):
+            method = getattr_static(cls, name)
+            is_public = not name.startswith("_") or name in _ENTERING
+            if is_public and isfunction(method) and name not in anywhere:
+                setattr(cls, name, _guarded(method, owner_of))
+        return cls
+
+    return guard
+
+
+def _guarded(method: _Call, owner_of: Callable[[Any], Owner | None]) -> _Call:
+    async def awaited(self: Any, *args: Any, **options: Any) -> Any:
+        if (owner := owner_of(self)) is not None:
+            owner.check()
+        return await method(self, *args, **options)
+
+    async def iterated(self: Any, *args: Any, **options: Any) -> AsyncGenerator[Any, None]:
+        if (owner := owner_of(self)) is not None:
+            owner.check()
+        async with aclosing(method(self, *args, **options)) as items:
+            async for item in items:
+                yield item
+
+    def called(self: Any, *args: Any, **options: Any) -> Any:
+        if (owner := owner_of(self)) is not None:
+            owner.check()
+        return method(self, *args, **options)
+
+    if iscoroutinefunction(method):
+        return wraps(method)(awaited)
+    return wraps(method)(iterated if isasyncgenfunction(method) else called)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from datetime import datetime
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 from weakref import ref
@@ -31,6 +32,7 @@ from miniclaw_sessions.session.compacting import SUMMARY_TIMEOUT_S, CompactionOu
 from miniclaw_sessions.session.copying import copy_session, key_of_fork
 from miniclaw_sessions.session.journal import Journal, SessionStatistics
 from miniclaw_sessions.session.memory import MemoryHome
+from miniclaw_sessions.session.owner import guarded
 from miniclaw_sessions.session.searching import Branch, Order, search_session
 from miniclaw_sessions.session.tree import SessionTree
 from miniclaw_sessions.session.turn import Opening, Turn
@@ -54,6 +56,7 @@ class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
 
+@guarded(attrgetter("journal.home.owner"), anywhere=("messages", "entries", "statistics", "unit", "turn"))
 class Session:
     """A conversation that is held in memory, saved to the store and checkpointed to its file.
 

@@ -8,6 +8,7 @@ that was said is ever lost by it.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from miniclaw_sessions.errors import EntryNotFound, LeafMoved
@@ -30,10 +31,12 @@ from miniclaw_sessions.protocol.entries import (
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session.compacting import append_compaction
 from miniclaw_sessions.session.journal import Journal
+from miniclaw_sessions.session.owner import guarded
 from miniclaw_sessions.session.unit import Unit
 from miniclaw_sessions.stores.base import StoredEntry
 
 
+@guarded(attrgetter("_journal.home.owner"))
 class SessionTree:
     """The entries of one session, with their branches, labels and summaries."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from operator import attrgetter
 from types import TracebackType
 from typing import Any, Self
 
@@ -34,6 +35,7 @@ from miniclaw_sessions.protocol.entries import BranchSummary, Entry, LeafMove, M
 from miniclaw_sessions.protocol.given import as_message
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session.journal import Journal
+from miniclaw_sessions.session.owner import guarded
 from miniclaw_sessions.session.rebasing import refresh
 from miniclaw_sessions.session.tree import SessionTree
 from miniclaw_sessions.session.unit import Unit
@@ -85,6 +87,7 @@ class Opening:
         self.entries: list[Entry] = []
 
 
+@guarded(attrgetter("_journal.home.owner"), anywhere=("messages", "entries"))
 class Turn:
     """`async with session.turn(message) as turn`: waits, commits `message`, and saves what is staged at the end.
 

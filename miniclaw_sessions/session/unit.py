@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -33,6 +34,7 @@ from miniclaw_sessions.protocol.entries import (
 from miniclaw_sessions.protocol.given import dated
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session.journal import Journal
+from miniclaw_sessions.session.owner import guarded
 
 E = TypeVar("E", bound=EntryBase)
 
@@ -50,6 +52,7 @@ _MADE_ANEW = frozenset({"id", "parent_id", "parent_sequence", "timestamp", "sequ
 """What a copy of an entry does not have of it."""
 
 
+@guarded(attrgetter("journal.home.owner"))
 class Unit:
     """Entries that are put together one by one and accepted as one, by `accept` or `save`.
 
