@@ -10,7 +10,7 @@ follows is given the pieces of a text before the entry that holds it, and the en
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import StringIO
 from itertools import islice
@@ -220,12 +220,28 @@ class Following:
         """What is followed now, and which incarnation of it."""
         return {session_id: (one, one.incarnation) for session_id, one in self._followed.items()}
 
-    def polled(self, before: dict[str, tuple[Followed, str | None]], found: dict[str, StoredHead]) -> None:
-        """The store was asked what it has of all that was followed before."""
+    def polled(
+        self,
+        before: Mapping[str, tuple[Followed, str | None]],
+        found: Mapping[str, StoredHead],
+        asked: Collection[str],
+        deleted: Collection[str],
+    ) -> None:
+        """The store was asked what has happened in all that was followed before.
+
+        Args:
+            before: what was followed, and which incarnation of it.
+            found: what has changed, and what is there of those that were `asked` for.
+            asked: sessions that are gone if they were not found.
+            deleted: incarnations that are gone.
+        """
         for session_id, (followed, incarnation) in before.items():
-            if followed.incarnation == incarnation:  # else it was stored here meanwhile, and the answer is older
-                stored = found.get(session_id)
-                followed.seen(*(None, 0) if stored is None else (stored.head, stored.last_sequence))
+            if followed.incarnation != incarnation:  # it was stored here meanwhile, and the answer is older
+                continue
+            if (stored := found.get(session_id)) is not None:
+                followed.seen(stored.head, stored.last_sequence)
+            elif session_id in asked or incarnation in deleted:
+                followed.seen(None, 0)
 
     @contextmanager
     def _following(self, session_id: str) -> Iterator[Followed]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 import anyio
@@ -16,7 +17,7 @@ import msgspec
 from miniclaw_sessions.clock import Clock, sleep_unless
 from miniclaw_sessions.errors import InvalidKey, StoreError
 from miniclaw_sessions.manager.feed import Feed
-from miniclaw_sessions.manager.following import ENDS, TYPING, Following, Told
+from miniclaw_sessions.manager.following import ENDS, TYPING, Followed, Following, Told
 from miniclaw_sessions.manager.waiting import Waiting
 from miniclaw_sessions.protocol.entries import METADATA
 from miniclaw_sessions.protocol.keys import SessionKey
@@ -29,8 +30,15 @@ POLL_S = 0.3
 POLL_PAUSES = 10
 """However slow the store is, the time between two polls is so many times as long as a poll."""
 
-AGED_EVERY_S = 60.0
-"""How often sessions are looked for of which nothing was heard for long: somebody may have deleted them."""
+LATE_S = 5.0
+"""How long a transaction may take and still be found by the next poll; a thorough poll finds longer ones."""
+
+THOROUGH_EVERY_S = 60.0
+THOROUGH_LATE_S = 300.0
+"""How far back a thorough poll looks, which also asks whether each known session is still there."""
+
+KNOWN_S = 3600.0
+"""Sessions that were used so lately are known before the first watcher is told how they go on."""
 
 MOST_ENTRIES = 100
 """At most so many entries are described in one event; those before them are read by whoever needs them."""
@@ -72,7 +80,7 @@ class Live:
         self._waiting = Waiting(clock)
         self.following = Following(store, clock, self._waiting)
         self.feed = Feed(clock, self._waiting)
-        self._others = _Others(store, self.feed)
+        self._others = _Others(store, self.following, self.feed)
         self.answering: dict[str, SessionKey] = {}
         self.making: set[str] = set()
         self._stop = anyio.Event()
@@ -150,7 +158,7 @@ class Live:
             StoreError: the store cannot be read.
         """
         if self._store.shared and not self._others.has_looked:
-            await self._others.poll(self._clock.monotonic())
+            await self._others.poll(self._clock.monotonic(), watched=True)
 
     async def _poll_until_closed(self) -> None:
         pause = POLL_S
@@ -166,29 +174,33 @@ class Live:
         Raises:
             StoreError: the store cannot be read.
         """
-        if before := self.following.incarnations:
-            self.following.polled(before, dict(await self._store.versions(before)))
-        if self.feed.is_kept:
-            await self._others.poll(self._clock.monotonic())
+        watched = self.feed.is_kept
+        if watched or self.following.incarnations:
+            await self._others.poll(self._clock.monotonic(), watched=watched)
         else:
-            self._others.has_looked = False
+            self._others.rest()
 
 
 class _Others:
-    """What other processes do with the sessions of a shared store, for those who watch all of them.
+    """What other processes do with the sessions of a shared store, for those who follow one or watch all of them.
+
+    Each poll asks what has changed since the one before, so that it costs nothing where nothing happens.
 
     Args:
         store: the store.
-        feed: what they watch.
+        following: who follows one.
+        feed: what those are told who watch all.
     """
 
-    def __init__(self, store: Store, feed: Feed) -> None:
+    def __init__(self, store: Store, following: Following, feed: Feed) -> None:
         self.has_looked = False
         self._store = store
+        self._following = following
         self._feed = feed
         self._known: dict[str, tuple[SessionHead, int]] = {}
-        self._recent: set[str] = set()
-        self._aged_at = 0.0
+        self._asked: dict[str, Followed] = {}
+        self._at: datetime | None = None
+        self._thorough_at = 0.0
 
     def known(self, head: SessionHead, last: int) -> None:
         """Watchers were told of a session up to here."""
@@ -204,32 +216,51 @@ class _Others:
         """Watchers were told that it is gone."""
         self._known.pop(session_id, None)
 
-    async def poll(self, now: float) -> None:
-        """See which sessions were used lately, and tell what is new of them."""
-        if not self.has_looked:
+    def rest(self) -> None:
+        """Nobody follows or watches: what happens meanwhile is not asked for."""
+        self.has_looked, self._at = False, None
+        self._asked = {}
+
+    async def poll(self, now: float, *, watched: bool) -> None:
+        """Ask what has changed, and tell it."""
+        store = as_shared(self._store)
+        if self._at is None:
+            self._at, self._thorough_at = await store.now(), now
+        is_first, is_thorough = watched and not self.has_looked, now - self._thorough_at >= THOROUGH_EVERY_S
+        if is_first:
             self._known.clear()
-        found = {stored.head.session_id: stored for stored in await as_shared(self._store).recent()}
-        for stored in found.values():
-            await self._see(stored)
-        missing = self._known.keys() - found.keys()
-        if now - self._aged_at < AGED_EVERY_S:
-            missing &= self._recent
-        else:
-            self._aged_at = now
-        self._recent = set(found)
-        self.has_looked = True
-        if missing:
-            there = await self._store.versions(missing)
-            for session_id in missing - there.keys():
-                head, _ = self._known.pop(session_id, (None, 0))
-                if head is not None:
-                    self._feed.tell("deleted", {"session_id": session_id}, session_id, head.key)
+        followed, known = self._following.incarnations, dict(self._known)
+        late_s = KNOWN_S if is_first else THOROUGH_LATE_S if is_thorough else LATE_S
+        changes = await store.changes(self._at, late_s)
+        heads = {stored.head.session_id: stored for stored in changes.changed}
+        asked = {session_id for session_id, (one, _) in followed.items() if self._asked.get(session_id) is not one}
+        if is_thorough:
+            asked |= followed.keys() | known.keys()
+        there = await self._store.versions(asked) if asked else {}
+        self._following.polled(followed, heads | dict(there), asked, changes.deleted)
+        if watched:
+            missing = asked - there.keys()
+            for session_id, (head, _) in known.items() if missing or changes.deleted else ():
+                if session_id in missing or head.incarnation in changes.deleted:
+                    self._tell_deleted(head)
+            for stored in changes.changed:
+                await self._see(stored)
+        self.has_looked, self._at = watched, changes.at
+        self._asked = {session_id: one for session_id, (one, _) in followed.items()}
+        if is_thorough:
+            self._thorough_at = now
+
+    def _tell_deleted(self, head: SessionHead) -> None:
+        known, _ = self._known.get(head.session_id, (None, 0))
+        if known is not None and known.incarnation == head.incarnation:
+            del self._known[head.session_id]
+            self._feed.tell("deleted", {"session_id": head.session_id}, head.session_id, head.key)
 
     async def _see(self, stored: StoredHead) -> None:
         head, last = stored.head, stored.last_sequence
         known, place = self._known.get(head.session_id, (None, 0))
         if known is not None and known.incarnation != head.incarnation:
-            self._feed.tell("deleted", {"session_id": head.session_id}, head.session_id, head.key)
+            self._tell_deleted(known)
             known = None
         elif known is not None and last <= place:
             return

@@ -56,6 +56,20 @@ class Use(NamedTuple):
     used_s: float
 
 
+class Changes(NamedTuple):
+    """What has happened in a store of several processes since a point in time.
+
+    Attributes:
+        at: the time of the store's clock when it was asked; the next question begins here.
+        changed: sessions to which entries were added since, in any order, and perhaps some others.
+        deleted: the incarnations of sessions that were deleted since, or have expired.
+    """
+
+    at: datetime
+    changed: list[StoredHead]
+    deleted: set[str]
+
+
 Archiving = Callable[[SessionHead, AsyncIterator[StoredEntry]], tuple[str, AsyncIterator[bytes]]]
 """The name of the file that an archive has of a session, and its bytes in pieces."""
 
@@ -88,10 +102,13 @@ class SharedStore(Store):
         """
 
     @abstractmethod
-    async def recent(self) -> list[StoredHead]:
-        """All sessions to which entries were added in the last minutes, in any order, and some others.
+    async def changes(self, since: datetime, late_s: float) -> Changes:
+        """What has happened since a point in time; what that costs follows how much it was.
 
-        Whoever asks every minute misses none.
+        Args:
+            since: when the store was asked before (`Changes.at`, or `now`).
+            late_s: for how many seconds before that what was not visible then is looked for. A transaction is seen when
+                it ends, with the time at which it began; one that took longer is not found.
         """
 
     # --- checkpoints -------------------------------------------------------------------------------------------------

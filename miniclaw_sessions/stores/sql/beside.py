@@ -243,10 +243,6 @@ NEWEST = keyed.compiled(
     .limit(_LIMIT)
 )
 
-RECENT = keyed.compiled(
-    select(*keyed.HEAD_COLUMNS).where(_SESSION.used_at > _BEGUN - bindparam("since_s", type_=Float()) * _SECOND)
-)
-
 CLOCK = keyed.compiled(select(_NOW))
 
 # --- expiry ----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import count
 from typing import Any, cast
 
@@ -11,13 +11,9 @@ from anyio import CancelScope
 
 from miniclaw_sessions.stores.base import Checkpoint, StoredEntry, StoredHead, StoredSession
 from miniclaw_sessions.stores.reading import PAGE
-from miniclaw_sessions.stores.shared import Archiving, ListPosition, SharedStore, Use
-from miniclaw_sessions.stores.sql import beside, keyed
+from miniclaw_sessions.stores.shared import Archiving, Changes, ListPosition, SharedStore, Use
+from miniclaw_sessions.stores.sql import beside, changed, keyed
 from miniclaw_sessions.stores.sql.connections import Connections, transaction
-from miniclaw_sessions.stores.sql.models import USED_RESOLUTION
-
-RECENT_S = 300.0
-"""How long ago, beyond what `used_at` leaves open, a session was used lately."""
 
 
 class BesideTranscripts(SharedStore):
@@ -46,10 +42,10 @@ class BesideTranscripts(SharedStore):
         )
         return [ListPosition(*row) for row in rows]
 
-    async def recent(self) -> list[StoredHead]:
-        """The sessions that were used lately, along an index; an append renews that once in `USED_RESOLUTION`."""
-        since_s = USED_RESOLUTION.total_seconds() + RECENT_S
-        return [keyed.stored_head(row) for row in await self._server.fetch(beside.RECENT, since_s=since_s)]
+    async def changes(self, since: datetime, late_s: float) -> Changes:
+        """What has happened since a point in time, along indexes."""
+        before = since - timedelta(seconds=late_s)
+        return changed.changes_of(await self._server.fetch(changed.CHANGES, since=before))
 
     async def used(self, uses: Sequence[Use], *, backwards: bool = False) -> None:
         """Write down that sessions were used."""
@@ -98,6 +94,7 @@ class BesideTranscripts(SharedStore):
             sizes = dict(await connection.fetch(beside.SIZES.text, gone)) if gone else {}
             for statement in beside.DELETE_MANY if gone else ():
                 await connection.execute(statement.text, gone)
+            await note_deleted(connection, [stored.head.incarnation for stored in heads])
         return {session_id: sizes.get(session_id, 0) for session_id in gone}
 
     # --- the archive, and what is true of all of it ------------------------------------------------------------------
@@ -143,6 +140,13 @@ class BesideTranscripts(SharedStore):
         """Write something down under a name; what is there now."""
         await self._server.change("write to", beside.WRITE_PROPERTY[replace], name=name, value=value)
         return await self.read_property(name) or b""
+
+
+async def note_deleted(connection: Any, incarnations: Sequence[str]) -> None:
+    """Write down that sessions are deleted, in the transaction that does it, for `changes`."""
+    if incarnations:
+        await connection.execute(changed.FORGET_DELETED.text, *changed.FORGET_DELETED.arguments({}))
+        await connection.execute(changed.DELETED.text, *changed.DELETED.arguments({"incarnations": list(incarnations)}))
 
 
 async def _entries_on(connection: Any, stored: StoredHead) -> AsyncIterator[StoredEntry]:

@@ -39,7 +39,7 @@ from miniclaw_sessions.stores.base import (
 from miniclaw_sessions.stores.gathering import Gathering
 from miniclaw_sessions.stores.soundness import check_transcripts
 from miniclaw_sessions.stores.sql import keyed, keyed_search
-from miniclaw_sessions.stores.sql.beside_store import BesideTranscripts
+from miniclaw_sessions.stores.sql.beside_store import BesideTranscripts, note_deleted
 from miniclaw_sessions.stores.sql.checksums import checksum_of
 from miniclaw_sessions.stores.sql.connections import Connections, transaction
 from miniclaw_sessions.stores.sql.failures import unknown_schema
@@ -497,6 +497,7 @@ async def _delete(connection: Any, session_id: str, known: StoredHead | None) ->
             raise StoreConflict(f"cannot delete session {session_id}: another process has gone on with it")
         for statement in keyed.DELETE:
             await connection.execute(statement.text, session_id)
+        await note_deleted(connection, [keyed.stored_head(row).head.incarnation])
     return True
 
 

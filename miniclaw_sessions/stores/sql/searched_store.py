@@ -29,6 +29,9 @@ MOST_LOOKED_AT = 1_000
 LOOK_S = 10.0
 """How often it is asked which sessions others have left behind."""
 
+_LATE_S = 300.0
+"""How long a transaction may take: what it adds is seen when it ends, with the time at which it began."""
+
 ALL_SESSIONS_S = 1e9
 _MOST_SESSIONS = 1_000
 _MOST_NOTED = 100_000
@@ -85,7 +88,7 @@ class SearchedStore(SharedStore):
         """Ask which sessions have more than is indexed: all of them at first, then those that were used since."""
         passed = ALL_SESSIONS_S
         if self._found_all and self._looked_at is not None:
-            passed = (current_time() - self._looked_at) + 2 * USED_RESOLUTION.total_seconds()
+            passed = (current_time() - self._looked_at) + USED_RESOLUTION.total_seconds() + _LATE_S
         began = current_time()
         rows = await self._server.fetch(keyed_search.BEHIND, seconds=passed, limit=_MOST_SESSIONS)
         self._behind = sum(count for _, count in rows)
