@@ -93,9 +93,12 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def _watch_the_event_loop() -> Iterator[None]:
-    """A coroutine of ours that blocks the event loop, by a file, a lock or a sleep, fails the test that ran it."""
+    """A coroutine of ours that blocks the event loop, by a file, a lock or a sleep, fails the test that ran it.
+
+    One watch for all tests: nine thousand would take seven seconds.
+    """
     with watching_the_event_loop():
         yield
 

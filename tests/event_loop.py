@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -44,10 +45,16 @@ def is_ours() -> bool:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
-            file = Path(frame.f_code.co_filename)
-            return file.is_relative_to(PACKAGE) and not any(file.is_relative_to(folder) for folder in ALONE)
+            return _is_watched(frame.f_code.co_filename)
         frame = frame.f_back
     return False
+
+
+@cache
+def _is_watched(name: str) -> bool:
+    """Whether the coroutines of a file are watched."""
+    file = Path(name)
+    return file.is_relative_to(PACKAGE) and not any(file.is_relative_to(folder) for folder in ALONE)
 
 
 def _or_not_ours(may_block: Callable[..., bool]) -> Callable[..., bool]:

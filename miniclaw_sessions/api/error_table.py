@@ -6,9 +6,12 @@ answered with a fixed sentence, because their text may name files; `as_reply` lo
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import traceback
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from miniclaw_sessions import errors
@@ -180,7 +183,8 @@ def _wait_of(error: Exception, status: int) -> float | None:
     return RETRY_AFTER_S if status in _LATER or isinstance(error, _SOON_OVER) else None
 
 
-def known_errors() -> dict[tuple[int, str], str]:
+@functools.cache
+def known_errors() -> Mapping[tuple[int, str], str]:
     """Every error that a reply may tell of, by status and `type`, and what it means."""
     found = dict(WITHOUT_CLASS)
     for name, kind in _classes().items():
@@ -188,7 +192,7 @@ def known_errors() -> dict[tuple[int, str], str]:
         if base is not errors.SessionsError or kind is base:  # others end no request
             status, sentence = STATUS[base]
             found[status, name] = sentence or (kind.__doc__ or "").split("\n")[0].rstrip(".")
-    return found
+    return MappingProxyType(found)
 
 
 _DETAILS = ("session_id", "entry_id", "candidates", "provider_message", "upstream_status", "retry_after_s")
@@ -245,16 +249,11 @@ def error_of(status: int, document: Any) -> errors.SessionsError:
     return error
 
 
+@functools.cache
 def _classes() -> dict[str, type[errors.SessionsError]]:
     """The classes of errors by their names on the wire."""
-    found: dict[str, type[errors.SessionsError]] = {}
-    waiting: list[type[errors.SessionsError]] = [errors.SessionsError]
-    while waiting:
-        kind = waiting.pop()
-        waiting += kind.__subclasses__()
-        if getattr(errors, kind.__name__, None) is kind:
-            found[snake_case(kind.__name__)] = kind
-    return found
+    classes = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, errors.SessionsError)]
+    return {snake_case(one.__name__): one for one in classes}
 
 
 def snake_case(name: str) -> str:
