@@ -11,6 +11,7 @@ from contextlib import aclosing
 from typing import Any, NamedTuple, Protocol
 
 from miniclaw_sessions.adapters.histories import newest_entries, read_messages
+from miniclaw_sessions.api.messages import key_of_entries
 from miniclaw_sessions.api.shapes import AppendedEntry, NewCustom, NewMessage, NewMetadata, SessionReply
 from miniclaw_sessions.client import Client, ClientSession
 from miniclaw_sessions.clock import Clock, SystemClock
@@ -18,7 +19,7 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.history.branch import Branch, BranchCollector
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.encoding import message_to_dict
-from miniclaw_sessions.protocol.entries import Entry
+from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
@@ -65,7 +66,12 @@ class Chat(Protocol):
         ...
 
     async def append(
-        self, new: Sequence[New], *, if_leaf: str | None = None, one_turn: bool = False
+        self,
+        new: Sequence[New],
+        *,
+        if_leaf: str | None = None,
+        one_turn: bool = False,
+        idempotency_key: str | None = None,
     ) -> list[AppendedEntry]:
         """Append all of them or none.
 
@@ -73,6 +79,7 @@ class Chat(Protocol):
             new: in order.
             if_leaf: only if this is the leaf; the empty text stands for the root. None: whatever it is.
             one_turn: whether all of the messages are one turn; else a user's begins another one.
+            idempotency_key: of all of them. What was appended before is not appended again; then the list may be empty.
 
         Raises:
             LeafMoved: the leaf is another one; nothing was appended.
@@ -177,16 +184,27 @@ class _HeldChat(Chat):
         return State(session.journal.incarnation, session.journal.final_sequence, session.leaf_id, session.metadata)
 
     async def append(
-        self, new: Sequence[New], *, if_leaf: str | None = None, one_turn: bool = False
+        self,
+        new: Sequence[New],
+        *,
+        if_leaf: str | None = None,
+        one_turn: bool = False,
+        idempotency_key: str | None = None,
     ) -> list[AppendedEntry]:
+        key = None if idempotency_key is None else key_of_entries(idempotency_key)
+        known = None if key is None else await self.session.journal.find_by_key(key)
         unit = self.session.unit()
-        for place, one in enumerate(new):
+        if known is not None:
+            unit.wait_for(known)
+        for place, one in enumerate(new if known is None else ()):
+            first = key if place == 0 else None
             if isinstance(one, Message):
-                unit.add_message(one, continues=_continues(one, place, one_turn=one_turn))
+                continues = _continues(one, place, one_turn=one_turn)
+                unit.add_message(one, continues=continues, idempotency_key=first)
             elif isinstance(one, NewCustom):
-                unit.add_custom(one.custom_type, one.data)
+                unit.add_custom(one.custom_type, one.data, idempotency_key=first)
             else:
-                unit.add_metadata(**one.metadata)
+                unit.add(Custom, custom_type=METADATA, data=one.metadata, idempotency_key=first)
         return [AppendedEntry(id=entry.id, sequence=entry.sequence) for entry in await unit.save(if_leaf=if_leaf)]
 
     async def go_to(self, entry_id: str | None, *, then: Sequence[Message] = (), if_leaf: str | None = None) -> None:
@@ -261,10 +279,15 @@ class _RemoteChat(Chat):
         return State(info.incarnation, info.entries, info.leaf_id, info.metadata)
 
     async def append(
-        self, new: Sequence[New], *, if_leaf: str | None = None, one_turn: bool = False
+        self,
+        new: Sequence[New],
+        *,
+        if_leaf: str | None = None,
+        one_turn: bool = False,
+        idempotency_key: str | None = None,
     ) -> list[AppendedEntry]:
         wire = [_wire(one, place, one_turn=one_turn) for place, one in enumerate(new)]
-        return (await self.session.append(wire, if_leaf=if_leaf)).entries
+        return (await self.session.append(wire, if_leaf=if_leaf, idempotency_key=idempotency_key)).entries
 
     async def go_to(self, entry_id: str | None, *, then: Sequence[Message] = (), if_leaf: str | None = None) -> None:
         await self.session.tree.branch(entry_id, then=then, if_leaf=if_leaf)

@@ -36,6 +36,10 @@ The state is metadata of the session; it belongs to the whole of it, whatever it
 a user (`app:`, `user:`) is metadata of a session of its own, in the channel `google_adk`; what is `temp:` is never
 stored. An append is refused when somebody spoke in the session since it was read (`StaleSessionError`).
 
+One commit cannot carry an event and what it sets in other sessions. So the event's commit says, in metadata, what must
+still be shared, and the next commits share it. Where the program ends between them, the next call that reads or
+continues the event's session shares it, once.
+
 google-adk 2 needs google-genai 2, and cannot be installed beside the extra `google`.
 """
 
@@ -60,6 +64,7 @@ from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from miniclaw_sessions.adapters.chats import Chat, New, chats_of
+from miniclaw_sessions.adapters.chats import State as ChatState
 from miniclaw_sessions.adapters.histories import presented
 from miniclaw_sessions.adapters.home_loop import HomeLoop, at_home
 from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
@@ -86,6 +91,9 @@ EVENT = "google_adk.event"
 _STATE = "google_adk.state."
 """What the names of metadata begin with that is state; a value stands in a list, because null removes metadata."""
 
+_SHARING = "google_adk.sharing."
+"""What the names of metadata begin with that must still be set in other sessions: by chat, in the channel `KEPT`."""
+
 _OF = "of"  # the event that a further message is part of
 _PREFIXES = (State.APP_PREFIX, State.USER_PREFIX, State.TEMP_PREFIX)
 
@@ -111,7 +119,8 @@ class MiniclawSessionService(BaseSessionService):
     Raises, from every method:
         StoreUnavailable, StoreFull, UnsavedLimit: nothing can be stored, or read.
         InvalidKey: the names cannot name a session.
-        InvalidMessage: an event, or a state, is larger than `max_message_bytes`.
+        InvalidMessage: an event is larger than `max_message_bytes`, or a state than `max_metadata_bytes`.
+        SessionLimit: a session is needed, for a chat or for what chats share, and there are `max_sessions` already.
     """
 
     def __init__(self, manager: SessionManager | Client, *, agent_name: str = "model", key: Key = session_key) -> None:
@@ -134,7 +143,8 @@ class MiniclawSessionService(BaseSessionService):
         session = await self._chats.get_or_create(self._key(app_name, user_id, session_id))
         if (await session.state()).metadata.get(KEPT) is not None:
             raise AlreadyExistsError(f"Session with id {session_id} already exists.")
-        await self._share(app_name, user_id, state or {})
+        for chat_id, metadata in _to_share(app_name, user_id, state or {}).items():
+            await (await self._shared_chat(chat_id)).append([NewMetadata(metadata=metadata)])
         created = self._chats.clock.now().timestamp()
         own = {"app_name": app_name, "user_id": user_id, "id": session_id, "created": created}
         await session.append([NewMetadata(metadata={KEPT: own, **_metadata(_scoped(state or {}, ""))})])
@@ -175,12 +185,13 @@ class MiniclawSessionService(BaseSessionService):
     @at_home
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
         """What the sessions of a user share, without the prefix `user:`."""
-        return await self._shared(_user_key(app_name, user_id))
+        return await self._shared(_user_chat(app_name, user_id))
 
     async def append_event(self, session: AdkSession, event: Event) -> Event:
         """Append an event and apply its state, and return when both are acknowledged. A partial event is not stored.
 
-        An event that is the same as the session's last one is not appended again.
+        An event that is the same as the session's last one is not appended again. What of its state was not shared yet
+        is shared then.
 
         Raises:
             SessionNotFoundError: there is no such session.
@@ -190,7 +201,7 @@ class MiniclawSessionService(BaseSessionService):
             return event
         self._apply_temp_state(session, event)
         event = self._trim_temp_delta_state(event)
-        if await self._append(session, event):
+        if await self._append(session, event) and session.events[-1:] != [event]:
             session.last_update_time = event.timestamp
             return self._commit_event_to_session(session, event)
         return event
@@ -198,72 +209,85 @@ class MiniclawSessionService(BaseSessionService):
     # --- a session of theirs -----------------------------------------------------------------------------------------
 
     async def _loaded(self, session: Chat, own: Mapping[str, Any], events: list[Event]) -> AdkSession:
+        state = await session.state()
+        await self._share(session, state)
         newest = await _newest(session)
         loaded = AdkSession(
             app_name=own["app_name"],
             user_id=own["user_id"],
             id=own["id"],
-            state=await self._state(session, own),
+            state=_state_in(state.metadata) | await self._state_of_others(own),
             events=events,
             last_update_time=own["created"] if newest is None else _time_of(newest),
         )
         loaded._storage_update_marker = "" if newest is None else newest.id  # noqa: SLF001 - made for services
         return loaded
 
-    async def _state(self, session: Chat, own: Mapping[str, Any]) -> dict[str, Any]:
-        state = _state_in((await session.state()).metadata)
-        for prefix, key in (
-            (State.APP_PREFIX, _app_key(own["app_name"])),
-            (State.USER_PREFIX, _user_key(own["app_name"], own["user_id"])),
+    async def _state_of_others(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """The state that a session shares with others."""
+        state: dict[str, Any] = {}
+        for prefix, chat_id in (
+            (State.APP_PREFIX, _app_chat(own["app_name"])),
+            (State.USER_PREFIX, _user_chat(own["app_name"], own["user_id"])),
         ):
-            state |= {prefix + name: value for name, value in (await self._shared(key)).items()}
+            state |= {prefix + name: value for name, value in (await self._shared(chat_id)).items()}
         return state
 
-    async def _shared(self, key: SessionKey) -> dict[str, Any]:
+    async def _shared(self, chat_id: str) -> dict[str, Any]:
         try:
-            session = await self._chats.use(key)  # it lives as long as somebody uses it
+            session = await self._chats.use(SessionKey.of(KEPT, chat_id))  # it lives as long as somebody uses it
         except SessionNotFound:
             return {}
         return _state_in((await session.state()).metadata)
 
-    async def _share(self, app_name: str, user_id: str, state: Mapping[str, Any]) -> None:
-        """Apply the part of a state that others share."""
-        for prefix, key in ((State.APP_PREFIX, _app_key(app_name)), (State.USER_PREFIX, _user_key(app_name, user_id))):
-            if delta := _scoped(state, prefix):
-                shared = await self._chats.get_or_create(key)
-                await shared.append([NewMetadata(metadata=_metadata(delta))])
+    async def _shared_chat(self, chat_id: str) -> Chat:
+        return await self._chats.get_or_create(SessionKey.of(KEPT, chat_id))
+
+    async def _share(self, session: Chat, state: ChatState) -> None:
+        """Share what events of this session have set in others, as far as that is not done yet.
+
+        Another call may do the same now, and others may have set something newer since: its key lets each be set once.
+
+        Raises:
+            InvalidMessage: it is too large for where it belongs; it is given up, or no call would ever pass again.
+        """
+        for name in sorted(name for name in state.metadata if name.startswith(_SHARING)):  # the oldest first
+            done = [NewMetadata(metadata={name: None})]
+            try:
+                for chat_id, metadata in state.metadata[name].items():
+                    shared = await self._shared_chat(chat_id)
+                    await shared.append([NewMetadata(metadata=metadata)], idempotency_key=name)
+            except InvalidMessage:
+                await session.append(done)
+                raise
+            await session.append(done)
 
     @at_home
     async def _append(self, known: AdkSession, event: Event) -> bool:
-        """Append an event, unless it is the newest already; whether it was appended."""
+        """Append an event, unless it is the newest already; whether `known` has all that was said before it."""
         try:
             session = await self._chats.use(self._key(known.app_name, known.user_id, known.id))
         except SessionNotFound:
             raise SessionNotFoundError(f"Session {known.id} not found.") from None
         while True:
             try:
-                entry_id = await self._append_if_known(session, known, event)
-                break
+                return await self._append_if_known(session, known, event)
             except LeafMoved:  # somebody wrote between the look and the append: look again
                 continue
-        if entry_id is None:
-            return False
-        known._storage_update_marker = entry_id  # noqa: SLF001 - made for services
-        await self._share(known.app_name, known.user_id, event.actions.state_delta)  # of no event that was refused
-        return True
 
-    async def _append_if_known(self, session: Chat, known: AdkSession, event: Event) -> str | None:
-        """Append an event where nobody spoke since the session was read; None if it is the newest already.
+    async def _append_if_known(self, session: Chat, known: AdkSession, event: Event) -> bool:
+        """Append an event where nobody spoke since the session was read, and share its state.
 
         Raises:
             StaleSessionError: somebody spoke.
             LeafMoved: somebody wrote something meanwhile; nothing was appended.
         """
-        leaf_id = (await session.state()).leaf_id or ""
-        newest = await _newest(session)
+        state = await session.state()
+        await self._share(session, state)  # of the events before this one; or of this one, which is repeated
+        leaf_id, newest = state.leaf_id or "", await _newest(session)
+        marker: str | None = known._storage_update_marker  # noqa: SLF001 - made for services
         if newest is not None and verbatim(_kept(newest)) is not None and _event_of(newest) == event:
-            return None  # it was delivered once more
-        marker = known._storage_update_marker  # noqa: SLF001 - made for services
+            return marker == newest.id  # it was delivered once more
         is_stale = (
             (newest is not None and _time_of(newest) > known.last_update_time)
             if marker is None
@@ -271,10 +295,16 @@ class MiniclawSessionService(BaseSessionService):
         )
         if is_stale:
             raise StaleSessionError("somebody spoke in the session since it was read; get_session again, and repeat")
-        said = _entries(event)
-        delta = _metadata(_scoped(event.actions.state_delta, ""))
-        appended = await session.append([*said, NewMetadata(metadata=delta)] if delta else said, if_leaf=leaf_id)
-        return appended[len(said) - 1].id
+        said, delta = _entries(event), event.actions.state_delta
+        metadata = _metadata(_scoped(delta, ""))
+        to_share = _to_share(known.app_name, known.user_id, delta)
+        if to_share:
+            metadata[_SHARING + self._chats.clock.new_id()] = to_share
+        appended = await session.append([*said, NewMetadata(metadata=metadata)] if metadata else said, if_leaf=leaf_id)
+        known._storage_update_marker = appended[len(said) - 1].id  # noqa: SLF001 - made for services
+        if to_share:
+            await self._share(session, await session.state())
+        return True
 
     # --- events ------------------------------------------------------------------------------------------------------
 
@@ -419,12 +449,21 @@ async def _newest(session: Chat) -> MessageEntry | Custom | None:
 # --- state -----------------------------------------------------------------------------------------------------------
 
 
-def _app_key(app_name: str) -> SessionKey:
-    return SessionKey.of(KEPT, f"app/{quote(app_name, safe='')}")
+def _app_chat(app_name: str) -> str:
+    return f"app/{quote(app_name, safe='')}"
 
 
-def _user_key(app_name: str, user_id: str) -> SessionKey:
-    return SessionKey.of(KEPT, f"user/{quote(app_name, safe='')}/{quote(user_id, safe='')}")
+def _user_chat(app_name: str, user_id: str) -> str:
+    return f"user/{quote(app_name, safe='')}/{quote(user_id, safe='')}"
+
+
+def _to_share(app_name: str, user_id: str, state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What a state sets in other sessions: the metadata of each, by its chat in the channel `KEPT`."""
+    parts = {
+        _app_chat(app_name): _metadata(_scoped(state, State.APP_PREFIX)),
+        _user_chat(app_name, user_id): _metadata(_scoped(state, State.USER_PREFIX)),
+    }
+    return {chat_id: metadata for chat_id, metadata in parts.items() if metadata}
 
 
 def _scoped(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:

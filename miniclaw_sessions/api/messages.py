@@ -345,7 +345,7 @@ class AppendEntries(Expected, frozen=True, kw_only=True):
 async def append_entries(context: Context, request: AppendEntries) -> EntriesAppendedReply:
     """Append entries of any kind as a unit, and reply when they are acknowledged."""
     key = checked_idempotency_key(request.idempotency_key)
-    key = None if key is None else f"entries:{key}"  # or it could be that of a message, or a command, of the chat
+    key = None if key is None else key_of_entries(key)
     wanted = _new_entries(request.body)
     session = await context.find(request.session_id)
     for label in wanted:
@@ -365,6 +365,11 @@ async def append_entries(context: Context, request: AppendEntries) -> EntriesApp
         stored = await session.tree.read_after(first.sequence - 1, len(wanted))
         return _entries_appended(session, [(one.entry_id, one.sequence) for one in stored], unit)
     return _entries_appended(session, [(one.id, one.sequence) for one in unit.entries], unit)
+
+
+def key_of_entries(key: str) -> str:
+    """The key that a unit of entries is stored with. The sender's own could be that of a message of the chat."""
+    return f"entries:{key}"
 
 
 def _entries_appended(session: Session, places: Sequence[tuple[str, int]], unit: Unit) -> EntriesAppendedReply:

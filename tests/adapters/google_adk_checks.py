@@ -6,7 +6,8 @@ Run by `test_google_adk.py`, in an environment that has google-adk.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,9 +30,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from miniclaw_sessions.adapters import google_adk as adapter
+from miniclaw_sessions.adapters.chats import _HeldChat, _RemoteChat
 from miniclaw_sessions.adapters.google_adk import MiniclawSessionService
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.client import Client
+from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.entries import Custom
 from miniclaw_sessions.protocol.keys import SessionKey
@@ -218,6 +222,108 @@ async def test_of_two_writers_at_once_one_passes_and_a_refused_event_leaves_no_s
     wanted = int(texts([passed])[0])
     assert found.state == {"n": wanted, "app:n": wanted, "user:n": wanted}
     assert len((await manager.get("app", "ada/1")).messages()) == 1
+
+
+# --- an event and its state, cut between two commits ---------------------------------------------------------------
+
+
+class CutOff(BaseException):
+    """The program ends here."""
+
+
+@contextmanager
+def cut_off_before_append(wanted: int) -> Iterator[None]:
+    """Of all appends, in whatever session, this one is never made, nor any behind it."""
+    made = 0
+
+    def cutting(append: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def appended(self: Any, *arguments: Any, **options: Any) -> Any:
+            nonlocal made
+            if made == wanted:
+                raise CutOff
+            made += 1
+            return await append(self, *arguments, **options)
+
+        return appended
+
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (_HeldChat, _RemoteChat):
+            patch.setattr(kind, "append", cutting(kind.append))
+        with pytest.raises(CutOff):
+            yield
+
+
+SHARED: dict[str, Any] = {"own": 1, "app__a": {"b": None}, "app__n": None, "user__u": [1]}
+STATE = {"own": 1, "app:a": {"b": None}, "app:n": None, "user:u": [1]}
+APPENDS = 4  # the event, what the app shares, what the user shares, and that it is shared
+
+
+async def state_of(service: MiniclawSessionService, session_id: str) -> dict[str, Any]:
+    found = await service.get_session(**ADA, session_id=session_id)
+    assert found is not None
+    state: dict[str, Any] = found.state
+    return state
+
+
+@pytest.mark.parametrize("appends", range(APPENDS))
+async def test_an_event_that_is_repeated_after_a_kill_completes_its_state(
+    sessions: SessionManager | Client, ours: MiniclawSessionService, appends: int
+) -> None:
+    made, event = await ours.create_session(**ADA, session_id="1"), said("one", **SHARED)
+    await ours.create_session(**ADA, session_id="2")
+    with cut_off_before_append(appends):
+        await ours.append_event(made, event.model_copy(deep=True))
+    again = MiniclawSessionService(sessions)
+    known = await again.get_session(**ADA, session_id="1") if appends == 0 else made
+    assert known is not None
+    await again.append_event(known, event)
+    assert await state_of(again, "2") == {name: value for name, value in STATE.items() if name != "own"}
+    assert await state_of(again, "1") == known.state == STATE
+    assert texts(known.events) == ["one"]
+    await again.append_event(known, said("two"))
+    assert texts((await again.get_session(**ADA, session_id="1")).events) == ["one", "two"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("appends", range(1, APPENDS))
+async def test_what_a_kill_left_unshared_is_shared_by_the_next_call_that_reads_the_session(
+    sessions: SessionManager | Client, ours: MiniclawSessionService, appends: int
+) -> None:
+    made = await ours.create_session(**ADA, session_id="1")
+    with cut_off_before_append(appends):
+        await ours.append_event(made, said("one", **SHARED))
+    again = MiniclawSessionService(sessions)
+    assert await state_of(again, "1") == STATE
+    assert await again.get_user_state(**ADA) == {"u": [1]}
+    await again.append_event(made, said("two"))  # it was made of what is stored, and nothing was said since
+    assert await state_of(again, "1") == STATE
+
+
+async def test_what_was_shared_before_a_kill_does_not_come_back_over_what_is_newer(
+    sessions: SessionManager | Client, ours: MiniclawSessionService
+) -> None:
+    made, event = await ours.create_session(**ADA, session_id="1"), said("one", app__a=1, user__u=1)
+    other = await ours.create_session(**ADA, session_id="2")
+    with cut_off_before_append(APPENDS - 1):
+        await ours.append_event(made, event.model_copy(deep=True))
+    await ours.append_event(other, said("newer", app__a=2, user__u=2))
+    again = MiniclawSessionService(sessions)
+    assert await state_of(again, "1") == {"app:a": 2, "user:u": 2}
+    await again.append_event(made, event)
+    assert await state_of(again, "1") == {"app:a": 2, "user:u": 2}
+
+
+async def test_a_state_too_large_to_be_shared_is_refused_once_and_does_not_close_the_session(tmp_path: Path) -> None:
+    small = SessionSettings(max_metadata_bytes=1_000)
+    async with SessionManager(tmp_path, settings=small) as manager:
+        ours = MiniclawSessionService(manager)
+        made = await ours.create_session(**ADA, session_id="1")
+        await ours.append_event(made, said("fits", app__a="x" * 500))
+        with pytest.raises(InvalidMessage, match="max_metadata_bytes"):
+            await ours.append_event(made, said("too much", app__b="x" * 500))
+        found = await ours.get_session(**ADA, session_id="1")
+        assert found is not None
+        await ours.append_event(found, said("goes on"))
+        assert await state_of(ours, "1") == {"app:a": "x" * 500}
 
 
 # --- one conversation --------------------------------------------------------------------------------------------

@@ -6,13 +6,16 @@ Frameworks themselves cross in the proofs (`tests/adapters/test_crossing_killed.
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from miniclaw_sessions.adapters.chats import Chat, chats_of
+from miniclaw_sessions.adapters.chats import Chat, New, chats_of
 from miniclaw_sessions.adapters.histories import traced
-from miniclaw_sessions.client import Client
+from miniclaw_sessions.api.shapes import NewCustom, NewMetadata
+from miniclaw_sessions.client import Client, connect
+from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart
 from tests.adapters.turns import AMBIGUOUS, IDS, Key, Turn, canonical, keys_of, problems_in, result_of
@@ -33,6 +36,32 @@ async def test_each_framework_is_given_a_legal_history_whoever_spoke_before(clie
         shown = [message for message, _ in traced(await chat.messages(), name, open_calls=())]
         assert list(problems_in(shown, expected, f"turn {number}, what {name} is given")) == []
         expected |= await say(chat, name, number, chance)
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        [NewMetadata(metadata={"n": 1})],
+        [NewCustom(custom_type="note", data={"n": 1}), NewMetadata(metadata={"n": 1})],
+        [Message.user("hello"), NewMetadata(metadata={"n": 1})],
+    ],
+)
+@pytest.mark.parametrize("way", ["held", "asked"])
+async def test_what_an_adapter_appends_again_with_its_key_is_stored_once(
+    tmp_path: Path, new: list[New], way: str
+) -> None:
+    async with SessionManager(tmp_path) as manager, connect(manager) as client:
+        chats = chats_of(manager if way == "held" else client)
+        await append_twice(await chats.get_or_create(SessionKey("telegram", "42")), new)
+
+
+async def append_twice(chat: Chat, new: list[New]) -> None:
+    await chat.append(new, idempotency_key="a key")
+    stored = (await chat.state()).last_sequence
+    await chat.append([NewMetadata(metadata={"n": 2})])
+    await chat.append(new, idempotency_key="a key")
+    state = await chat.state()
+    assert (state.last_sequence, state.metadata["n"]) == (stored + 1, 2)
 
 
 async def say(chat: Chat, name: str, number: int, chance: random.Random) -> set[Key]:
