@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -24,18 +24,19 @@ from structlog.testing import capture_logs
 
 import miniclaw_sessions
 from miniclaw_sessions.agent.agent import Agent
-from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
+from miniclaw_sessions.agent.provider import ModelEvent, ReasoningDelta, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool, time_tool
 from miniclaw_sessions.api.operation import Operation
 from miniclaw_sessions.api.table import OPERATIONS
-from miniclaw_sessions.config import ModelSettings, SessionSettings
+from miniclaw_sessions.config import ModelSettings, RetentionSettings, SessionSettings
 from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.messages import Message, ToolCall, Usage
+from miniclaw_sessions.protocol.messages import Message, TextPart, ThinkingPart, ToolCall, Usage
 from miniclaw_sessions.testing.clock import FakeClock
 from tests.serving import serving
 
 FOLDER = Path(miniclaw_sessions.__file__).parent / "api/examples"
-_LONGEST = 5000
+_LONGEST = 6000
+_VISIT_S = 600.0
 _OPERATIONS = {one.name: one for one in OPERATIONS}
 Exchange = dict[str, Any]
 
@@ -62,6 +63,9 @@ class Speaker:
             call = ToolCall("call_1", wanted[0].name, "{}")
             yield Reply(msgspec.structs.replace(Message.assistant("", (call,)), usage=usage))
             return
+        thoughts = ("It is early. ", "I greet back.") if "Think" in text else ()
+        for thought in thoughts:
+            yield ReasoningDelta(thought)
         yield TextDelta("Good morning")
         if "break" in text:
             raise RuntimeError
@@ -69,14 +73,17 @@ class Speaker:
             self.speaks.set()
             await anyio.sleep_forever()
         yield TextDelta(", Ann!")
-        yield Reply(msgspec.structs.replace(Message.assistant("Good morning, Ann!"), usage=usage, model=self.model))
+        said = "Good morning, Ann!"
+        parts = (ThinkingPart("".join(thoughts)), TextPart(said)) if thoughts else said
+        yield Reply(msgspec.structs.replace(Message.assistant(parts), usage=usage, model=self.model))
 
 
 class Recorder:
     """Asks a gateway, and keeps what was said, by the operation."""
 
-    def __init__(self, client: httpx2.AsyncClient, speaker: Speaker) -> None:
+    def __init__(self, client: httpx2.AsyncClient, speaker: Speaker, clock: FakeClock) -> None:
         self.client = client
+        self.clock = clock
         self.speaker = speaker
         self.reached = anyio.Event()
         self.kept: dict[str, list[Exchange]] = {}
@@ -92,6 +99,7 @@ class Recorder:
         headers: Mapping[str, str] | None = None,
         until: str | None = None,
         reached: str | None = None,
+        only: Collection[str] = (),
         **parameters: Any,
     ) -> Any:
         """Ask for an operation.
@@ -104,6 +112,7 @@ class Recorder:
             headers: such as Idempotency-Key.
             until: for a stream that does not end: leave it when this text has come.
             reached: set the event `reached` when this text has come.
+            only: the fields of a large reply that are shown; by default all.
             parameters: of the path and the query.
 
         Returns:
@@ -132,7 +141,9 @@ class Recorder:
         parsed: Any = received.decode()
         if media_type == "application/json" and received:
             parsed = orjson.loads(received)
-        if received and len(received) <= _LONGEST:
+        if only:
+            exchange["reply"] = {name: parsed[name] for name in only}
+        elif received and len(received) <= _LONGEST:
             exchange["reply"] = parsed
         self.kept.setdefault(name, []).append(exchange)
         return parsed
@@ -259,9 +270,13 @@ async def _trees(recorder: Recorder) -> None:
     await ask("compact_session", "with a summary", session_id=web, body={"summary": "They said good morning."})
     await ask("fork_session", "another session", session_id=web, body={}, headers={"Idempotency-Key": "fork-1"})
     await ask("clear_session", "start over", session_id=web)
-    exported = await ask("export_session", "as JSON lines", session_id=web)
+    said = [{"role": "user", "content": "Good morning"}, {"role": "assistant", "content": "Good morning, Ann!"}]
+    await recorder.client.post("/v1/sessions/web_11/messages", json={"messages": said})
+    exported = await ask("export_session", "as JSON lines", session_id="web_11")
+    await ask("export_session", "as a request to OpenAI", session_id="web_11", format="openai")
+    await ask("export_session", "for people", session_id="web_11", format="markdown")
     await ask("import_session", "a new session from a file", file=exported.encode(), session_id="web_8")
-    await ask("import_session", "what it would become", file=exported.encode(), session_id="web_9", dry_run="true")
+    await ask("import_session", "what it would become", file=exported.encode(), session_id="web_12", dry_run="true")
     await ask("show_damage", "nothing is damaged", session_id=web)
 
 
@@ -288,6 +303,7 @@ async def _responses(recorder: Recorder) -> None:
     await ask("create_response", "a branch that goes on from it", body=body)
     streamed = {"stream": True, "store": False}
     await ask("create_response", "its events", body={"input": "Good morning", **streamed})
+    await ask("create_response", "the model thinks", body={"input": "Think. Good morning", **streamed})
     tool = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}}
     await ask("create_response", "a call", body={"input": "The weather?", "tools": [tool], **streamed})
     await _stopped_response(recorder)
@@ -340,7 +356,11 @@ async def _service(recorder: Recorder, directory: Path) -> None:
     await ask("export_person", "everything about one person", body={"user": "nobody"})
     await ask("delete_session", "forget it", session_id="web_8", headers={"Idempotency-Key": "delete-1"})
     await ask("unarchive_session", "the archive has none", session_id="web_8")
-    await ask("show_openapi", "the document")
+    await recorder.client.post("/v1/sessions", json={"channel": "visit", "chat_id": "1"})
+    await recorder.clock.advance(2 * _VISIT_S)
+    await recorder.client.post("/v1/sweep")
+    await ask("unarchive_session", "it had expired", session_id="visit_1")
+    await ask("show_openapi", "the document", only=("openapi", "info"))
     await ask("show_docs", "the page")
 
 
@@ -349,7 +369,7 @@ async def recorded() -> dict[str, list[Exchange]]:
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mc")))
         clock = FakeClock()
-        settings = SessionSettings()
+        settings = SessionSettings(retention={"visit": RetentionSettings(ttl_days=_VISIT_S / 86400)})
         manager = await stack.enter_async_context(SessionManager(directory / "w", settings=settings, clock=clock))
         shape = {"type": "object", "properties": {}}
         deletes = Tool("delete_file", "Deletes a file.", shape, _delete_file, needs_approval=True)
@@ -359,7 +379,7 @@ async def recorded() -> dict[str, list[Exchange]]:
         await stack.enter_async_context(serving(manager, directory / "s", agent, model))
         transport = httpx2.AsyncHTTPTransport(uds=str(directory / "s"), verify=False)
         client = httpx2.AsyncClient(transport=transport, base_url="http://miniclaw", timeout=30)
-        recorder = Recorder(await stack.enter_async_context(client), speaker)
+        recorder = Recorder(await stack.enter_async_context(client), speaker, clock)
         await exchanges(recorder, directory)
         text = orjson.dumps(recorder.kept).replace(str(directory / "backup").encode(), b"BACKUP_DIRECTORY")
         kept: dict[str, list[Exchange]] = orjson.loads(text)

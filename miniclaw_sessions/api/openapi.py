@@ -187,12 +187,18 @@ def _body(one: Operation[Any, Any], schemas: Schemas, examples: list[dict[str, A
 # --- what it gives ---------------------------------------------------------------------------------------------------
 
 
+_STREAMED = 200
+"""The status of every stream."""
+
+
 def _successes(one: Operation[Any, Any], schemas: Schemas, examples: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     statuses = {one.status: _about_reply(one)} if isinstance(one.status, int) else one.statuses
     found: dict[str, dict[str, Any]] = {}
     for status, about in statuses.items():
         shown = [example for example in examples if example["status"] == status and "reply" in example]
         content = _content(one, schemas, shown)
+        if status != _STREAMED:
+            content.pop(EVENT_STREAM, None)
         found[str(status)] = {"description": about, "content": content}
         if _is_tagged(one):
             found[str(status)]["headers"] = {"ETag": {"schema": {"type": "string"}, "description": _ETAG}}

@@ -28,6 +28,7 @@ from miniclaw_sessions.formats.message_list import NOTHING_TO_SHOW, MessageList,
 from miniclaw_sessions.formats.tool_calls import CallIds, fitting_name, in_order, taken_apart
 from miniclaw_sessions.protocol.encoding import decode_message, encode_message
 from miniclaw_sessions.protocol.messages import (
+    REASONING,
     ImagePart,
     Message,
     OtherPart,
@@ -289,9 +290,18 @@ def _read_usage(usage: Any) -> Usage | None:
             cached = details.get("cached_tokens") if isinstance(details, dict) else 0
             cached = cached if isinstance(cached, int) else 0
             total = usage.get("total_tokens")
-            return Usage(given - cached, said, cached, total_tokens=total if isinstance(total, int) else None)
+            total = total if isinstance(total, int) else None
+            return Usage(
+                given - cached, said, cached, total_tokens=total, extra=reasoned(usage.get("output_tokens_details"))
+            )
         case _:
             return None
+
+
+def reasoned(details: Any) -> dict[str, Any] | None:
+    """The `extra` of a usage: how many of the output tokens the model thought with, by the service's details."""
+    tokens = details.get("reasoning_tokens") if isinstance(details, dict) else None
+    return {REASONING: tokens} if isinstance(tokens, int) and tokens > 0 else None
 
 
 def to_messages(items: Sequence[Any]) -> list[Message]:

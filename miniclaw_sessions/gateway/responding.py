@@ -228,12 +228,15 @@ class _Marking(AroundProvider):
 
     async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
         """As the provider does."""
+        thought = ""
         async with aclosing(self.provider.generate(messages, tools)) as answer:
             async for event in answer:
                 if isinstance(event, Begun | ReasoningDelta):
                     self._tell(event)
+                if isinstance(event, ReasoningDelta):
+                    thought += event.text
                 if isinstance(event, Reply):
-                    marked = reply_marked(event.message, self.mark_id, self._replies)
+                    marked = reply_marked(event.message, self.mark_id, self._replies, thought)
                     self._replies += 1
                     extra = {**(marked.extra or {}), RESPONSE: self.mark_id}
                     yield Reply(msgspec.structs.replace(marked, extra=extra))

@@ -130,6 +130,10 @@ ESTIMATED = "estimated"
 """The field of a usage's `extra` that says that nobody told the numbers: the reply broke off, and they are guessed."""
 
 
+REASONING = "reasoning_tokens"
+"""The field of a usage's `extra` that says how many of its output tokens the model thought with."""
+
+
 class Usage(Value, frozen=True, gc=False):
     """Tokens that one model reply cost; a number that the provider did not tell is zero.
 
@@ -148,6 +152,12 @@ class Usage(Value, frozen=True, gc=False):
     def is_estimated(self) -> bool:
         """Whether nobody told these numbers (`ESTIMATED`)."""
         return self.extra is not None and self.extra.get(ESTIMATED) is True
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """How many of the output tokens the model thought with (`REASONING`); 0 where nobody said."""
+        told = (self.extra or {}).get(REASONING)
+        return told if isinstance(told, int) and not isinstance(told, bool) and 0 < told <= MAX_TOKENS else 0
 
     @property
     def total(self) -> int:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import anyio
 
-from miniclaw_sessions.agent.provider import Begun, ModelEvent, Reply, TextDelta
+from miniclaw_sessions.agent.provider import Begun, ModelEvent, ReasoningDelta, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool
+from miniclaw_sessions.formats.codec import plain
 from miniclaw_sessions.formats.openai_chat import KEPT, to_openai
-from miniclaw_sessions.protocol.messages import Message, Role, ToolCall, Usage
+from miniclaw_sessions.protocol.messages import REASONING, Message, Role, TextPart, ThinkingPart, ToolCall, Usage
 from miniclaw_sessions.protocol.options import FUNCTION, Options, TextFormat
 from miniclaw_sessions.providers.service import ServiceOptions, ServiceProvider, missing
 
@@ -75,8 +76,8 @@ class OpenAIProvider(OpenAIClientProvider):
         try:
             yield Begun()
             async for chunk in stream:
-                if text := reply.add(chunk):
-                    yield TextDelta(text)
+                for piece in reply.add(chunk):
+                    yield piece
         finally:
             with anyio.CancelScope(shield=True):
                 await stream.close()
@@ -163,27 +164,36 @@ class _Assembly:
 
     def __init__(self) -> None:
         self.stop_reason: str | None = None
-        self._texts: list[str] = []
+        self._pieces: list[tuple[type[TextDelta | ReasoningDelta], list[str]]] = []
         self._calls: list[_Call] = []
         self._by_index: dict[int, _Call] = {}
         self._model: str | None = None
         self._usage: CompletionUsage | None = None
 
-    def add(self, chunk: ChatCompletionChunk) -> str:
-        """Take the next piece in and return the text that it adds."""
+    def add(self, chunk: ChatCompletionChunk) -> list[TextDelta | ReasoningDelta]:
+        """Take the next piece in and return what it adds."""
         self._model = chunk.model or self._model
         self._usage = chunk.usage or self._usage
         if not chunk.choices:
-            return ""
+            return []
         choice = chunk.choices[0]
         self.stop_reason = choice.finish_reason or self.stop_reason
         if (delta := cast("ChoiceDelta | None", choice.delta)) is None:  # as some services end
-            return ""
+            return []
         for fragment in delta.tool_calls or ():
             self._call_of(fragment).add(fragment)
         text = (delta.content or "") + (delta.refusal or "")
-        self._texts.append(text)
-        return text
+        added = [ReasoningDelta(_reasoning_of(delta)), TextDelta(text)]
+        return [piece for piece in added if self._gather(piece)]
+
+    def _gather(self, piece: TextDelta | ReasoningDelta) -> bool:
+        """Keep it, if it says anything."""
+        if not piece.text:
+            return False
+        if not self._pieces or self._pieces[-1][0] is not type(piece):
+            self._pieces.append((type(piece), []))
+        self._pieces[-1][1].append(piece.text)
+        return True
 
     def _call_of(self, fragment: ChoiceDeltaToolCall) -> _Call:
         """The call that a fragment belongs to: that of its index, unless another id shows that a new one begins."""
@@ -198,9 +208,13 @@ class _Assembly:
 
     def message(self, model: str) -> Message:
         """The whole reply."""
+        parts = tuple(
+            ThinkingPart("".join(texts)) if kind is ReasoningDelta else TextPart("".join(texts))
+            for kind, texts in self._pieces
+        )
         return Message(
             Role.ASSISTANT,
-            "".join(self._texts),
+            plain(parts),
             tool_calls=tuple(call.whole() for call in self._calls) or None,
             model=self._model or model,
             usage=_usage_of(self._usage),
@@ -208,11 +222,19 @@ class _Assembly:
         )
 
 
+def _reasoning_of(delta: ChoiceDelta) -> str:
+    """What a piece shows of the model's thinking: OpenAI has no field for it, and others have two."""
+    fields = delta.model_extra or {}
+    found = (fields.get(name) for name in ("reasoning_content", "reasoning"))
+    return next((text for text in found if isinstance(text, str) and text), "")
+
+
 def _usage_of(usage: CompletionUsage | None) -> Usage | None:
     if usage is None:
         return None
     details = usage.prompt_tokens_details
     cached = (details.cached_tokens or 0) if details else 0
+    thought = usage.completion_tokens_details
     cost = getattr(usage, "cost", None)  # some services beside OpenAI's own tell it
     return Usage(
         input_tokens=(usage.prompt_tokens or 0) - cached,
@@ -220,4 +242,5 @@ def _usage_of(usage: CompletionUsage | None) -> Usage | None:
         cache_read_tokens=cached,
         total_tokens=usage.total_tokens,
         cost=float(cost) if isinstance(cost, int | float) else None,
+        extra={REASONING: thought.reasoning_tokens} if thought and thought.reasoning_tokens else None,
     )

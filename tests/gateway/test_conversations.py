@@ -517,7 +517,7 @@ async def test_what_other_frameworks_wrote_has_items_too(served: Any, client: As
     assert [item["type"] for item in items] == ["message", "message", "reasoning", "message", *["function_call"] * 2]
     assert items[0]["content"][1]["image_url"] == "data:image/png;base64,aGk="
     assert "it went wrong" in text_of(items[1])
-    assert items[2]["summary"] == [{"type": "summary_text", "text": "Let me think."}]
+    assert items[2]["content"] == [{"type": "reasoning_text", "text": "Let me think."}]
     assert [(item["call_id"], item["name"], item["arguments"]) for item in items[4:]] == [
         ("toolu_1", "look_up", '{"q": 1}'),
         ("toolu_2", "look_up", "{}"),

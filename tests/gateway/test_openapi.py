@@ -76,6 +76,21 @@ def test_every_operation_is_described_with_examples_that_are_as_it_says(
         assert about["requestBody"]["content"]["application/json"]["examples"], f"{one.name} has no body: {RECORD}"
 
 
+READABLE = ("application/json", "application/x-ndjson", "text/event-stream", "text/markdown")
+"""What an example can show; pages and files are too large, or no text."""
+
+
+@pytest.mark.parametrize("one", OPERATIONS, ids=lambda one: one.name)
+def test_every_reply_has_an_example(one: Operation[Any, Any], described: dict[str, Any]) -> None:
+    lacking = [
+        f"{status} {kind}"
+        for status, reply in described_as(one, described)["responses"].items()
+        for kind, content in reply.get("content", {}).items()
+        if kind in READABLE and not content.get("examples")
+    ]
+    assert not lacking, f"{one.name}: {RECORD}"
+
+
 @pytest.mark.parametrize("one", [one for one in OPERATIONS if one.events], ids=lambda one: one.name)
 def test_every_event_is_described_with_an_example_that_is_as_it_says(
     one: Operation[Any, Any], described: dict[str, Any]

@@ -33,6 +33,8 @@ class ChatWire(Wire):
             yield from ((None, data) for data in answer.raw)
             return
         yield None, self._chunk(model, {"role": "assistant", "content": "" if answer.text else None})
+        for piece in pieces(answer.thinking):  # not OpenAI itself: DeepSeek, vLLM and others
+            yield None, self._chunk(model, {"content": None, "reasoning_content": piece})
         for piece in pieces(answer.text):
             yield None, self._chunk(model, {"content": piece})
         for index, call in enumerate(self._calls(answer)):
@@ -42,14 +44,14 @@ class ChatWire(Wire):
             yield None, self._chunk(model, {"tool_calls": [{"index": index, "function": {"arguments": second}}]})
         yield None, self._chunk(model, {}, self._reason(answer))
         if body.get("stream_options", {}).get("include_usage"):
-            yield None, {**self._chunk(model, {}), "choices": [], "usage": self._usage(counts)}
+            yield None, {**self._chunk(model, {}), "choices": [], "usage": self._usage(answer, counts)}
 
     def whole(self, model: str, body: Json, answer: Answer, counts: Counts) -> Json:  # noqa: ARG002 - as the others
         calls = self._calls(answer)
         message = {"role": "assistant", "content": answer.text or None, **({"tool_calls": calls} if calls else {})}
         choice = {"index": 0, "message": message, "finish_reason": self._reason(answer), "logprobs": None}
         chunk = {**self._chunk(model, {}), "object": "chat.completion"}
-        return {**chunk, "choices": [choice], "usage": self._usage(counts)}
+        return {**chunk, "choices": [choice], "usage": self._usage(answer, counts)}
 
     def _chunk(self, model: str, delta: Json, reason: str | None = None) -> Json:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
@@ -68,13 +70,14 @@ class ChatWire(Wire):
     def _reason(self, answer: Answer) -> str:
         return "length" if answer.cut_short else "tool_calls" if answer.calls else "stop"
 
-    def _usage(self, counts: Counts) -> Json:
+    def _usage(self, answer: Answer, counts: Counts) -> Json:
         given = counts.fresh + counts.read + counts.written
         return {
             "prompt_tokens": given,
             "completion_tokens": counts.said,
             "total_tokens": given + counts.said,
             "prompt_tokens_details": {"cached_tokens": counts.read},
+            "completion_tokens_details": {"reasoning_tokens": len(answer.thinking) // 4},
         }
 
     def error(self, status: int, message: str) -> Json:

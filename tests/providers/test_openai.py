@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from miniclaw_sessions.agent.provider import ModelEvent, Reply
+from miniclaw_sessions.agent.provider import ModelEvent, ReasoningDelta, Reply, TextDelta
 from miniclaw_sessions.errors import ModelError
 from miniclaw_sessions.formats.openai_chat import to_openai
-from miniclaw_sessions.protocol.messages import Message, ToolCall
+from miniclaw_sessions.protocol.messages import Message, TextPart, ThinkingPart, ToolCall
 from miniclaw_sessions.providers.service import ServiceProvider
 from tests.providers.all_providers import provider_for, reply_of
 from tests.providers.strict_server import Answer, StrictServer
@@ -96,6 +96,27 @@ async def test_what_a_service_wants_back_with_a_call_is_written_back(
     server.script = lambda _: Answer(raw=(fragment(0, "a", "read", "{}", extra_content=signature), piece("tool_calls")))
     (written,) = to_openai([await reply_of(provider, HELLO)])
     assert written["tool_calls"][0]["extra_content"] == signature
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+async def test_what_a_service_shows_of_the_thinking_is_kept_as_thinking(
+    server: StrictServer, provider: ServiceProvider, field: str
+) -> None:
+    thoughts = [piece(content=None, **{field: text}) for text in ("Let me", " see.")]
+    said = (*thoughts, piece(content="It is"), piece(content=" noon."), piece(**{field: "Is it?"}), piece("stop"))
+    server.script = lambda _: Answer(raw=(piece(role="assistant", content="", **{field: None}), *said))
+    events = [event async for event in provider.generate([HELLO], [])]
+    told = [(type(event), event.text) for event in events if isinstance(event, TextDelta | ReasoningDelta)]
+    assert told == [
+        (ReasoningDelta, "Let me"),
+        (ReasoningDelta, " see."),
+        (TextDelta, "It is"),
+        (TextDelta, " noon."),
+        (ReasoningDelta, "Is it?"),
+    ]
+    reply = await reply_of(provider, HELLO)
+    assert reply.content == (ThinkingPart("Let me see."), TextPart("It is noon."), ThinkingPart("Is it?"))
+    assert to_openai([reply]) == [{"role": "assistant", "content": "It is noon."}]
 
 
 async def test_a_refusal_of_the_model_is_its_text(server: StrictServer, provider: ServiceProvider) -> None:

@@ -26,6 +26,9 @@ from miniclaw_sessions.protocol.messages import Message, Part, ThinkingPart
 REFERENCE = "item_reference"
 """The type of what stands for an item that is there already."""
 
+STREAMED_AS = "openai.item"
+"""The key of a thinking part's `extra` under which the id of the item stands that it was streamed as."""
+
 _PREFIXES: Mapping[str, str] = {
     "message": "msg",
     "function_call": "fc",
@@ -92,16 +95,18 @@ def _without_stale_id(item: Item) -> Item:
 
 
 def _with_thinking(message: Message) -> Message:
-    """The message with what other services' models thought as summaries; the service's own have one already."""
+    """The message with what other services' models thought as items of reasoning; OpenAI's own are such already."""
     if isinstance(message.content, str):
         return message
-    return msgspec.structs.replace(message, content=tuple(map(_summarized, message.content)))
+    return msgspec.structs.replace(message, content=tuple(map(_as_reasoning, message.content)))
 
 
-def _summarized(part: Part) -> Part:
+def _as_reasoning(part: Part) -> Part:
     if not isinstance(part, ThinkingPart) or has_kept(part.extra, KEPT) or not part.thinking.strip():
         return part
-    return ThinkingPart(part.thinking, extra={KEPT: {"summary": [{"type": "summary_text", "text": part.thinking}]}})
+    fields: Item = {"summary": [], "content": [{"type": "reasoning_text", "text": part.thinking}]}
+    item_id = (part.extra or {}).get(STREAMED_AS)
+    return ThinkingPart(part.thinking, extra={KEPT: {"id": item_id, **fields} if is_given_id(item_id) else fields})
 
 
 def completed(item: Item, base: str) -> Item:

@@ -188,7 +188,7 @@ class OfItemEvent(StreamEvent, kw_only=True):
 
 
 class ContentPartEvent(OfItemEvent, kw_only=True):
-    """A part of a message begins, or is complete."""
+    """A part of a message, or of reasoning, begins, or is complete."""
 
     content_index: int
     part: Item
@@ -208,6 +208,20 @@ class OutputTextDoneEvent(OfItemEvent, kw_only=True):
     content_index: int
     text: str
     logprobs: list[Document]
+
+
+class ReasoningTextDeltaEvent(OfItemEvent, kw_only=True):
+    """A further piece of what the model thinks."""
+
+    content_index: int
+    delta: str
+
+
+class ReasoningTextDoneEvent(OfItemEvent, kw_only=True):
+    """What the model thought, whole."""
+
+    content_index: int
+    text: str
 
 
 class CallArgumentsDeltaEvent(OfItemEvent, kw_only=True):
@@ -236,6 +250,8 @@ EVENTS: dict[str, type[msgspec.Struct]] = {
     "response.in_progress": ResponseStateEvent,
     "response.output_item.added": OutputItemEvent,
     "response.content_part.added": ContentPartEvent,
+    "response.reasoning_text.delta": ReasoningTextDeltaEvent,
+    "response.reasoning_text.done": ReasoningTextDoneEvent,
     "response.output_text.delta": OutputTextDeltaEvent,
     "response.output_text.done": OutputTextDoneEvent,
     "response.content_part.done": ContentPartEvent,

@@ -224,6 +224,8 @@ async def _written(writer: EventWriter, event: ResponseEvent) -> list[bytes]:
             return []
         case "text":
             return writer.text(event.text)
+        case "reasoning":
+            return writer.reasoning(event.text)
         case "replied":
             return writer.replied()
         case _:

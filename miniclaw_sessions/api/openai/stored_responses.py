@@ -300,19 +300,23 @@ def outputs_of(found: StoredResponse, *, is_running: bool = False) -> list[Item]
     for number, entry in enumerate(replies):
         items = items_of(entry)
         if entry.message.stop_reason == ABORTED:  # as it was streamed, before it was stopped
-            items = [{**item, "id": message_id(found.mark.id, number), "status": "incomplete"} for item in items]
+            items = [
+                {**item, "id": streamed_id("msg", found.mark.id, number), "status": "incomplete"} for item in items
+            ]
         said += items
     return [item for item in said if item.get("type") != "function_call" or item.get("call_id") in waiting]
 
 
-def message_id(mark_id: str, number: int) -> str:
-    """The id of the message item of a reply, which it has before it is complete.
+def streamed_id(kind: str, mark_id: str, number: int, place: int = 0) -> str:
+    """The id of an item of a reply, which it has before the reply is complete.
 
     Args:
+        kind: `msg` of a message, `rs` of reasoning.
         mark_id: the entry that the response begins with.
         number: how many replies the model has given before, in this response.
+        place: how many items of this kind the reply has before it.
     """
-    return f"msg_{id_in_items(mark_id)}{number:04x}"
+    return f"{kind}_{id_in_items(mark_id)}{number:04x}" + (f"{place:02x}" if place else "")
 
 
 def usage_of(messages: Sequence[Message]) -> ResponseUsage | None:
@@ -326,6 +330,6 @@ def usage_of(messages: Sequence[Message]) -> ResponseUsage | None:
         input_tokens=given,
         input_tokens_details={"cached_tokens": cost.cache_read_tokens, "cache_write_tokens": cost.cache_write_tokens},
         output_tokens=cost.output_tokens,
-        output_tokens_details={"reasoning_tokens": 0},
+        output_tokens_details={"reasoning_tokens": sum(usage.reasoning_tokens for usage in told)},
         total_tokens=given + cost.output_tokens,
     )
