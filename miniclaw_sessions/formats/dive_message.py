@@ -236,7 +236,8 @@ def written_usage(usages: Sequence[Usage]) -> dict[str, Any]:
     if not usages:
         return {}
     kept = kept_fields(usages[0].extra, KEPT) if len(usages) == 1 else {}
-    sums = {theirs: sum(getattr(usage, ours) for usage in usages) for theirs, ours in COUNTS.items()}
+    both = sum(usages, Usage())
+    sums = {theirs: getattr(both, ours) for theirs, ours in COUNTS.items()}
     counts = {name: number for name, number in sums.items() if number or name in _ALWAYS_COUNTED}
     costs = [usage.cost for usage in usages if usage.cost is not None]
     cost = {"cost": {"total": sum(costs), "breakdown_unavailable": True}} if costs else {}

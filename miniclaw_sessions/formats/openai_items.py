@@ -28,6 +28,7 @@ from miniclaw_sessions.formats.message_list import NOTHING_TO_SHOW, MessageList,
 from miniclaw_sessions.formats.tool_calls import CallIds, fitting_name, in_order, taken_apart
 from miniclaw_sessions.protocol.encoding import decode_message, encode_message
 from miniclaw_sessions.protocol.messages import (
+    MAX_TOKENS,
     REASONING,
     ImagePart,
     Message,
@@ -301,7 +302,7 @@ def _read_usage(usage: Any) -> Usage | None:
 def reasoned(details: Any) -> dict[str, Any] | None:
     """The `extra` of a usage: how many of the output tokens the model thought with, by the service's details."""
     tokens = details.get("reasoning_tokens") if isinstance(details, dict) else None
-    return {REASONING: tokens} if isinstance(tokens, int) and tokens > 0 else None
+    return {REASONING: min(tokens, MAX_TOKENS)} if isinstance(tokens, int) and tokens > 0 else None
 
 
 def to_messages(items: Sequence[Any]) -> list[Message]:

@@ -105,7 +105,10 @@ PARTS = (TextPart, ImagePart, ThinkingPart, OtherPart)
 
 
 MAX_TOKENS = 2**63 - 1
-"""Where a sum of tokens stops: a larger number could not be written, and would make a session's usage unreadable."""
+"""Where a number of tokens stops, and a sum of them: a larger one could not be written in every format."""
+
+
+_BITS = MAX_TOKENS.bit_length()
 
 
 def _bounded(tokens: int) -> int:
@@ -130,12 +133,17 @@ ESTIMATED = "estimated"
 """The field of a usage's `extra` that says that nobody told the numbers: the reply broke off, and they are guessed."""
 
 
+_COUNTS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "total_tokens")
+
 REASONING = "reasoning_tokens"
 """The field of a usage's `extra` that says how many of its output tokens the model thought with."""
 
 
 class Usage(Value, frozen=True, gc=False):
     """Tokens that one model reply cost; a number that the provider did not tell is zero.
+
+    None is larger than `MAX_TOKENS`, or smaller than its negative: whatever is beyond becomes the bound, wherever the
+    usage comes from (a service, a caller, a file, a store).
 
     Its `cost` is in the currency that the manager is told (`SessionSettings.currency`), which is that of all.
     """
@@ -147,6 +155,19 @@ class Usage(Value, frozen=True, gc=False):
     total_tokens: int | None = None
     cost: float | None = None
     extra: dict[str, Any] | None = msgspec.field(default=None, name=EXTRA)
+
+    def __post_init__(self) -> None:
+        """Bound the numbers; most are let through at once, because every stored usage that is read comes here."""
+        try:
+            fresh, cached = self.input_tokens | self.output_tokens, self.cache_read_tokens | self.cache_write_tokens
+            if not (fresh | cached | (self.total_tokens or 0)) >> _BITS:
+                return
+        except TypeError:  # they are no numbers, which is refused where the usage is stored
+            pass
+        for name in _COUNTS:
+            count = getattr(self, name)
+            if isinstance(count, int) and not -MAX_TOKENS <= count <= MAX_TOKENS:
+                msgspec.structs.force_setattr(self, name, _bounded(count))
 
     @property
     def is_estimated(self) -> bool:
@@ -166,7 +187,7 @@ class Usage(Value, frozen=True, gc=False):
         return _bounded(counted) if self.total_tokens is None else self.total_tokens
 
     def __add__(self, other: Usage) -> Usage:
-        """What both cost together, each number at most `MAX_TOKENS`; the fields of other programs are not added up."""
+        """What both cost together; the fields of other programs are not added up."""
         return self._combined(other, 1)
 
     def __sub__(self, other: Usage) -> Usage:
@@ -177,11 +198,11 @@ class Usage(Value, frozen=True, gc=False):
         costs = [usage.cost for usage in (self, other) if usage.cost is not None]
         cost = (self.cost or 0.0) + sign * (other.cost or 0.0)
         return Usage(
-            input_tokens=_bounded(self.input_tokens + sign * other.input_tokens),
-            output_tokens=_bounded(self.output_tokens + sign * other.output_tokens),
-            cache_read_tokens=_bounded(self.cache_read_tokens + sign * other.cache_read_tokens),
-            cache_write_tokens=_bounded(self.cache_write_tokens + sign * other.cache_write_tokens),
-            total_tokens=_bounded(self.total + sign * other.total),
+            input_tokens=self.input_tokens + sign * other.input_tokens,
+            output_tokens=self.output_tokens + sign * other.output_tokens,
+            cache_read_tokens=self.cache_read_tokens + sign * other.cache_read_tokens,
+            cache_write_tokens=self.cache_write_tokens + sign * other.cache_write_tokens,
+            total_tokens=self.total + sign * other.total,
             cost=max(-sys.float_info.max, min(cost, sys.float_info.max)) if costs else None,
         )
 

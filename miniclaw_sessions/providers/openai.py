@@ -16,7 +16,8 @@ from miniclaw_sessions.agent.provider import Begun, ModelEvent, ReasoningDelta, 
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.formats.codec import plain
 from miniclaw_sessions.formats.openai_chat import KEPT, to_openai
-from miniclaw_sessions.protocol.messages import REASONING, Message, Role, TextPart, ThinkingPart, ToolCall, Usage
+from miniclaw_sessions.formats.openai_items import reasoned
+from miniclaw_sessions.protocol.messages import Message, Role, TextPart, ThinkingPart, ToolCall, Usage
 from miniclaw_sessions.protocol.options import FUNCTION, Options, TextFormat
 from miniclaw_sessions.providers.service import ServiceOptions, ServiceProvider, missing
 
@@ -183,7 +184,7 @@ class _Assembly:
         for fragment in delta.tool_calls or ():
             self._call_of(fragment).add(fragment)
         text = (delta.content or "") + (delta.refusal or "")
-        added = [ReasoningDelta(_reasoning_of(delta)), TextDelta(text)]
+        added: list[TextDelta | ReasoningDelta] = [ReasoningDelta(_reasoning_of(delta)), TextDelta(text)]
         return [piece for piece in added if self._gather(piece)]
 
     def _gather(self, piece: TextDelta | ReasoningDelta) -> bool:
@@ -242,5 +243,5 @@ def _usage_of(usage: CompletionUsage | None) -> Usage | None:
         cache_read_tokens=cached,
         total_tokens=usage.total_tokens,
         cost=float(cost) if isinstance(cost, int | float) else None,
-        extra={REASONING: thought.reasoning_tokens} if thought and thought.reasoning_tokens else None,
+        extra=reasoned(thought.model_dump() if thought else None),
     )

@@ -8,6 +8,7 @@ import tracemalloc
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from shutil import copyfile
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from miniclaw_sessions.formats.registry import WRITABLE, format_named
 from miniclaw_sessions.history.branch import told
 from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.protocol.entries import SOURCE
-from miniclaw_sessions.protocol.messages import Role
+from miniclaw_sessions.protocol.messages import MAX_TOKENS, Role, Usage
 from miniclaw_sessions.transfer.exporting import export_session
 
 pytestmark = pytest.mark.anyio
@@ -32,6 +33,41 @@ KEY = SessionKey.of("cli", "1")
 
 async def exported(manager: SessionManager, session_id: str, name: str) -> bytes:
     return b"".join([piece async for piece in manager.export(session_id, format_named(name))])
+
+
+@pytest.mark.parametrize("form", WRITABLE, ids=lambda form: form.name)
+@pytest.mark.parametrize("number", [MAX_TOKENS, 2**70, -(2**63) - 1])
+async def test_whatever_a_usage_says_it_is_written_in_every_format(form: Format, number: int, tmp_path: Path) -> None:
+    told = dict.fromkeys(("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens"), number)
+    replies: list[Any] = [
+        {"role": "assistant", "content": f"Hello {place}", "usage": {**told, "total_tokens": number}}
+        for place in range(3)
+    ]
+    async with SessionManager(tmp_path, store="memory:") as manager:
+        session = await manager.get_or_create("cli", "1")
+        await session.add_messages([Message.user("hi"), *replies])
+        await session.save_turn([Message.user("hi"), Message.assistant("Hello")], usage=Usage(number, number))
+        assert await exported(manager, session.session_id, form.name)
+        assert abs(session.messages()[1].usage.input_tokens) <= MAX_TOKENS  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("form", WRITABLE, ids=lambda form: form.name)
+async def test_a_stored_usage_beyond_64_bits_is_read_and_written_in_every_format(form: Format, tmp_path: Path) -> None:
+    (tmp_path / "transcripts").mkdir(mode=0o700)
+    copyfile(DATA / "usage-beyond-64-bits.jsonl", tmp_path / "transcripts/a_1.jsonl")
+    async with SessionManager(tmp_path, store="jsonl:") as manager:
+        session = await manager.get("a", "1")
+        assert [message.text[:5] for message in session.messages()] == ["Good ", "Hello", "Hello", "Hello"]
+        assert [message.usage and message.usage.input_tokens for message in session.messages()] == [
+            None,
+            MAX_TOKENS,
+            MAX_TOKENS,
+            -MAX_TOKENS,
+        ]
+        problems: list[str] = []
+        assert len([entry async for entry in session.tree.read_entries(problems)]) == 4
+        assert problems == []
+        assert await exported(manager, "a_1", form.name)
 
 
 class Recorder:
