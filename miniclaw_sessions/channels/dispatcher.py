@@ -57,7 +57,7 @@ from miniclaw_sessions.errors import (
     TooManyTurns,
     TurnCutOff,
 )
-from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.log import get_logger, in_request
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.persistence.own_task import HeldOpen
 from miniclaw_sessions.protocol.keys import SessionKey
@@ -294,7 +294,8 @@ class Dispatcher:
             self._chats[key.session_id].append(asked)
         else:
             self._chats[key.session_id] = deque([asked])
-            self._running_tasks().start_soon(self._work, key, name=f"chat {key.session_id}")
+            with in_request(""):  # the task goes on with the messages of other requests
+                self._running_tasks().start_soon(self._work, key, name=f"chat {key.session_id}")
         return True
 
     def _end(self, asked: Asked, last: Last) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 
 from miniclaw_sessions.gateway.security import RawHeaders, values_of
 
-EXPOSED = "ETag, Location, Retry-After, Content-Disposition, Allow"
+EXPOSED = "ETag, Location, Retry-After, Content-Disposition, Allow, X-Request-Id"
 """Headers of a reply that such a page may read, beside those that every page may."""
 
 _METHODS = "GET, HEAD, POST, PUT, PATCH, DELETE"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from contextlib import aclosing
 from typing import Any, NamedTuple, TypeVar
@@ -28,6 +30,17 @@ NOT_MODIFIED = 304
 """Who asks has it already; the reply has no body, and a length would be taken for the length of what he has."""
 
 _NO_BODY = (b"content-length", b"0")
+
+
+REQUEST_ID = b"x-request-id"
+"""The header by which client and log name the same request."""
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
+
+
+def request_id_of(given: bytes = b"") -> str:
+    """The id that a client gave its request; one that is made, where it gave none, or one that could forge a log."""
+    return given.decode() if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
 
 
 class ClientGone(Exception):
@@ -75,6 +88,7 @@ class Exchange:
         sharing: further headers of the reply, whatever it is: which web pages may read it.
         status: the reply's; 0 until it has begun.
         outcome: the status that is written down where the reply's says only that there is a reply; 0: the reply's.
+        request_id: what the answer and the log call the request: what the client calls it, if that is short and plain.
         form_of_errors: makes an error one that the request's clients understand.
     """
 
@@ -85,6 +99,7 @@ class Exchange:
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.operation = "none"
         self.context: Context | None = None
+        self.request_id = request_id_of(self.header(REQUEST_ID))
         self.scope: AccessScope = "read"
         self.sharing: Mapping[str, str] = {}
         self.status = 0
@@ -184,7 +199,12 @@ class Exchange:
             media_type += b"; charset=utf-8"
         given = {**reply.headers, **self.sharing}
         own = {name.lower().encode("latin-1"): value.encode("latin-1") for name, value in given.items()}
-        common = {b"content-type": media_type, b"cache-control": b"no-store", b"x-content-type-options": b"nosniff"}
+        common = {
+            REQUEST_ID: self.request_id.encode(),
+            b"content-type": media_type,
+            b"cache-control": b"no-store",
+            b"x-content-type-options": b"nosniff",
+        }
         headers = [*{**common, **own}.items()]
         if length is not None:
             headers.append((b"content-length", length))

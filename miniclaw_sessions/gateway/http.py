@@ -33,7 +33,7 @@ from miniclaw_sessions.gateway.sampling import sample
 from miniclaw_sessions.gateway.security import AccessPolicy
 from miniclaw_sessions.gateway.telemetry import Telemetry
 from miniclaw_sessions.gateway.webhooks import Webhook, webhook_of, webhook_reply
-from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.log import get_logger, in_request
 from miniclaw_sessions.log.audit import AuditLog, Deed
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.session.compacting import Summarizer
@@ -101,7 +101,7 @@ class Gateway:
     async def __call__(self, scope: RequestScope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         exchange = Exchange(scope, receive, send)
-        with self.telemetry.request(exchange):
+        with in_request(exchange.request_id), self.telemetry.request(exchange):
             await self._reply(exchange)
 
     async def _reply(self, exchange: Exchange) -> None:
@@ -206,6 +206,7 @@ class Gateway:
                 operation=exchange.operation,
                 session_id=context.about,
                 made=context.made or UNSET,
+                request_id=exchange.request_id,
                 status=exchange.outcome or status,
             )
             self.audit.note(deed, exchange.scope)

@@ -24,6 +24,7 @@ import orjson
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from miniclaw_sessions.gateway.exchange import REQUEST_ID, request_id_of
 from miniclaw_sessions.log import get_logger
 
 MAX_HEAD_BYTES = 65_536
@@ -305,6 +306,7 @@ class GatewayProtocol(HttpToolsProtocol):
         error = {"message": refusal.message, "type": refusal.kind, "code": None, "param": None}
         body = orjson.dumps({"error": error})
         head = f"HTTP/1.1 {refusal.status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        head += f"{REQUEST_ID.decode()}: {request_id_of()}\r\n"
         self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
         self._close()
 

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import PurePath
 from typing import Any, Protocol, cast
 
@@ -59,6 +60,24 @@ class _LazyLogger:
                     _to_standard_library(self._name, method, *arguments, **fields)
 
         return write
+
+
+_request_id: ContextVar[str] = ContextVar("request_id", default="")
+
+
+@contextlib.contextmanager
+def in_request(request_id: str) -> Iterator[None]:
+    """Write this id into every record of the block, and of the tasks that are begun there; an empty one: none."""
+    token = _request_id.set(request_id)
+    try:
+        yield
+    finally:
+        _request_id.reset(token)
+
+
+def current_request() -> str:
+    """The id of the request that is being answered; empty where there is none."""
+    return _request_id.get()
 
 
 _pending: list[Callable[[], None]] = []

@@ -25,6 +25,7 @@ from structlog.typing import EventDict, Processor
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import LogSettings
 from miniclaw_sessions.errors import SessionsError
+from miniclaw_sessions.log import current_request
 from miniclaw_sessions.protocol.printable import printable
 
 REFUSED_KEYS = frozenset(
@@ -65,6 +66,7 @@ def configure_logging(settings: LogSettings, *, stream: TextIO | None = None, cl
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            _name_request,
             structlog.stdlib.add_log_level,
             RepeatFilter(clock),
             _Stamp(clock),
@@ -117,6 +119,14 @@ class _ToStructlog(logging.Handler):
 
 
 # --- processors ------------------------------------------------------------------------------------------------------
+
+
+def _name_request(logger: Any, method: str, record: EventDict) -> EventDict:
+    """Add the id of the request that is being answered."""
+    del logger, method
+    if request_id := current_request():
+        record.setdefault("request_id", request_id)
+    return record
 
 
 class RepeatFilter:
