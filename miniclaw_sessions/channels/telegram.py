@@ -149,8 +149,13 @@ class TelegramChannel:
         known = os.environ if environ is None else environ
         token = channel_secret(name, "token", settings.token_file, known, variable="BOT_TOKEN").reveal()
         url = settings.api_url.rstrip("/")
-        request = told_apart(token)
-        self._bot = telegram.Bot(token, base_url=f"{url}/bot", base_file_url=f"{url}/file/bot", request=request)
+        self._bot = telegram.Bot(
+            token,
+            base_url=f"{url}/bot",
+            base_file_url=f"{url}/file/bot",
+            request=told_apart(token),
+            get_updates_request=told_apart(token),
+        )
         self._webhook_secret = hmac.new(token.encode(), b"webhook", hashlib.sha256).hexdigest()
         self._exchanges: dict[int, Exchange] = {}
         self._of: dict[Incoming, Exchange] = {}

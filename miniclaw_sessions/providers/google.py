@@ -182,6 +182,8 @@ def _make_client(url: str, key: str, timeout_s: float, max_retries: int, connect
     from google import genai  # noqa: PLC0415 - an extra, and slow to load
     from google.genai import types  # noqa: PLC0415 - same
 
+    from miniclaw_sessions.providers.connections import trusted  # noqa: PLC0415 - loads httpx2
+
     waiting = types.HttpRetryOptions(
         attempts=max_retries + 1, initial_delay=_FIRST_WAIT_S, max_delay=_LONGEST_WAIT_S, jitter=_FIRST_WAIT_S
     )
@@ -191,6 +193,8 @@ def _make_client(url: str, key: str, timeout_s: float, max_retries: int, connect
         timeout=max(1, round(timeout_s * 1000)),
         retry_options=waiting,
         httpx_async_client=connections,  # the package's own choice depends on what else is installed, and on variables
+        client_args={"verify": trusted()},  # of clients that we do not use, but the package makes them all the same
+        async_client_args={"ssl": trusted()},
     )
     return genai.Client(api_key=key, vertexai=False, http_options=options)
 

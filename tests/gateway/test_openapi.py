@@ -19,6 +19,7 @@ from miniclaw_sessions.api import description, openapi
 from miniclaw_sessions.api.description import document
 from miniclaw_sessions.api.docs_page import CONTENT_SECURITY_POLICY, docs_page
 from miniclaw_sessions.api.error_table import known_errors
+from miniclaw_sessions.api.openai import responses
 from miniclaw_sessions.api.openapi import examples_of, openapi_document
 from miniclaw_sessions.api.operation import BODY, Operation
 from miniclaw_sessions.api.table import OPERATIONS
@@ -38,7 +39,8 @@ def described() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def asked() -> dict[str, list[dict[str, Any]]]:
     """The exchanges of the examples, of today: what is recorded lacks the fields that are newer than it."""
-    with capture_logs():
+    with capture_logs(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(responses, "_STATUS_WAIT_S", 1.0)  # or one of the exchanges waits 15 s for a sign of life
         return anyio.run(recorded)
 
 
