@@ -196,9 +196,10 @@ async def show_entries(context: Context, request: ShowEntries) -> Stream:
         limit = max(min(limit, before - 1 - after), 0)
 
     async def read() -> tuple[dict[str, Any], Iterable[bytes]]:
-        page = await session.tree.read_after(after, limit) if limit else []
+        found = await session.tree.read_after(after, limit + 1)  # what is in memory may be behind what others stored
+        page = found[:limit]
         last = page[-1].sequence if page else after
-        is_end, is_begin = last >= session.journal.final_sequence, not (after and page)
+        is_end, is_begin = len(found) <= limit, not (after and page)
         about = {"next": None if is_end else last, "previous": None if is_begin else after + 1}
         return about, map(encode_entry, readable(page))
 
@@ -226,18 +227,20 @@ async def show_entry(context: Context, request: OneEntry) -> msgspec.Raw:
 async def show_transcript(context: Context, request: OneSession) -> Stream:
     """Every entry, one per line, oldest first."""
     session = await context.find(request.session_id)  # one that does not exist is known before the reply begins
-    return Stream(_transcript_lines(context, session), "application/x-ndjson")
+    return Stream(_transcript_lines(session), "application/x-ndjson")
 
 
-async def _transcript_lines(context: Context, session: Session) -> AsyncGenerator[bytes, None]:
-    chunk, final = bytearray(), session.journal.final_sequence
-    async for entry in context.manager.read_transcript(session.session_id):
-        if entry.sequence > final:
-            break
-        chunk += encode_entry(entry) + b"\n"
-        if len(chunk) >= PIECE_BYTES:
-            yield bytes(chunk)
-            chunk.clear()
+async def _transcript_lines(session: Session) -> AsyncGenerator[bytes, None]:
+    from miniclaw_sessions.stores.reading import PAGE, readable  # noqa: PLC0415 - as above
+
+    chunk, after = bytearray(), 0
+    while page := await session.tree.read_after(after, PAGE):
+        for entry in readable(page):
+            chunk += encode_entry(entry) + b"\n"
+            if len(chunk) >= PIECE_BYTES:
+                yield bytes(chunk)
+                chunk.clear()
+        after = page[-1].sequence
     yield bytes(chunk)
 
 

@@ -35,16 +35,22 @@ class TreeReader:
         page += [entry for entry in pending if entry.sequence > last]
         return page if limit is None else page[:limit]
 
+    async def read_in_place(self, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
+        """As `read`, but only entries that keep their place: where others may be first, those that the store has."""
+        if self._log.units is None:
+            return await self.read(self._session_id, after=after, limit=limit)
+        return await self._store.read(self._session_id, after=after, limit=limit)
+
     async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:
         """The entry with this id, or None."""
         pending = next((entry for entry in self._pending() if entry.entry_id == entry_id), None)
         return pending or await self._store.find(session_id, entry_id)
 
     async def read_at(self, sequences: Iterable[int]) -> dict[int, StoredEntry]:
-        """The entries at these places; those that stand close together are read together."""
+        """The entries that keep these places; those that stand close together are read together."""
         found: dict[int, StoredEntry] = {}
         for first, last in close_together(sequences, PAGE):
-            page = await self.read(self._session_id, after=first - 1, limit=last - first + 1)
+            page = await self.read_in_place(after=first - 1, limit=last - first + 1)
             found.update((stored.sequence, stored) for stored in page)
         return found
 

@@ -343,13 +343,13 @@ class SessionTree:
     async def read_after(self, sequence: int, limit: int | None = None) -> list[StoredEntry]:
         """The entries behind a place as they are stored, oldest first, at most `limit`.
 
-        Where other processes write the session, too, only what is acknowledged: the rest has no place of its own yet.
+        Where other processes write the session, too, only what is acknowledged, by any of them: the rest has
+        no place of its own yet.
 
         Raises:
             StoreUnavailable: the store cannot be read.
         """
-        page = await self._journal.reader.read(self._journal.session_id, after=sequence, limit=limit)
-        return [stored for stored in page if stored.sequence <= self._journal.final_sequence]
+        return await self._journal.reader.read_in_place(after=sequence, limit=limit)
 
     async def read_at(self, sequences: Iterable[int]) -> dict[int, StoredEntry]:
         """The entries at these places, as `read_after` has them; those that stand close together are read together.
@@ -357,8 +357,7 @@ class SessionTree:
         Raises:
             StoreUnavailable: the store cannot be read.
         """
-        final = self._journal.final_sequence
-        return await self._journal.reader.read_at(place for place in sequences if place <= final)
+        return await self._journal.reader.read_at(sequences)
 
     async def get_entry(self, entry_id: str) -> Entry:
         """One entry.

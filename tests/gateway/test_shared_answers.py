@@ -209,6 +209,29 @@ async def test_what_waits_for_its_place_is_not_shown_with_one(postgresql_url: st
             assert 0 < text.index("theirs") < text.index("waiting"), path
 
 
+async def test_what_others_store_while_one_waits_is_read_to_its_end(postgresql_url: str, short_path: Path) -> None:
+    slow = FaultyStore(PostgreSQLStore(postgresql_url))
+    async with gateways(short_path, slow, PostgreSQLStore(postgresql_url)) as both:
+        first, second = both.clients
+        await first.post(f"{ONE}/messages", json=HELLO)
+        hold = slow.hold()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: first.post(f"{ONE}/messages", json={**HELLO, "content": "waiting"}))
+            await hold.reached.wait()
+            for _ in range(3):
+                await both.ask(second, "POST", f"{ONE}/messages", HELLO)
+            places: list[int] = []
+            after: int | None = 0
+            while after is not None:
+                page = (await first.get(f"{ONE}/entries?after={after}&limit=1")).json()
+                places += [one["sequence"] for one in page["entries"]]
+                after = page["next"]
+            lines = (await first.get(f"{ONE}/transcript")).text.splitlines()
+            slow.heal()
+    assert places == [1, 2, 3, 4], "a client that follows takes the end of a page for the end of what is stored"
+    assert len(lines) == 4
+
+
 async def test_where_nobody_else_writes_what_waits_is_shown_and_replies_are_the_same(short_path: Path) -> None:
     store = FaultyStore(MemoryStore())
     async with gateways(short_path, store) as alone:
