@@ -13,6 +13,7 @@ import typer
 
 from miniclaw_sessions.cli.app import COMMANDS, app
 from tests.command_line import Cli
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.usefixtures("own_home")
 
@@ -51,7 +52,9 @@ def written_for(command: Any) -> list[str]:
     return [re.sub(r"\[/?(bold|dim)\]", "", text).replace("\\[", "[") for text in styled]
 
 
-@pytest.mark.parametrize("path", ["", *(path for name in COMMANDS for path in with_subcommands(name))])
+@pytest.mark.parametrize(
+    "path", sampled(["", *(path for name in COMMANDS for path in with_subcommands(name))], every=3)
+)
 def test_a_help_shows_all_that_was_written_for_it_brackets_too(cli: Cli, path: str) -> None:
     with command_at(path) as command:
         written = written_for(command)

@@ -22,6 +22,7 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import SessionNotFound
 from miniclaw_sessions.formats.html import HTML
 from miniclaw_sessions.formats.registry import format_named
+from miniclaw_sessions.history import state
 from miniclaw_sessions.history.state import LONGEST_MODEL, MOST_SPENT
 from miniclaw_sessions.manager import SessionManager, open_readonly
 from miniclaw_sessions.manager.bounded import BoundedSessions
@@ -159,30 +160,38 @@ async def test_a_summary_is_paid_for_as_well_and_once(tmp_path: Path) -> None:
         assert await manager.usage(by="model") == expected
 
 
-async def test_an_account_is_bounded_and_nobody_can_pay_back_what_was_spent(tmp_path: Path) -> None:
+@pytest.mark.parametrize("most", [400, pytest.param(MOST_SPENT, marks=pytest.mark.proof)])
+async def test_an_account_is_bounded_and_nobody_can_pay_back_what_was_spent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(state, "MOST_SPENT", most)
     async with SessionManager(tmp_path, store="memory:") as manager:
         session = await manager.get_or_create("telegram", 1)
         await session.add_message(reply(usage=Usage(-7, -2, -100, 0, total_tokens=-50, cost=-3.5)))
         assert [(row.replies, row.total_tokens, row.cost) for row in (await manager.usage()).rows] == [(1, 0, 0.0)]
-        await session.add_messages([reply(f"{number}{'x' * 1000}") for number in range(MOST_SPENT + 10)])
+        await session.add_messages([reply(f"{number}{'x' * 1000}") for number in range(most + 10)])
         report = await manager.usage(by="model", limit=10_000)
-        assert len(report.rows) <= MOST_SPENT
-        assert report.total.replies == MOST_SPENT + 11
-        assert report.total.total_tokens == 10 * (MOST_SPENT + 10)
+        assert len(report.rows) <= most
+        assert report.total.replies == most + 11
+        assert report.total.total_tokens == 10 * (most + 10)
         assert max(len(row.name) for row in report.rows) == LONGEST_MODEL
 
 
-async def test_a_full_account_still_tells_the_newest_days_apart(tmp_path: Path) -> None:
+@pytest.mark.parametrize("most", [400, pytest.param(MOST_SPENT, marks=pytest.mark.proof)])
+async def test_a_full_account_still_tells_the_newest_days_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(state, "MOST_SPENT", most)
     async with SessionManager(tmp_path, store="memory:") as manager:
         session = await manager.get_or_create("telegram", 1)
         for year in (1990, 9999):  # what is dated behind today counts today
             at = datetime(year, 1, 1, tzinfo=UTC)
-            await session.add_messages([replace(reply(f"{number}"), timestamp=at) for number in range(MOST_SPENT)])
+            await session.add_messages([replace(reply(f"{number}"), timestamp=at) for number in range(most)])
         today = manager.clock.now().astimezone(UTC).date()
         before = (await manager.usage(since=today)).total.replies
         await session.add_message(replace(reply(), timestamp=None))
-        assert (before, (await manager.usage(since=today)).total.replies) == (MOST_SPENT, MOST_SPENT + 1)
-        assert (await manager.usage()).total.replies == 2 * MOST_SPENT + 1
+        assert (before, (await manager.usage(since=today)).total.replies) == (most, most + 1)
+        assert (await manager.usage()).total.replies == 2 * most + 1
 
 
 async def test_days_channels_and_chats_narrow_it_and_the_newest_or_dearest_come_first(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from miniclaw_sessions.stores.encrypted import EncryptedStore, encrypted, open_e
 from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.stores.none import NoStore
 from miniclaw_sessions.testing import SEARCH_CHECKS, STORE_CHECKS, StoreCheck, StoreMaker, sample_entries, sample_head
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.anyio
 SECRET = "Nobody must read this."
@@ -43,7 +44,7 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> StoreMaker:
     return StoreMaker(new, (lambda closed: closed) if request.param == "memory:" else (lambda s: at(places[s])))
 
 
-@pytest.mark.parametrize("check", [*STORE_CHECKS, *SEARCH_CHECKS], ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", sampled([*STORE_CHECKS, *SEARCH_CHECKS], every=3), ids=lambda check: check.__name__)
 async def test_it_keeps_every_promise_of_a_store(check: StoreCheck, stores: StoreMaker) -> None:
     await check(stores)
 
