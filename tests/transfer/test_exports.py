@@ -54,7 +54,7 @@ async def test_whatever_a_usage_says_it_is_written_in_every_format(form: Format,
 @pytest.mark.parametrize("form", WRITABLE, ids=lambda form: form.name)
 async def test_a_stored_usage_beyond_64_bits_is_read_and_written_in_every_format(form: Format, tmp_path: Path) -> None:
     (tmp_path / "transcripts").mkdir(mode=0o700)
-    copyfile(DATA / "usage-beyond-64-bits.jsonl", tmp_path / "transcripts/a_1.jsonl")
+    copyfile(DATA / "older/usage-beyond-64-bits.jsonl", tmp_path / "transcripts/a_1.jsonl")
     async with SessionManager(tmp_path, store="jsonl:") as manager:
         session = await manager.get("a", "1")
         assert [message.text[:5] for message in session.messages()] == ["Good ", "Hello", "Hello", "Hello"]
