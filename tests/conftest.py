@@ -30,7 +30,7 @@ PROOFS = ("adapters", "container", "crash", "systemd")
 
 _ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # how fast it is proves nothing
 settings.register_profile("proof", _ANY_MACHINE, max_examples=200)
-settings.register_profile("round", _ANY_MACHINE, max_examples=20)  # the proofs run the same properties at full length
+settings.register_profile("round", _ANY_MACHINE, max_examples=20)
 
 
 IN_MEMORY = Path("/dev/shm")
@@ -51,7 +51,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A few examples of each property in the round of minutes, in memory; hundreds in the proofs, on the disk."""
+    """A few examples of each property in the round of minutes, in memory; hundreds of the proofs', on the disk."""
     is_round = config.option.markexpr == "not proof"
     settings.load_profile("round" if is_round else "proof")
     if is_round and has_memory():
