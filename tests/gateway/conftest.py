@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import httpx2
@@ -30,6 +30,9 @@ from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.messages import Message, ToolCall, Usage
 from miniclaw_sessions.testing.clock import FakeClock
 from tests.documented import Documented
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 
@@ -135,6 +138,17 @@ class EchoProvider:
 def provider() -> EchoProvider:
     """The model behind the chat."""
     return EchoProvider()
+
+
+@pytest.fixture
+async def client(served: Served) -> AsyncIterator[AsyncOpenAI]:
+    """OpenAI's own package as a client of the server, which sends nothing a second time."""
+    from openai import AsyncOpenAI  # noqa: PLC0415 - most tests here do without it, and it takes a second to import
+
+    transport = httpx2.AsyncHTTPTransport(uds=str(served.socket), verify=False)
+    http = httpx2.AsyncClient(transport=transport)
+    async with AsyncOpenAI(base_url="http://miniclaw/v1", api_key="none", http_client=http, max_retries=0) as one:
+        yield one
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import re
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx2
 import msgspec
 import pytest
 from openai import AsyncOpenAI
@@ -59,14 +58,6 @@ async def provider(service: str, upstream: StrictServer) -> AsyncIterator[Servic
 @pytest.fixture
 def agent(provider: ServiceProvider) -> Agent:
     return Agent(provider)
-
-
-@pytest.fixture
-async def client(served: Served) -> AsyncIterator[AsyncOpenAI]:
-    transport = httpx2.AsyncHTTPTransport(uds=str(served.socket), verify=False)
-    http = httpx2.AsyncClient(transport=transport)
-    async with AsyncOpenAI(base_url="http://miniclaw/v1", api_key="none", http_client=http, max_retries=0) as one:
-        yield one
 
 
 only_openai = pytest.mark.parametrize("service", ["openai"], indirect=True)

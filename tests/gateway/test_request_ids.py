@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import httpx2
 import openai
 import pytest
 import structlog
@@ -79,15 +78,12 @@ async def test_an_id_that_is_too_long_or_not_plain_is_replaced(served: Any, give
     assert MADE.fullmatch(reply.headers["x-request-id"])
 
 
-async def test_the_openai_package_shows_the_id(served: Any) -> None:
-    transport = httpx2.AsyncHTTPTransport(uds=str(served.socket), verify=False)
-    http = httpx2.AsyncClient(transport=transport)
-    async with AsyncOpenAI(base_url="http://miniclaw/v1", api_key="none", http_client=http, max_retries=0) as client:
-        response = await client.responses.create(input="hello", extra_headers={"x-request-id": "mine"})
-        assert response._request_id == "mine"
-        with pytest.raises(openai.NotFoundError) as caught:
-            await client.responses.retrieve("resp_none")
-        assert MADE.fullmatch(caught.value.request_id or "")
+async def test_the_openai_package_shows_the_id(client: AsyncOpenAI) -> None:
+    response = await client.responses.create(input="hello", extra_headers={"x-request-id": "mine"})
+    assert response._request_id == "mine"
+    with pytest.raises(openai.NotFoundError) as caught:
+        await client.responses.retrieve("resp_none")
+    assert MADE.fullmatch(caught.value.request_id or "")
 
 
 async def test_the_log_has_the_id_of_what_failed_or_was_refused(

@@ -6,7 +6,7 @@ The types are those of the `openai` package: one that a newer package has must b
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import httpx2
@@ -99,14 +99,6 @@ def provider() -> Any:
 @pytest.fixture
 def agent(provider: Any) -> Agent:
     return Agent(provider)
-
-
-@pytest.fixture
-async def client(served: Served) -> AsyncIterator[AsyncOpenAI]:
-    transport = httpx2.AsyncHTTPTransport(uds=str(served.socket), verify=False)
-    http = httpx2.AsyncClient(transport=transport)
-    async with AsyncOpenAI(base_url="http://miniclaw/v1", api_key="none", http_client=http, max_retries=0) as one:
-        yield one
 
 
 def types_in(union: Any) -> set[str]:

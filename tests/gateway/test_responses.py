@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Self
 
 import anyio
-import httpx2
 import msgspec
 import openai
 import pytest
@@ -125,14 +124,6 @@ def agent(provider: Recorder) -> Agent:
 @pytest.fixture
 def channel_settings() -> ChannelSettings:
     return ChannelSettings(max_waiting_per_chat=5, max_messages=20)
-
-
-@pytest.fixture
-async def client(served: Served) -> AsyncIterator[AsyncOpenAI]:
-    transport = httpx2.AsyncHTTPTransport(uds=str(served.socket), verify=False)
-    http = httpx2.AsyncClient(transport=transport)
-    async with AsyncOpenAI(base_url="http://miniclaw/v1", api_key="none", http_client=http, max_retries=0) as one:
-        yield one
 
 
 async def events_of(client: AsyncOpenAI, **wanted: Any) -> list[ResponseStreamEvent]:

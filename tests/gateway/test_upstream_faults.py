@@ -11,7 +11,6 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import httpx2
 import openai
 import pytest
 from openai import AsyncOpenAI
@@ -90,14 +89,6 @@ async def provider(service: str, upstream: StrictServer, options: dict[str, Any]
 @pytest.fixture
 def agent(provider: ServiceProvider) -> Agent:
     return Agent(provider)
-
-
-@pytest.fixture
-async def client(served: Served) -> AsyncIterator[AsyncOpenAI]:
-    transport = httpx2.AsyncHTTPTransport(uds=str(served.socket), verify=False)
-    http = httpx2.AsyncClient(transport=transport)
-    async with AsyncOpenAI(base_url="http://miniclaw/v1", api_key="none", http_client=http, max_retries=0) as one:
-        yield one
 
 
 only_openai = pytest.mark.parametrize("service", ["openai"], indirect=True)
