@@ -243,6 +243,8 @@ class SessionManager(SessionMaker, SessionKeeper, SessionFollower):
             except BaseException:
                 self._background.cut_off()
                 raise
+            if not self._closed:  # who opened it was cancelled when it was just open: nobody has it to close it
+                self._background.cut_off()
 
     def _new_storage(self) -> Workspace | Database:
         if self.workspace is None:

@@ -80,7 +80,7 @@ class HeldOpen(Generic[T]):
         try:
             await self._settled.wait()
         except BaseException:
-            self._scope.cancel()
+            self._cut_off()
             await self.ended()
             raise
         if not self._values:
@@ -93,7 +93,7 @@ class HeldOpen(Generic[T]):
     ) -> None:
         """Leave it, cancelled where the block has failed. Raises what has failed in it."""
         if error is not None:
-            self._scope.cancel()
+            self._cut_off()
         self._leaving.set()
         await self.ended()
 
@@ -107,7 +107,7 @@ class HeldOpen(Generic[T]):
                     break
                 except asyncio.CancelledError as error:
                     cancelled, waiting.shield = error, True
-                    self._scope.cancel()
+                    self._cut_off()
         if cancelled is not None:
             raise cancelled
 
@@ -119,6 +119,11 @@ class HeldOpen(Generic[T]):
         if not self._task.cancelled() and (failure := self._task.exception()) is not None:
             cause = first_cause(failure)
             raise cause from cause.__cause__
+
+    def _cut_off(self) -> None:
+        """Cancel what is held, and leave it: where it shields its block, it does not hear of the first."""
+        self._scope.cancel()
+        self._leaving.set()
 
     async def _hold(self) -> None:
         with self._scope:

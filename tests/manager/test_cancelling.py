@@ -14,6 +14,7 @@ from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.errors import SessionExists
 from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.manager.registry import SessionRegistry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
 
@@ -106,5 +107,25 @@ async def test_cancelling_the_opening_lets_the_directory_go(tmp_path: Path, stor
     opening.cancel()
     with suppress(asyncio.CancelledError):
         await opening
+    async with SessionManager(tmp_path, store=store) as again:
+        await (await again.get_or_create("telegram", "1")).add_message(Message.user("hello"))
+
+
+@pytest.mark.parametrize("store", ["none:", "sqlite:"])
+async def test_cancelling_the_opening_when_it_has_just_succeeded_closes_it(
+    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = SessionRegistry.remove_unfinished  # the last step of opening
+
+    async def open_and_be_cancelled(registry: SessionRegistry) -> None:
+        await opened(registry)
+        opening.cancel()
+
+    monkeypatch.setattr(SessionRegistry, "remove_unfinished", open_and_be_cancelled)
+    manager = SessionManager(tmp_path, store=store)
+    opening = asyncio.create_task(manager.__aenter__())
+    with anyio.fail_after(60), pytest.raises(asyncio.CancelledError):
+        await opening
+    monkeypatch.undo()
     async with SessionManager(tmp_path, store=store) as again:
         await (await again.get_or_create("telegram", "1")).add_message(Message.user("hello"))

@@ -141,6 +141,23 @@ async def test_whoever_is_cancelled_while_it_opens_or_closes_leaves_nothing_runn
     assert not await others()
 
 
+async def test_who_is_cancelled_when_it_is_just_open_leaves_it_though_it_shields_its_block() -> None:
+    seen: list[str] = []
+
+    @asynccontextmanager
+    async def shielded() -> AsyncIterator[None]:
+        with anyio.CancelScope(shield=True):
+            opening.cancel()
+            yield
+        seen.append("closed")
+
+    opening = asyncio.create_task(HeldOpen(shielded(), name="house").__aenter__())
+    with anyio.fail_after(60), pytest.raises(asyncio.CancelledError):
+        await opening
+    assert seen == ["closed"]
+    assert await others() == set()
+
+
 async def test_what_was_entered_and_forgotten_ends_with_the_event_loop() -> None:
     houses: list[House] = []
 
