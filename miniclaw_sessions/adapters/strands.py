@@ -71,6 +71,7 @@ from miniclaw_sessions.client import Client, connect
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import InvalidMessage, SessionNotFound, StoreCorrupt
 from miniclaw_sessions.formats.codec import kept_fields
+from miniclaw_sessions.history.pairing import pair
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.entries import Custom, MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
@@ -85,6 +86,9 @@ AGENT, MULTI_AGENT = "strands.agent", "strands.multi_agent"
 
 BY_OTHERS = "miniclaw-sessions:"
 """What the `tracking_id` of a message begins with that others said; the id of its entry follows, if it has one."""
+
+_INTERRUPTED = "Tool was interrupted."
+"""What Strands says of a call that a history has no result of."""
 
 _AGENT_OF, _ID, _OF = "agent", "message_id", "of"  # what a message's `extra` says beside its verbatim fields
 
@@ -111,6 +115,7 @@ class MiniclawSessionRepository(SessionRepository):
         self.channel = channel
         self._chats = chats_of(manager)
         self._home = HomeLoop()
+        self._found_missing: set[str] = set()  # ids of sessions that Strands will create now, because it found none
 
     @classmethod
     @contextmanager
@@ -148,11 +153,17 @@ class MiniclawSessionRepository(SessionRepository):
     async def create_session(self, /, session: StrandsSession, **kwargs: Any) -> StrandsSession:
         """Make a session, or take up one of ours that Strands did not know.
 
+        Strands looks for a session before it creates it. Where another gateway creates it in between, it is taken up.
+
         Raises:
-            SessionException: there is one with this id.
+            SessionException: there was one with this id already when Strands looked last.
         """
         own = await self._chats.get_or_create(SessionKey.of(self.channel, session.session_id))
-        if KEPT in (await own.state()).metadata:
+        was_missing = session.session_id in self._found_missing
+        self._found_missing.discard(session.session_id)
+        if KEPT in (metadata := (await own.state()).metadata):
+            if was_missing:
+                return StrandsSession.from_dict(metadata[KEPT])
             raise SessionException(f"Session {session.session_id} already exists")
         await own.append([NewMetadata(metadata={KEPT: session.to_dict()})])
         return session
@@ -161,7 +172,11 @@ class MiniclawSessionRepository(SessionRepository):
     async def read_session(self, /, session_id: str, **kwargs: Any) -> StrandsSession | None:
         """A session; None if there is none."""
         session = await self._find(session_id)
-        return None if session is None else StrandsSession.from_dict((await session.state()).metadata[KEPT])
+        if session is None:
+            self._found_missing.add(session_id)
+            return None
+        self._found_missing.discard(session_id)
+        return StrandsSession.from_dict((await session.state()).metadata[KEPT])
 
     @waiting
     async def delete_session(self, /, session_id: str, **kwargs: Any) -> None:
@@ -247,12 +262,13 @@ class MiniclawSessionRepository(SessionRepository):
     async def create_message(
         self, /, session_id: str, agent_id: str, session_message: SessionMessage, **kwargs: Any
     ) -> None:
-        """Append a message, unless it is from the session's own history.
+        """Append a message, unless it is from the session's own history, or made up for calls without results.
 
         Raises:
             SessionException: there is no such session.
         """
-        if not str(session_message.message.get("tracking_id")).startswith(BY_OTHERS):
+        message = session_message.message
+        if not str(message.get("tracking_id")).startswith(BY_OTHERS) and not _is_made_up(message):
             session = await self._existing(session_id)
             await session.append(_entries(agent_id, session_message))
 
@@ -372,7 +388,7 @@ def _listed(entries: Sequence[MessageEntry]) -> list[SessionMessage]:
             listed.append(SessionMessage.from_dict({"message": written, "message_id": number}))
         others.clear()
 
-    for shown in traced((entry.message for entry in entries), KEPT):
+    for shown in traced((entry.message for entry in _results_behind_calls(entries)), KEPT):
         entry = by_identity.get(id(shown.message))
         if entry is None or not _kept(entry):
             end_of_own()
@@ -385,6 +401,36 @@ def _listed(entries: Sequence[MessageEntry]) -> list[SessionMessage]:
     end_of_own()
     end_of_others()
     return listed
+
+
+def _results_behind_calls(entries: Sequence[MessageEntry]) -> list[MessageEntry]:
+    """The entries, an agent's own results right behind its own calls: Strands drops a result that stands elsewhere.
+
+    Two gateways that run an agent in one chat at the same time append what they say in turns.
+    """
+    calls = {result: caller for (caller, _), result in pair([entry.message for entry in entries]).items()}
+    order: list[int] = []
+    for place, entry in enumerate(entries):
+        caller = calls.get(place)
+        if place and _OF in _kept(entry):
+            order.append(order[-1])  # further parts of a message go where its first part goes
+        elif caller is not None and _kept(entry) and _kept(entries[caller]):
+            order.append(caller)
+        else:
+            order.append(place)
+    return [entries[place] for place in sorted(range(len(entries)), key=order.__getitem__)]
+
+
+def _is_made_up(message: StrandsMessage) -> bool:
+    """Whether Strands only says that calls have no results, as it does for those that a history ends with.
+
+    Another gateway may still be at work on them. Its results come later, and would answer nothing if this was stored.
+    """
+    results = [block.get("toolResult") for block in message["content"]]
+    return bool(results) and all(
+        result is not None and result["status"] == "error" and result["content"] == [{"text": _INTERRUPTED}]
+        for result in results
+    )
 
 
 def _sources(shown: Sequence[Shown]) -> list[Message | None]:

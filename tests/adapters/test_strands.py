@@ -108,6 +108,16 @@ def said(text: str, number: int, role: str = "user") -> SessionMessage:
     return SessionMessage.from_dict({"message": {"role": role, "content": [{"text": text}]}, "message_id": number})
 
 
+def calling(call_id: str) -> dict[str, Any]:
+    use = {"toolUseId": call_id, "name": "double", "input": {"x": 1}}
+    return {"role": "assistant", "content": [{"toolUse": use}]}
+
+
+def answering(call_id: str) -> dict[str, Any]:
+    result = {"toolUseId": call_id, "status": "success", "content": [{"text": f"result of {call_id}"}]}
+    return {"role": "user", "content": [{"toolResult": result}]}
+
+
 def shown(repository: MiniclawSessionRepository, session_id: str = "s", channel: str = "strands") -> list[str]:
     """What everybody else sees of the session."""
 
@@ -245,6 +255,61 @@ def test_states_are_kept_and_belong_to_the_branch(repository: MiniclawSessionRep
         repository.create_agent("nobody", agent)
 
 
+def test_results_stand_behind_their_calls_where_two_gateways_spoke_in_turns(
+    repository: MiniclawSessionRepository,
+) -> None:
+    for number, message in enumerate([*("q0", "q1"), *map(calling, ("c0", "c1")), *map(answering, ("c0", "c1")), "q2"]):
+        told = {"role": "user", "content": [{"text": message}]} if isinstance(message, str) else message
+        repository.create_message("s", "a", SessionMessage.from_dict({"message": told, "message_id": number}))
+    listed = repository.history("s", "a")
+    expected = ["q0", "q1", calling("c0"), answering("c0"), calling("c1"), answering("c1"), "q2"]
+    assert [m["content"][0].get("text") or {"role": m["role"], "content": m["content"]} for m in listed] == expected
+
+
+@pytest.mark.parametrize("begins", ["before the call", "behind the call"])
+async def test_another_gateways_turn_while_a_tool_runs_takes_no_result_from_it(tmp_path: Path, begins: str) -> None:
+    use = {"toolUseId": "c2", "name": "ask_elsewhere", "input": "{}"}
+    others: list[Agent] = []
+
+    with MiniclawSessionRepository.opened(tmp_path) as repository:
+        model = Scripted([{"text": "Meanwhile."}])
+
+        @tool
+        async def ask_elsewhere() -> str:
+            """Lets the same agent take a turn elsewhere."""
+            agent = others.pop() if others else agent_of(repository, model)
+            await agent.invoke_async("And?")
+            return "done"
+
+        agent = agent_of(repository, Scripted([{"toolUse": use}], [{"text": "It is done."}]))
+        agent.tool_registry.register_tool(ask_elsewhere)
+        if begins == "before the call":
+            others.append(agent_of(repository, model))
+        await agent.invoke_async("Do it.")
+        said = [message["content"][0] for message in agent_of(repository, model).messages]
+    assert [block.get("text") for block in said if "text" in block] == ["Do it.", "And?", "Meanwhile.", "It is done."]
+    (place,) = (place for place, block in enumerate(said) if "toolUse" in block)
+    assert said[place + 1]["toolResult"] == {"toolUseId": "c2", "status": "success", "content": [{"text": "done"}]}
+    async with SessionManager(tmp_path) as manager:
+        context = (await (await manager.get("strands", 42)).get_context()).messages
+        assert is_legal(context) == []
+        assert [message.text for message in context if message.is_tool_result] == ["done"]
+
+
+def test_session_that_another_gateway_made_meanwhile_is_taken_up(repository: MiniclawSessionRepository) -> None:
+    assert repository.read_session("new") is None
+    elsewhere = repository._home.wait(lambda: _another(repository))
+    assert elsewhere.read_session("new") is None
+    made = elsewhere.create_session(StrandsSession("new", SessionType.AGENT))
+    assert repository.create_session(StrandsSession("new", SessionType.AGENT)) == made
+    with pytest.raises(SessionException, match="already exists"):
+        repository.create_session(StrandsSession("new", SessionType.AGENT))
+
+
+async def _another(repository: MiniclawSessionRepository) -> MiniclawSessionRepository:
+    return MiniclawSessionRepository(repository.manager)
+
+
 def test_session_is_made_once_and_deleted_whole(repository: MiniclawSessionRepository) -> None:
     with pytest.raises(SessionException, match="already exists"):
         repository.create_session(StrandsSession("s", SessionType.AGENT))
@@ -307,7 +372,10 @@ def test_any_messages_come_back(drawn: list[Any]) -> None:
         given_messages = [SessionMessage.from_message(message, number) for number, message in enumerate(drawn)]
         for message in given_messages:
             repository.create_message("s", "a", message)
-        assert repository.list_messages("s", "a") == given_messages
+        listed = repository.list_messages("s", "a")
+        assert sorted(listed, key=lambda message: message.message_id) == given_messages
+        rest = [m.message_id for m in listed if not any("toolResult" in block for block in m.message["content"])]
+        assert rest == sorted(rest)  # a result stands behind its call, everything else where it was said
 
 
 def test_message_is_told_to_others_in_their_words() -> None:
