@@ -157,8 +157,8 @@ class Live:
         Raises:
             StoreError: the store cannot be read.
         """
-        if self._store.shared and not self._others.has_looked:
-            await self._others.poll(self._clock.monotonic(), watched=True)
+        if self._store.shared:
+            await self._others.look(self._clock.monotonic())
 
     async def _poll_until_closed(self) -> None:
         pause = POLL_S
@@ -174,11 +174,7 @@ class Live:
         Raises:
             StoreError: the store cannot be read.
         """
-        watched = self.feed.is_kept
-        if watched or self.following.incarnations:
-            await self._others.poll(self._clock.monotonic(), watched=watched)
-        else:
-            self._others.rest()
+        await self._others.poll(self._clock.monotonic())
 
 
 class _Others:
@@ -193,7 +189,8 @@ class _Others:
     """
 
     def __init__(self, store: Store, following: Following, feed: Feed) -> None:
-        self.has_looked = False
+        self._polling = anyio.Lock()
+        self._has_looked = False
         self._store = store
         self._following = following
         self._feed = feed
@@ -216,17 +213,25 @@ class _Others:
         """Watchers were told that it is gone."""
         self._known.pop(session_id, None)
 
-    def rest(self) -> None:
-        """Nobody follows or watches: what happens meanwhile is not asked for."""
-        self.has_looked, self._at = False, None
-        self._asked = {}
+    async def look(self, now: float) -> None:
+        """Learn where sessions end, for the first who watches."""
+        async with self._polling:  # one after the other: the older answer would say again that nobody watches
+            if not self._has_looked:
+                await self._ask(now, watched=True)
 
-    async def poll(self, now: float, *, watched: bool) -> None:
-        """Ask what has changed, and tell it."""
+    async def poll(self, now: float) -> None:
+        """Ask what has changed, and tell it; nothing is asked while nobody follows or watches."""
+        async with self._polling:
+            if self._feed.is_kept or self._following.incarnations:
+                await self._ask(now, watched=self._feed.is_kept)
+            else:
+                self._has_looked, self._at, self._asked = False, None, {}
+
+    async def _ask(self, now: float, *, watched: bool) -> None:
         store = as_shared(self._store)
         if self._at is None:
             self._at, self._thorough_at = await store.now(), now
-        is_first, is_thorough = watched and not self.has_looked, now - self._thorough_at >= THOROUGH_EVERY_S
+        is_first, is_thorough = watched and not self._has_looked, now - self._thorough_at >= THOROUGH_EVERY_S
         if is_first:
             self._known.clear()
         followed, known = self._following.incarnations, dict(self._known)
@@ -245,7 +250,7 @@ class _Others:
                     self._tell_deleted(head)
             for stored in changes.changed:
                 await self._see(stored)
-        self.has_looked, self._at = watched, changes.at
+        self._has_looked, self._at = watched, changes.at
         self._asked = {session_id: one for session_id, (one, _) in followed.items()}
         if is_thorough:
             self._thorough_at = now
@@ -264,7 +269,7 @@ class _Others:
             known = None
         elif known is not None and last <= place:
             return
-        if not self.has_looked:
+        if not self._has_looked:
             self._known[head.session_id] = head, last
             return
         if known is None:  # it is new, or nobody has used it for long: then only its end is known

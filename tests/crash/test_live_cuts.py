@@ -9,6 +9,7 @@ import asyncio
 import os
 import random
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ import anyio
 import pytest
 
 from miniclaw_sessions.client import connect, following
+from miniclaw_sessions.manager.live import THOROUGH_EVERY_S
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import Message
 from tests.gateway.daemons import Process
@@ -35,10 +37,16 @@ Seen = list[tuple[str, int]]
 
 
 class Cutter:
-    """Stands before one daemon after the other, and cuts every connection after a random number of bytes."""
+    """Stands before one daemon after the other, and cuts every connection after a random number of bytes.
+
+    Attributes:
+        cuts: how many connections were cut.
+        is_cutting: False: from now on connections hold, so that all that is still to come has a way.
+    """
 
     def __init__(self, sockets: list[Path]) -> None:
         self.cuts = 0
+        self.is_cutting = True
         self._cut = anyio.Event()
         self._sockets = sockets
         self._random = random.Random(1)
@@ -74,8 +82,8 @@ class Cutter:
             asking = asyncio.create_task(ask())
             with suppress(OSError):
                 while left > 0 and (data := await back.read(self._random.randrange(1, 1000))):
-                    writer.write(data[:left])
-                    left -= len(data)
+                    writer.write(data[:left] if self.is_cutting else data)
+                    left -= len(data) if self.is_cutting else 0
                     await writer.drain()
             asking.cancel()
             forth.transport.abort()
@@ -109,17 +117,56 @@ async def write(socket: Path, chats: list[int], is_over: anyio.Event) -> None:
             await anyio.sleep(0.4)
 
 
-async def settled(one: Seen, every: Seen, sockets: list[Path]) -> None:
+class Scene:
+    """Some write, through the daemons themselves, and some follow, through the cutter.
+
+    Attributes:
+        one: what was seen by who follows one session.
+        every: what was seen by who follows all of them.
+        is_over: set: nobody begins to write any more.
+        is_written: all that was ever begun to be written is acknowledged.
+    """
+
+    def __init__(self, sockets: list[Path]) -> None:
+        self.sockets = sockets
+        self.cutter = Cutter(list(sockets))
+        self.one: Seen = []
+        self.every: Seen = []
+        self.is_over = anyio.Event()
+        self.is_written = anyio.Event()
+
+    async def play(self, at: Path, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        """Write until it is over, and follow until it is cancelled."""
+        first, last = self.sockets[0], self.sockets[-1]
+        async with connect(f"unix:{first}") as client:
+            for chat in range(SESSIONS):
+                await (await client.get_or_create("a", chat)).add_message(Message.user("the first"))
+        async with self.cutter.listening(at), anyio.create_task_group() as tasks:
+            tasks.start_soon(follow_one, at, self.one)
+            tasks.start_soon(follow_all, at, self.every)
+            task_status.started()
+            async with anyio.create_task_group() as writing:
+                writing.start_soon(write, first, list(range(SESSIONS // 2)), self.is_over)
+                writing.start_soon(write, first, list(range(SESSIONS // 2, SESSIONS)), self.is_over)
+                if last != first:
+                    writing.start_soon(write, last, list(range(0, SESSIONS, 3)), self.is_over)
+            self.is_written.set()
+
+
+async def settled(scene: Scene) -> None:
     """Compare with what is stored, when all of it has come; what comes twice or is missing never settles."""
-    stored: Seen = []
-    async with connect(f"unix:{sockets[0]}") as client:
+    await scene.is_written.wait()
+    scene.cutter.is_cutting = False
+    one, every, stored = scene.one, scene.every, Seen()
+    async with connect(f"unix:{scene.sockets[0]}") as client:
         for row in await client.list():
             entries = [entry async for entry in (client.session(row.session_id)).transcript()]
             stored += [(row.session_id, place + 1) for place in range(len(entries))]
-    with anyio.move_on_after(60):
+    with anyio.move_on_after(2 * THOROUGH_EVERY_S):
         while len(every) < len(stored) or len(one) < sum(name == "a_0" for name, _ in stored):  # noqa: ASYNC110 - a list
             await anyio.sleep(0.05)
-    assert sorted(every) == sorted(stored), "all sessions: each entry once"
+    missing, doubled = Counter(stored) - Counter(every), Counter(every) - Counter(stored)
+    assert (missing, doubled) == ({}, {}), "all sessions: each entry once"
     assert one == sorted(place for place in stored if place[0] == "a_0"), "one session: each entry once, in order"
     for session_id in {name for name, _ in stored}:
         places = [place for name, place in every if name == session_id]
@@ -130,58 +177,28 @@ async def test_over_cuts_and_kills_of_the_daemon_nothing_is_missing_and_nothing_
     short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "_PAUSE_S", 0.002)
-    one: Seen = []
-    every: Seen = []
-    is_over = anyio.Event()
-    cutter = Cutter([short_path / "w" / "miniclaw.sock"])
+    scene = Scene([short_path / "w" / "miniclaw.sock"])
     async with anyio.create_task_group() as tasks:
-        socket = cutter._sockets[0]
         for life in range(KILLS + 1):
             async with Process(short_path) as daemon:
                 await daemon.notice("READY=1")
                 if life == 0:
-                    await tasks.start(begin, cutter, short_path / "c", socket, one, every, is_over)
-                await cutter.reached(CUTS * (life + 1) // (KILLS + 1))
+                    await tasks.start(scene.play, short_path / "c")
+                await scene.cutter.reached(CUTS * (life + 1) // (KILLS + 1))
                 if life < KILLS:
                     daemon.send(signal.SIGKILL)
                     await daemon.exited()
                     continue
-                is_over.set()
-                await anyio.sleep(0.5)
-                await settled(one, every, [socket])
+                scene.is_over.set()
+                await settled(scene)
                 tasks.cancel_scope.cancel()
-    assert cutter.cuts >= CUTS
-
-
-async def begin(  # noqa: PLR0917 - what a test has
-    cutter: Cutter,
-    at: Path,
-    socket: Path,
-    one: Seen,
-    every: Seen,
-    is_over: anyio.Event,
-    *,
-    task_status: anyio.abc.TaskStatus[None],
-) -> None:
-    """Write and follow until it is over."""
-    async with connect(f"unix:{socket}") as client:
-        for chat in range(SESSIONS):
-            await (await client.get_or_create("a", chat)).add_message(Message.user("the first"))
-    async with cutter.listening(at), anyio.create_task_group() as tasks:
-        for chats in (list(range(SESSIONS // 2)), list(range(SESSIONS // 2, SESSIONS))):
-            tasks.start_soon(write, socket, chats, is_over)
-        tasks.start_soon(follow_one, at, one)
-        tasks.start_soon(follow_all, at, every)
-        task_status.started()
+    assert scene.cutter.cuts >= CUTS
 
 
 async def test_followers_that_come_back_to_another_gateway_miss_nothing_and_get_nothing_twice(
     postgresql_url: str, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "_PAUSE_S", 0.002)
-    one: Seen = []
-    every: Seen = []
-    is_over = anyio.Event()
     homes = [short_path / "1", short_path / "2"]
     for home in homes:
         home.mkdir()
@@ -191,13 +208,10 @@ async def test_followers_that_come_back_to_another_gateway_miss_nothing_and_get_
     ):
         await first.notice("READY=1")
         await second.notice("READY=1")
-        sockets = [first.socket, second.socket]
-        cutter = Cutter(list(sockets))
+        scene = Scene([first.socket, second.socket])
         async with anyio.create_task_group() as tasks:
-            await tasks.start(begin, cutter, short_path / "c", sockets[0], one, every, is_over)
-            tasks.start_soon(write, sockets[1], list(range(0, SESSIONS, 3)), is_over)
-            await cutter.reached(CUTS)
-            is_over.set()
-            await anyio.sleep(0.5)
-            await settled(one, every, sockets)
+            await tasks.start(scene.play, short_path / "c")
+            await scene.cutter.reached(CUTS)
+            scene.is_over.set()
+            await settled(scene)
             tasks.cancel_scope.cancel()

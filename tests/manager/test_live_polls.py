@@ -132,6 +132,24 @@ async def test_a_quiet_session_that_another_gateway_deletes_is_told_by_the_next_
                     pass
 
 
+@pytest.mark.parametrize("is_polled_first", [False, True])
+async def test_who_begins_to_watch_while_the_followed_are_polled_misses_nothing(
+    database: Database, tmp_path: Path, *, is_polled_first: bool
+) -> None:
+    async with two(database, tmp_path) as (here, there, _):
+        session = await there.get_or_create("telegram", 1)
+        await session.add_message(Message.user("hello"))
+        async with aclosing(here.follow("telegram_1", after=0)) as told, aclosing(here.watch_all()) as watched:
+            await anext(told)
+            begun = [lambda: anext(watched), here.live.poll]
+            async with anyio.create_task_group() as tasks:
+                for one in reversed(begun) if is_polled_first else begun:
+                    tasks.start_soon(one)
+            await session.add_message(Message.user("is anybody there?"))
+            await here.live.poll()
+            assert await said(watched, 1) == [("entries", "telegram_1")]
+
+
 async def test_a_session_that_another_gateway_makes_again_is_deleted_first_and_then_new(
     database: Database, tmp_path: Path
 ) -> None:
