@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from itertools import count
 from pathlib import Path
 
 import anyio
@@ -11,8 +12,20 @@ import pytest
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.manager.registry import SessionRegistry
 from miniclaw_sessions.session import Journal
-from tests.fuzz.cancelling import CALLS, DURABLE, NEEDS_TRANSCRIPT, STORES, Plan, plans, play
-from tests.fuzz.every_step import SCENES, WAYS, play_call, play_scene
+from tests.fuzz.cancelling import (
+    CALLS,
+    DURABLE,
+    NEEDS_TRANSCRIPT,
+    STORES,
+    Plan,
+    Round,
+    insist,
+    lost,
+    plans,
+    play,
+    prepare,
+)
+from tests.fuzz.every_step import SCENES, WAYS, Cancelled, play_call, play_scene, settings_of
 from tests.sampled import sampled
 
 pytestmark = pytest.mark.anyio
@@ -51,20 +64,27 @@ async def test_a_cancelled_call_loses_nothing_and_blocks_nobody(plan: Plan, tmp_
 async def test_a_key_that_is_free_too_early_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mistake that this fuzzer was written for, planted again: the key is free before its session is discarded."""
     discard = SessionRegistry._discard
+    rounds: list[Round] = []
 
     async def free_first(self: SessionRegistry, journal: Journal) -> None:
         self._reserved[journal.session_id].set()
         del self._reserved[journal.session_id]
-        await anyio.sleep(0.05)
+        await insist(rounds[-1], "new")  # somebody else comes just then
         self._reserved[journal.session_id] = anyio.Event()
         journal.conversation.state.incarnation = await _stored_incarnation(self, journal)
         await discard(self, journal)
 
     monkeypatch.setattr(SessionRegistry, "_discard", free_first)
-    found = []
-    for step in range(10, 150, 5):
-        plan = Plan(store="sqlite:", call="import", way="native", times=1, step=step, late=True)
-        found += await play(plan, tmp_path / str(step))
+    found: list[str] = []
+    for step in count():
+        async with SessionManager(tmp_path / str(step), settings=settings_of("sqlite:")) as manager:
+            rounds.append(Round(manager))
+            await prepare(rounds[-1])
+            cancelled = Cancelled("native", step)
+            await cancelled.run(CALLS["import"](rounds[-1]))
+            found += await lost(rounds[-1], manager)
+        if found or not cancelled.is_reached:
+            break
     assert any("is there 0 times" in problem or "is gone" in problem for problem in found)
 
 
