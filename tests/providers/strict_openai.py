@@ -16,8 +16,11 @@ class ChatWire(Wire):
     name = "openai"
     key_header = "authorization"
 
+    def __init__(self) -> None:
+        self._shown: set[str] = set()
+
     def problems(self, body: Json, *, check_signatures: bool) -> list[str]:  # noqa: ARG002 - it signs nothing
-        return rejects_chat(body)
+        return rejects_chat(body, self._shown)
 
     def messages(self, body: Json) -> list[Message]:
         return from_openai(body["messages"])
@@ -33,6 +36,7 @@ class ChatWire(Wire):
             yield from ((None, data) for data in answer.raw)
             return
         yield None, self._chunk(model, {"role": "assistant", "content": "" if answer.text else None})
+        self._shown.add(answer.thinking)
         for piece in pieces(answer.thinking):  # not OpenAI itself: DeepSeek, vLLM and others
             yield None, self._chunk(model, {"content": None, "reasoning_content": piece})
         for piece in pieces(answer.text):

@@ -11,7 +11,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from miniclaw_sessions.formats.google import SKIP_VALIDATION
@@ -100,17 +100,24 @@ _RESPONSES_FIELDS = (
 )
 
 
-def rejects_chat(body: Json) -> list[str]:
-    """Why chat completions refuse a request."""
-    tools = body.get("tools", [])
-    problems = [*_unknown(body, _CHAT_FIELDS, "request"), *rejects_openai(body.get("messages") or [])]
+def rejects_chat(body: Json, shown: Container[str] = ()) -> list[str]:
+    """Why chat completions refuse a request of a client to which this reasoning was `shown`.
+
+    OpenAI shows none, and refuses the field. DeepSeek's models, and vLLM, take back what they have shown.
+    """
+    tools, messages = body.get("tools", []), body.get("messages") or []
+    taken = [
+        {name: value for name, value in message.items() if name != "reasoning_content" or value not in shown}
+        for message in messages
+    ]
+    problems = [*_unknown(body, _CHAT_FIELDS, "request"), *rejects_openai(taken)]
     problems += [
         "tools: type must be function, beside the function"
         for tool in tools
         if tool.get("type") != "function" or tool.keys() != {"type", "function"}
     ]
     problems += tool_problems([tool.get("function", {}) for tool in tools], "parameters")
-    for message in body.get("messages") or []:
+    for message in messages:
         ids = [call.get("id") for call in message.get("tool_calls") or ()]
         problems += ["tool_calls: an id longer than 40" for call_id in ids if len(str(call_id)) > 40]
     return problems + ([] if body.get("model") else ["you must provide a model parameter"])
