@@ -187,45 +187,46 @@ class OfItemEvent(StreamEvent, kw_only=True):
     output_index: int
 
 
-class ContentPartEvent(OfItemEvent, kw_only=True):
-    """A part of a message, or of reasoning, begins, or is complete."""
+class OfPartEvent(OfItemEvent, kw_only=True):
+    """Something of the part that is open."""
 
     content_index: int
+
+
+class ContentPartEvent(OfPartEvent, kw_only=True):
+    """A part of a message, or of reasoning, begins, or is complete."""
+
     part: Item
 
 
-class OutputTextDeltaEvent(OfItemEvent, kw_only=True):
-    """A further piece of the answer's text."""
-
-    content_index: int
-    delta: str
-    logprobs: list[Document]
-
-
-class OutputTextDoneEvent(OfItemEvent, kw_only=True):
-    """A part's whole text."""
-
-    content_index: int
-    text: str
-    logprobs: list[Document]
-
-
-class ReasoningTextDeltaEvent(OfItemEvent, kw_only=True):
+class ReasoningTextDeltaEvent(OfPartEvent, kw_only=True):
     """A further piece of what the model thinks."""
 
-    content_index: int
     delta: str
 
 
-class ReasoningTextDoneEvent(OfItemEvent, kw_only=True):
+class ReasoningTextDoneEvent(OfPartEvent, kw_only=True):
     """What the model thought, whole."""
 
-    content_index: int
     text: str
+
+
+class OutputTextDeltaEvent(OfPartEvent, kw_only=True):
+    """A further piece of the answer's text."""
+
+    delta: str
+    logprobs: list[Document]
+
+
+class OutputTextDoneEvent(OfPartEvent, kw_only=True):
+    """A part's whole text."""
+
+    text: str
+    logprobs: list[Document]
 
 
 class CallArgumentsDeltaEvent(OfItemEvent, kw_only=True):
-    """The arguments of a call, which are told at once."""
+    """The arguments of a call, which come at once."""
 
     delta: str
 
