@@ -73,9 +73,9 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     """What the replies of a day, a model, a channel or a chat cost together.
 
     `name` says of which: a date in UTC, a model (empty: nobody said which one answered), a channel, a session id.
-    `input_tokens` are those that no cache had. `cost`, in the report's `currency`, is what was told of the `replies`,
-    or worked out when they came; of `unpriced` of them it is not known, and None if of none. Of `estimated` of them all
-    of this is estimated, because they were stopped, or failed in the middle, and nobody told.
+    `input_tokens` are those that no cache had. `cost`, in the report's `currency`, is what services said of the
+    `replies`, or worked out when they came; of `unpriced` of them it is not known, and None if of none. Of `estimated`
+    of them all of this is estimated, because they were stopped, or failed in the middle, and no service said.
     """
 
     name: str

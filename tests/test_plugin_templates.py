@@ -50,14 +50,14 @@ def written(short_path: Path) -> Path:
 def beside(written: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The package, installed: what an installer leaves of it is in the path of this process."""
     project = tomllib.loads(FILES["pyproject.toml"])["project"]
-    told = written / "my_bot-1.0.dist-info"
-    told.mkdir()
-    (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    about = written / "my_bot-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
     sections = [
         "\n".join([f"[{group}]", *(f"{name} = {place}" for name, place in points.items())])
         for group, points in project["entry-points"].items()
     ]
-    (told / "entry_points.txt").write_text("\n".join(sections))
+    (about / "entry_points.txt").write_text("\n".join(sections))
     monkeypatch.syspath_prepend(str(written))
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_bot"]:
         monkeypatch.delitem(sys.modules, name)
@@ -102,7 +102,7 @@ def test_the_templates_are_as_short_as_is_said() -> None:
     assert len(FILES["my_bot/dice.py"].split("\n\n\n")[1].splitlines()) <= 10
 
 
-@pytest.mark.parametrize(("file", "most"), [("parrot", 10), ("told", 10), ("diary", 14)])
+@pytest.mark.parametrize(("file", "most"), [("parrot", 10), ("logged", 10), ("diary", 14)])
 def test_a_provider_a_store_and_a_format_are_written_in_about_ten_lines(file: str, most: int) -> None:
     lines = FILES[f"my_bot/{file}.py"].partition("\n\n\n")[2].splitlines()
     assert sum(bool(line.strip()) for line in lines) <= most
@@ -118,7 +118,7 @@ def as_somebody(beside: Path, home: Path, *arguments: str, **environ: str) -> su
 def test_a_format_a_store_and_a_provider_written_from_the_page_work_on_the_command_line(
     beside: Path, short_path: Path
 ) -> None:
-    settings = {"MINICLAW_SESSIONS_STORE": f"told:{short_path}/kept", "MINICLAW_MODEL_PROVIDER": "parrot"}
+    settings = {"MINICLAW_SESSIONS_STORE": f"logged:{short_path}/kept", "MINICLAW_MODEL_PROVIDER": "parrot"}
     diary = short_path / "ada.diary"
     diary.write_text('{"wrote": "ada", "text": "dear diary"}\n{"damaged\n{"wrote": "ada", "text": "good night"}\n')
     done = as_somebody(beside, short_path, "import", str(diary), "--as", "cli_ada", "--json", **settings)
@@ -134,18 +134,21 @@ def test_a_format_a_store_and_a_provider_written_from_the_page_work_on_the_comma
 
 @pytest.mark.proof
 async def test_the_store_written_from_the_page_keeps_every_promise(beside: Path, tmp_path: Path) -> None:
-    module = importlib.import_module("my_bot.told")
+    module = importlib.import_module("my_bot.logged")
     assert Path(str(module.__file__)).is_relative_to(beside)
     numbers = itertools.count()
     places: dict[int, Path] = {}
 
+    def opened(place: Path) -> Any:
+        return module.logged(f"logged:{place}", tmp_path, read_only=False)
+
     def made() -> Any:
         place = tmp_path / str(next(numbers))
-        store = module.told(f"told:{place}", tmp_path, read_only=False)
+        store = opened(place)
         places[id(store)] = place
         return store
 
-    await check_store(made, reopen=lambda closed: module.told(f"told:{places[id(closed)]}", tmp_path, read_only=False))
+    await check_store(made, reopen=lambda closed: opened(places[id(closed)]))
 
 
 async def test_a_channel_and_a_tool_written_from_the_page_work_in_the_daemon(short_path: Path, beside: Path) -> None:

@@ -235,7 +235,7 @@ class MiniclawSessionService(BaseSessionService):
 
     async def _shared(self, chat_id: str) -> dict[str, Any]:
         try:
-            session = await self._chats.use(SessionKey.of(KEPT, chat_id))  # it lives as long as somebody uses it
+            session = await self._chats.use(SessionKey.of(KEPT, chat_id))  # it lives as long as it is used
         except SessionNotFound:
             return {}
         return _state_in((await session.state()).metadata)
@@ -276,7 +276,7 @@ class MiniclawSessionService(BaseSessionService):
                 continue
 
     async def _append_if_known(self, session: Chat, known: AdkSession, event: Event) -> bool:
-        """Append an event where nobody spoke since the session was read, and share its state.
+        """Append an event where none came since the session was read, and share its state.
 
         Raises:
             StaleSessionError: somebody spoke.

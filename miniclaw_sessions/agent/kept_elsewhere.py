@@ -32,7 +32,7 @@ class KeepsTurns(Protocol):
 
     @property
     def id(self) -> object:
-        """Its name, or a method that tells it."""
+        """Its name, or a method that returns it."""
         ...
 
     def messages(self) -> Said | Awaitable[Said]:
@@ -49,7 +49,7 @@ class KeepsMessages(Protocol):
 
     @property
     def id(self) -> object:
-        """Its name, or a method that tells it."""
+        """Its name, or a method that returns it."""
         ...
 
     def messages(self) -> Said | Awaitable[Said]:

@@ -68,8 +68,8 @@ class ListSessions(msgspec.Struct, frozen=True):
         part: whose ids have this in them, in any case; `prefix` wins.
         limit: at most so many.
         after: behind the place that the page before calls `next`.
-        last_words: tell in each row how the newest thing that somebody said begins; and where there is no title,
-            how the first one does: `first_words`.
+        last_words: have in each row how the newest message of a person or the model begins; and where there is no
+            title, how the first one does: `first_words`.
     """
 
     channel: str | None = None
@@ -303,7 +303,7 @@ NOT_PURGED = (
     "the store's log, if it has one, may have its words until it is used again for something else; the next deletion "
     "with `everywhere`, or the next sweep that deletes, empties it"
 )
-"""What is told where a session was deleted, and no more was asked for."""
+"""The reply where a session was deleted, and no more was asked for."""
 
 
 class DeleteSession(msgspec.Struct, frozen=True):
@@ -355,7 +355,7 @@ def etag_of(session: Session) -> str:
     """What changes with every entry of a session, and when another one takes its place.
 
     It counts what is acknowledged: the place of anything else may become that of another entry, of this process or of
-    another one. So while there is anything else, it is told apart by its id.
+    another one. So while there is anything else, it is known by its id.
     """
     waits = session.journal.newest_waiting
     return etag_at(session, f"{session.journal.committed_sequence}{'' if waits is None else '.' + waits}")

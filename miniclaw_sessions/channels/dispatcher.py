@@ -476,7 +476,7 @@ class Dispatcher:
             else:
                 return True
         log.warning(
-            "a channel did not send what it was told",
+            "a channel did not send what it was given",
             action="channel.send_failed",
             channel=channel.name,
             session_id=asked.session_id,

@@ -11,7 +11,7 @@ from miniclaw_sessions.formats.fences import is_too_deep, keeping_words
 from miniclaw_sessions.protocol.messages import ImagePart, Message
 
 _MARKDOWN = keeping_words(MarkdownIt("commonmark", {"html": False}))
-_MARKDOWN.disable("image")  # its address would be told of its opening
+_MARKDOWN.disable("image")  # its address would learn of its opening
 
 
 def html_of(text: str) -> str:

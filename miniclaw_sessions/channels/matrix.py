@@ -89,7 +89,7 @@ class MatrixSettings(AllowSettings, frozen=True, kw_only=True):
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """Where something was said: a room, its thread if it is in one, and the event; and what is told with its answer."""
+    """Where something was said: a room, its thread if it is in one, and the event; and what its answer begins with."""
 
     room_id: str
     event_id: str

@@ -25,9 +25,9 @@ class State(IntEnum):
 
     HEARD = 0
     KEPT = 1
-    """The store has the message, or its sender was told that it may be forgotten."""
+    """The store has the message, or its sender knows that it may be forgotten."""
     OVER = 2
-    """The person was told what there is to tell, or nothing is to be told."""
+    """The person has its answer, or there is none to send."""
 
 
 class Album:
@@ -79,13 +79,13 @@ class Exchange:
         message: what was said; None: it was not handed over yet.
         album: what it is a picture of.
         message_id: that of the picture.
-        notice: what the person is told before the answer.
+        notice: what the person is sent before the answer.
         text: what the model has said of its reply so far.
         is_verbatim: whether its answer is not the model's, and is shown to the letter, as what a person is to agree to.
         shown: the messages that show the answer, each with its part of the text.
         shown_at: when that was brought up to date, or the answer begun.
         heard_at: when it was handed over.
-        is_patient: whether its sender was told that it waits until something can be saved.
+        is_patient: whether its sender was sent word that it waits until something can be saved.
     """
 
     def __init__(self) -> None:

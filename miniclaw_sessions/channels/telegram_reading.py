@@ -33,7 +33,7 @@ _UNSEEN = {
     "Voice": ("a voice message", "listen to", True),
 }
 """What is sent beside text and pictures, by the library's names: what it is, what nobody here can do with it, and
-whether the person is told."""
+whether the person is answered so."""
 
 
 class Place(NamedTuple):

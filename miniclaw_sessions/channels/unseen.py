@@ -11,7 +11,7 @@ class Unseen(NamedTuple):
     Attributes:
         what: what it is, such as `a voice message of 12 seconds`.
         verb: what cannot be done with it, such as `listen to`.
-        is_told: whether the person is told; who sends a sticker expects no apology.
+        is_told: whether the person gets this answer too; who sends a sticker expects no apology.
     """
 
     what: str
@@ -30,5 +30,5 @@ class Unseen(NamedTuple):
 
 
 def with_notice(notice: str, text: str) -> str:
-    """An answer behind what the person is told of what was not understood; nothing, where there is no answer."""
+    """An answer behind the sentence about what was not understood; nothing, where there is no answer."""
     return f"{notice}\n\n{text}" if notice and text else text

@@ -25,7 +25,7 @@ app = typer.Typer()
 @command(
     app,
     examples={
-        "delete telegram_123": "asks first; tells where its words may still be, such as a backup",
+        "delete telegram_123": "asks first; says where its words may still be, such as a backup",
         "delete telegram_123 --yes": "does not",
         "delete --channel telegram --older-than 90d --dry-run": "what nobody has used there for 90 days",
         "delete --user 4711": "whatever a person has said, or was told, anywhere; shows it, and asks first",
@@ -48,7 +48,7 @@ async def delete(  # noqa: PLR0913 - one for each option
 ) -> None:
     """Delete a session with its transcript, its archived and its quarantined copies, for good; or all by a rule.
 
-    Its words are in no file of the workspace then, nor in the store's log, but for what is told. An expired session,
+    Its words are in no file of the workspace then, nor in the store's log, but for what it reports. An expired session,
     which only the archive has, is named by its whole id. Of --channel, --older-than and --user all that are given must
     be true; expired sessions are among them.
     What is under legal hold (`hold`) stays.

@@ -150,7 +150,7 @@ def _tell_imports(invocation: Invocation, document: dict[str, Any], *, verbose: 
             _tell_findings(invocation, report, verbose=verbose)
     errors = invocation.errors
     if any(report["dry_run"] for report in document["imported"]):
-        invocation.tell("nothing was imported: this only tells what would be")
+        invocation.tell("nothing was imported: this only shows what would be")
     for one in document["skipped"]:
         told = f"skipped: {one_line(one['path'])}: {one_line(one['reason'])}"
         errors.print(told, style="dim", no_wrap=not verbose, overflow="ellipsis")

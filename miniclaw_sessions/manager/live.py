@@ -38,7 +38,7 @@ THOROUGH_LATE_S = 300.0
 """How far back a thorough poll looks, which also asks whether each known session is still there."""
 
 KNOWN_S = 3600.0
-"""Sessions that were used so lately are known before the first watcher is told how they go on."""
+"""Sessions that were used so lately are known before the first watcher hears how they go on."""
 
 MOST_ENTRIES = 100
 """At most so many entries are described in one event; those before them are read by whoever needs them."""
@@ -152,7 +152,7 @@ class Live:
         self._waiting.close()
 
     async def look(self) -> None:
-        """Learn where sessions end that others write, before the first watcher is told how they go on.
+        """Learn where sessions end that others write, before the first watcher hears how they go on.
 
         Raises:
             StoreError: the store cannot be read.
@@ -185,7 +185,7 @@ class _Others:
     Args:
         store: the store.
         following: who follows one.
-        feed: what those are told who watch all.
+        feed: the row of events for those who watch all.
     """
 
     def __init__(self, store: Store, following: Following, feed: Feed) -> None:

@@ -12,7 +12,7 @@ from miniclaw_sessions.protocol.entries import Entry, MessageEntry
 class Accepted:
     """Entries that were accepted together, as they stand in the session: acknowledged, as they are stored.
 
-    Whoever waits for entries reads them here afterwards: others may have been first, and then they stand elsewhere.
+    A call that waits for entries reads them here afterwards: others may have been first, and then they stand elsewhere.
 
     Attributes:
         entries: each by the id that it was accepted with; in the place of one whose idempotency key others were first
@@ -35,7 +35,7 @@ class Accepted:
 
 
 class Held(NamedTuple):
-    """An entry that somebody waits for.
+    """An entry that a call waits for.
 
     Attributes:
         entry: as it was when the waiting began.

@@ -361,7 +361,7 @@ class Committer:
             self.lost = error
         else:
             self.lost = None
-        for session_id in self.refusals.damaged:  # nothing of them is tried again unless somebody says more there
+        for session_id in self.refusals.damaged:  # nothing of them is tried again unless more is said there
             with suppress(StoreError):
                 await self._store.head(session_id)
                 self.refusals.forget(session_id)

@@ -49,8 +49,8 @@ def in_own_task(work: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
 class HeldOpen(Generic[T]):
     """An async context manager that any task may enter, and any other leave: a task of its own holds it meanwhile.
 
-    Both wait for that task, so nothing runs on behind them. Whoever is cancelled while it waits cancels what is held,
-    and hears of it when that has ended. What fails while it is held is raised where it is left.
+    Both wait for that task, so nothing runs on behind them. A caller that is cancelled while it waits cancels what
+    is held, and hears of it when that has ended. What fails while it is held is raised where it is left.
 
     Args:
         context: what is held; entered once.

@@ -99,7 +99,7 @@ def as_message(said: Message | Mapping[str, Any]) -> Message:
 
 
 def message_of(said: Mapping[str, Any]) -> Message:
-    """A message from JSON that somebody sends now.
+    """A message from JSON that a client sends now.
 
     Raises:
         InvalidMessage: it has no role, a field has a wrong type, or a part of a known type lacks what it needs.

@@ -145,7 +145,7 @@ class Usage(Value, frozen=True, gc=False):
     None is larger than `MAX_TOKENS`, or smaller than its negative: whatever is beyond becomes the bound, wherever the
     usage comes from (a service, a caller, a file, a store).
 
-    Its `cost` is in the currency that the manager is told (`SessionSettings.currency`), which is that of all.
+    Its `cost` is in the currency of the manager (`SessionSettings.currency`), which is that of all.
     """
 
     input_tokens: int = 0
@@ -221,7 +221,7 @@ class _Constructing(Protocol):
 
 
 construct: _Constructing = msgspec.StructMeta.__call__
-"""Makes a value of a class as it is told to: for those who make many, and know what they put in."""
+"""Makes a value of a class as it is given: for those who make many, and know what they put in."""
 
 
 class _MessageType(msgspec.StructMeta):

@@ -2,7 +2,7 @@
 
 Another program may have removed a transcript, cut it, or put an older copy in its place. The newest messages are in the
 window: where these are all that is missing, they are written again, as they were, and what waits follows them. Where
-they are not, nothing is written behind the gap: the session is refused until somebody puts the right file back, or a
+they are not, nothing is written behind the gap: the session is refused until the right file is put back, or a
 start goes on from what there is.
 """
 

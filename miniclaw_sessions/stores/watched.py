@@ -1,4 +1,4 @@
-"""A store that remembers what is wrong with it: what a call met is told by health, until it is known to be well."""
+"""A store that remembers what is wrong with it: what a call met is in health, until it is known to be well."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class WatchedStore(WrappingStore):
-    """A store that remembers that it is damaged or cannot be reached, for whoever asks how it is.
+    """A store that remembers that it is damaged or cannot be reached, for those who ask how it is.
 
     It is put around a store as soon as that is open, so that what the start meets is remembered as well. Damage is
-    forgotten when a check of the whole store finds none. An entry that is `LOST` is none: `losses.json` tells of it.
+    forgotten when a check of the whole store finds none. An entry that is `LOST` is none: `losses.json` has it.
     """
 
     def __init__(self, store: Store) -> None:

@@ -1,7 +1,7 @@
 """A response as the stream of typed events that the `openai` package reads, in its order and numbered.
 
-The text of a reply, and what its model shows of its thinking, are told as they come, in items whose ids are known
-before the reply is: `reply_marked` gives the reply the same ones. Everything else is told whole, when it is stored.
+The text of a reply, and what its model shows of its thinking, are sent as they come, in items whose ids are known
+before the reply is: `reply_marked` gives the reply the same ones. Everything else is sent whole, when it is stored.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class EventWriter:
         self._mark_id = mark_id
         self._sequence = 0
         self._replies = 0
-        self._told: list[str] = []  # the ids of the items that were told, by their index
+        self._sent: list[str] = []  # the ids of the items that were sent, by their index
         self._open: tuple[str, list[str]] | None = None  # the kind of the part that is open, and its text
         self._places: Counter[str] = Counter()  # the items of this reply, by their kind
 
@@ -108,7 +108,7 @@ class EventWriter:
         status = "completed" if response.status == "completed" else "incomplete"
         written = self._part_done(status)
         for item in response.output:
-            if item["id"] not in self._told:
+            if item["id"] not in self._sent:
                 written += self._whole(item)
         return [*written, self._event(f"response.{response.status}", response=response)]
 
@@ -177,20 +177,20 @@ class EventWriter:
         return [
             self._of_part(f"response.{kind}.done", text=text, **_beside(kind)),
             self._of_part("response.content_part.done", part=part),
-            self._done(_item(self._told[-1], kind, status, part)),
+            self._done(_item(self._sent[-1], kind, status, part)),
         ]
 
     # --- events ------------------------------------------------------------------------------------------------------
 
     def _added(self, item: Item) -> bytes:
-        self._told.append(item["id"])
-        return self._event("response.output_item.added", output_index=len(self._told) - 1, item=item)
+        self._sent.append(item["id"])
+        return self._event("response.output_item.added", output_index=len(self._sent) - 1, item=item)
 
     def _done(self, item: Item) -> bytes:
-        return self._event("response.output_item.done", output_index=len(self._told) - 1, item=item)
+        return self._event("response.output_item.done", output_index=len(self._sent) - 1, item=item)
 
     def _of_item(self, kind: str, **fields: Any) -> bytes:
-        return self._event(kind, item_id=self._told[-1], output_index=len(self._told) - 1, **fields)
+        return self._event(kind, item_id=self._sent[-1], output_index=len(self._sent) - 1, **fields)
 
     def _of_part(self, kind: str, content_index: int = 0, **fields: Any) -> bytes:
         return self._of_item(kind, content_index=content_index, **fields)

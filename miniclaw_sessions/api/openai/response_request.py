@@ -27,7 +27,7 @@ from miniclaw_sessions.protocol.options import FUNCTION, Options, TextFormat
 _REFUSED = {
     "background": "an answer is given to whoever asks for it; a client that goes away finds it by its id",
     "prompt": "there are no stored prompts; send instructions and input",
-    "top_logprobs": "nobody tells log probabilities",
+    "top_logprobs": "no model here gives log probabilities",
     "context_management": "the daemon summarizes by itself what the model's context cannot hold",
     "moderation": "nobody moderates",
     "access_programs": "they are OpenAI's own",
@@ -157,7 +157,7 @@ def _refuse(body: CreateResponse) -> None:
     if body.service_tier not in (None, "auto", "default"):
         raise not_taken("service_tier", "there is one, default")
     if _LOGPROBS in (body.include or ()):
-        raise not_taken("include", f"nobody tells log probabilities ({_LOGPROBS})")
+        raise not_taken("include", f"no model here gives log probabilities ({_LOGPROBS})")
     if body.conversation is not None and body.previous_response_id is not None:
         sentence = "Mutually exclusive parameters: 'conversation' and 'previous_response_id'. Ensure you are only "
         raise bad_request(f"{sentence}providing one of them.", "conversation", "mutually_exclusive_parameters")

@@ -77,7 +77,7 @@ class OneResponse(msgspec.Struct, frozen=True):
     """A response, by its id.
 
     Attributes:
-        stream: refused where it is true: events are told once.
+        stream: refused where it is true: events are streamed once.
         starting_after: refused, as `stream`.
     """
 
@@ -254,10 +254,10 @@ def failure_of(error: Exception) -> dict[str, str]:
 
 @operation("GET", ONE, OneResponse, Response, openai=True)
 async def retrieve_response(context: Context, request: OneResponse) -> Response:
-    """A response that was kept, as it is now. Its events are told once, to whoever made it."""
+    """A response that was kept, as it is now. Its events are streamed once, to the request that made it."""
     for name, value in (("stream", request.stream), ("starting_after", request.starting_after)):
         if value:
-            raise not_taken(name, "events are told once, to whoever asked for the response; retrieve it without")
+            raise not_taken(name, "events are streamed once, to the request that made it; retrieve it without")
     session, found = await found_response(context, request.response_id)
     return document_of(found, is_running=await is_running(context, session, found))
 

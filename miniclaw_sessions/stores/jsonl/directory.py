@@ -78,7 +78,7 @@ class Transcripts:
 
     Attributes:
         known: the sessions by their id; what it says of them is safe.
-        refused: what has a session's name and is left alone, and what is told of it. It is looked at again whenever
+        refused: what has a session's name and is left alone, and the error that says so. It is looked at again whenever
             it is asked for: it may be gone.
         changed: what other programs did to transcripts, until all that was in them is there again.
     """
@@ -289,7 +289,7 @@ class Transcripts:
         return transcript
 
     def _examined(self, session_id: str, before: Transcript | None) -> Transcript:
-        """What a session's file holds now; that it has become another one than we had is told.
+        """What a session's file holds now; where it is another one than we had, that is noted.
 
         Raises:
             _OtherContent: what it says is not what was written.
@@ -335,7 +335,7 @@ class Transcripts:
             del self.changed[session_id]
 
     def _refusal(self, session_id: str, before: Transcript | None, reason: str) -> StoreError:
-        """What is told of a name that something else has."""
+        """The error of a name that something else has."""
         what = f"cannot use {self._path / session_id}{SUFFIX}"
         if before is None:
             self.refused[session_id] = StoreCorrupt(f"{what}: {reason}")

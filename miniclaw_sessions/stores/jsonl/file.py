@@ -62,7 +62,7 @@ class Rest(enum.Enum):
 
 
 class Stamp(NamedTuple):
-    """Which file it is, and what its size and time were: whoever else writes it, or puts another there, changes it."""
+    """Which file it is, and what its size and time were: another program that writes or replaces it changes them."""
 
     inode: int
     size: int
@@ -409,7 +409,7 @@ def entries_after(fd: int, transcript: Transcript, after: int) -> Iterator[Store
 
 
 def has_become_shorter(transcript: Transcript) -> StoreUnavailable:
-    """The error of whoever reads what was there a moment ago."""
+    """The error of a read of what was there a moment ago."""
     return StoreUnavailable(
         f"cannot read {transcript.name} to its end: another program has made it shorter; try again later"
     )

@@ -31,7 +31,7 @@ class Found(NamedTuple):
 
 
 def recognize(path: Path) -> None:
-    """Refuse to make somebody's other directory private, and ours.
+    """Refuse to make another program's directory private, and ours.
 
     Raises:
         ConfigError: it holds other things.

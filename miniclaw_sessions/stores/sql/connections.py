@@ -185,7 +185,7 @@ class Connections:
             try:
                 yield connection
             except CUT:
-                give_up(connection)  # it may be half alive, and would fail whoever gets it next
+                give_up(connection)  # it may be half alive, and would fail the next one that gets it
                 raise
             finally:
                 with suppress(*FAILURES):  # without an answer, the server is told to give up, and then given up
@@ -213,7 +213,7 @@ class Connections:
 
 @asynccontextmanager
 async def transaction(connection: Any) -> AsyncIterator[None]:
-    """A transaction, taken back where something is raised in it, which is what is told.
+    """A transaction, taken back where something is raised in it, which is what the caller gets.
 
     A server that gives no answer is not asked to take it back, which would be waited for as well: it does so by itself
     when the connection is given up.
