@@ -15,7 +15,7 @@
     ├── importing      ImportRefused                            (also ValueError)
     │                  SessionExists
     ├── storing        StoreError
-    │                  ├── StoreUnavailable ── StoreFull, UnsavedLimit
+    │                  ├── StoreUnavailable ── StoreFull, UnsavedLimit, SessionUnavailable
     │                  ├── StoreConflict ── TurnTaken
     │                  ├── StoreCorrupt
     │                  └── SchemaTooNew
@@ -275,6 +275,10 @@ class StoreFull(StoreUnavailable):
 
 class UnsavedLimit(StoreUnavailable):
     """Accepted but uncommitted state has reached its bound; nothing more is accepted until some of it is saved."""
+
+
+class SessionUnavailable(StoreUnavailable):
+    """One session cannot be written or read now: another program has changed its file; all others can."""
 
 
 class StoreConflict(StoreError):

@@ -56,7 +56,7 @@ _AT_THE_DOOR = (
 )
 _EVERYWHERE = (*_AT_THE_DOOR, "timeout", "manager_closed", "internal_error", "sessions_error")
 _OF_A_SESSION = ("invalid_key", "session_not_found", "session_expired")
-_OF_THE_STORE = ("store_corrupt", "store_error", "store_unavailable", "snapshot_unreadable")
+_OF_THE_STORE = ("store_corrupt", "store_error", "store_unavailable", "session_unavailable", "snapshot_unreadable")
 _OF_WRITING = (
     *("session_deleted", "store_full", "store_conflict", "unsaved_limit", "turn_taken", "transcript_not_kept"),
     *("session_limit", "config_error", "leaf_moved", "turn_in_progress"),

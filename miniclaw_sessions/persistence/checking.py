@@ -14,7 +14,7 @@ from anyio import to_thread
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.disk import Found
 from miniclaw_sessions.encryption import is_sealed
-from miniclaw_sessions.errors import InvalidMessage, SchemaTooNew, StoreCorrupt, StoreUnavailable
+from miniclaw_sessions.errors import InvalidMessage, SchemaTooNew, SessionUnavailable, StoreCorrupt, StoreUnavailable
 from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
 from miniclaw_sessions.history.branch import as_message_entry
 from miniclaw_sessions.history.state import Snapshot
@@ -136,8 +136,10 @@ class Check:
         """
         try:
             await self._compare_entries(session_id, snapshot)
-        except (StoreCorrupt, StoreUnavailable) as error:  # of one session; the store itself could be read
+        except StoreCorrupt as error:
             self._note_problem(str(error))
+        except SessionUnavailable as error:  # the store's own check says it in the same words
+            self._note_problem(f"session {session_id}: {error}")
 
     async def _compare_entries(self, session_id: str, snapshot: Snapshot | None) -> None:
         expected = {entry.sequence: entry for entry in snapshot.entries} if snapshot else {}

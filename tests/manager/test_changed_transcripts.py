@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -13,14 +14,16 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.encryption import KeyRing
-from miniclaw_sessions.errors import StoreCorrupt, StoreUnavailable
+from miniclaw_sessions.errors import SessionUnavailable, StoreCorrupt, StoreUnavailable
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.stores.jsonl.lines import entry_in, head_in, header_of, lines_of
-from miniclaw_sessions.testing import FakeClock, sample_entries
+from miniclaw_sessions.stores.jsonl.store import JSONLStore
+from miniclaw_sessions.testing import FakeClock, FaultyStore, sample_entries
 from tests.persistence.encrypted_homes import OLD_KEY
 
 pytestmark = pytest.mark.anyio
@@ -284,3 +287,35 @@ async def test_a_copy_with_the_same_content_changes_nothing(home: Home) -> None:
             await home.say(session, 1)
         assert [log["action"] for log in logs] == []
         assert await home.stored(manager) == home.said
+
+
+# --- what goes through all sessions ----------------------------------------------------------------------------------
+
+
+async def test_a_check_counts_no_failure_of_a_disk_as_damage(home: Home) -> None:
+    store = FaultyStore(JSONLStore(home.transcript.parent))
+    async with SessionManager(home.workspace, store=store, clock=FakeClock()) as manager:
+        await home.say(await manager.get_or_create("telegram", "1"), 3)
+        store.fail(StoreUnavailable("the disk refuses"), method="read")
+        with pytest.raises(StoreUnavailable, match="the disk refuses"):
+            await manager.check()
+        store.heal()
+        assert (await manager.check()).problems == []
+
+
+async def test_a_check_of_a_refused_session_counts_no_failure_of_a_disk_as_damage(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(directory: Directory) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), directory.path)
+
+    async with home.manager() as manager:
+        await home.say(await manager.get_or_create("telegram", "1"), 3)
+        a_directory(home.transcript)
+        with pytest.raises(SessionUnavailable):
+            await home.stored(manager)
+        with monkeypatch.context() as patch:
+            patch.setattr(Directory, "sync", fail)
+            with pytest.raises(StoreUnavailable, match=os.strerror(errno.EIO)):
+                await manager.check()
+        home.transcript.rmdir()

@@ -32,6 +32,7 @@ from miniclaw_sessions.errors import (
     ConfigError,
     DirectoryInUse,
     SchemaTooNew,
+    SessionUnavailable,
     StoreConflict,
     StoreCorrupt,
     StoreError,
@@ -1032,7 +1033,7 @@ async def test_a_file_that_became_something_else_is_refused_until_it_is_back(pat
         (path / NAME).rename(path / "aside")
         os.mkfifo(path / NAME)
         outcomes = await store.append([Append(sample_head(n), sample_entries(2, 2)) for n in (1, 2)])
-        assert [type(outcome) for outcome in outcomes] == [StoreUnavailable, type(None)]
+        assert [type(outcome) for outcome in outcomes] == [SessionUnavailable, type(None)]
         for refused in (store.read, store.head, store.delete):
             with pytest.raises(StoreUnavailable, match=NAME):
                 await refused("telegram_1")

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from miniclaw_sessions import disk
 from miniclaw_sessions.disk import Directory, DirectoryLock, NotRegular, is_no_space, write_all
-from miniclaw_sessions.errors import SchemaTooNew, StoreCorrupt, StoreError, StoreUnavailable
+from miniclaw_sessions.errors import SchemaTooNew, SessionUnavailable, StoreCorrupt, StoreError, StoreUnavailable
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.keys import is_session_id
 from miniclaw_sessions.stores.appending import entries_to_add
@@ -52,7 +52,7 @@ class Changed(NamedTuple):
     entries: int
 
 
-class ChangedElsewhere(StoreUnavailable):
+class ChangedElsewhere(SessionUnavailable):
     """A transcript is not what it was when it was left; who reads it looks again first."""
 
 
@@ -228,7 +228,7 @@ class Transcripts:
 
         Raises:
             StoreCorrupt: something else has its name.
-            StoreUnavailable: another program put something else there while it was open.
+            SessionUnavailable: another program put something else there while it was open.
             OSError: what lies behind its last append cannot be cut off.
         """
         transcript = self.known.get(session_id)
@@ -259,7 +259,7 @@ class Transcripts:
         """See whether a session's file is what it was when it was left, or is so again.
 
         Raises:
-            StoreCorrupt, StoreUnavailable: it is something else.
+            StoreCorrupt, SessionUnavailable: it is something else.
         """
         with failing("read", self._path):
             self._ready(session_id)
@@ -346,7 +346,7 @@ class Transcripts:
             )
             if session_id not in self.refused:
                 log.warning("another program changed a transcript", action="store.changed", session_id=session_id)
-            self.refused[session_id] = StoreUnavailable(sentence)
+            self.refused[session_id] = SessionUnavailable(sentence)
             self.changed[session_id] = Changed(sentence, before.last_sequence)
         return self.refused[session_id]
 
@@ -434,7 +434,7 @@ class Transcripts:
 
         Raises:
             StoreCorrupt: something else has its name, and nobody knows what it was.
-            StoreUnavailable: something else has come in its place.
+            SessionUnavailable: something else has come in its place.
         """
         if (refused := self.refused.get(session_id)) is not None:
             raise copy(refused)
@@ -471,7 +471,7 @@ class Transcripts:
         """A session's file, to be read and closed; None when there is no such session. For any thread.
 
         Raises:
-            StoreCorrupt, StoreUnavailable: something else has its name.
+            StoreCorrupt, SessionUnavailable: something else has its name.
             ChangedElsewhere: it is not what it was when it was left; `look_again` finds out what it is.
             OSError: it cannot be opened.
         """

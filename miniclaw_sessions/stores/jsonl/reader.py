@@ -17,7 +17,7 @@ from typing import Self
 from anyio import Semaphore, to_thread
 
 from miniclaw_sessions.disk import Directory, NotRegular
-from miniclaw_sessions.errors import StoreCorrupt
+from miniclaw_sessions.errors import SessionUnavailable, StoreCorrupt
 from miniclaw_sessions.stores.base import StoredEntry, StoredHead, StorePlace
 from miniclaw_sessions.stores.jsonl.failures import failing
 from miniclaw_sessions.stores.jsonl.file import (
@@ -141,7 +141,7 @@ class JSONLReader(ReadOnlyStore):
         for session_id in await self._checked():
             try:
                 problems += await self._check(session_id)
-            except StoreCorrupt as error:
+            except (StoreCorrupt, SessionUnavailable) as error:
                 problems.append(f"session {session_id}: {error}")
         return problems
 

@@ -145,7 +145,7 @@ class JSONLStore(JSONLReader):
         """Open a transcript to be read; what other programs have changed is looked at first.
 
         Raises:
-            StoreCorrupt, StoreUnavailable: something else has its name.
+            StoreCorrupt, SessionUnavailable: something else has its name.
         """
         await self._clear_doubts(session_id)
         try:
@@ -185,14 +185,8 @@ class JSONLStore(JSONLReader):
         return sorted({*self._opened().known, *self._opened().refused, *self._opened().changed})
 
     async def _check(self, session_id: str) -> list[str]:
-        transcripts = self._opened()
-        try:
-            problems = await super()._check(session_id)
-        except StoreUnavailable as error:
-            if session_id not in transcripts.refused:
-                raise
-            return [f"session {session_id}: {error}"]
-        changed = transcripts.changed.get(session_id)
+        problems = await super()._check(session_id)
+        changed = self._opened().changed.get(session_id)
         return problems if changed is None else [f"session {session_id}: {changed.sentence}", *problems]
 
     async def _in_thread(self, step: Callable[..., T], *arguments: Any) -> T:
