@@ -374,8 +374,18 @@ def test_any_messages_come_back(drawn: list[Any]) -> None:
             repository.create_message("s", "a", message)
         listed = repository.list_messages("s", "a")
         assert sorted(listed, key=lambda message: message.message_id) == given_messages
-        rest = [m.message_id for m in listed if not any("toolResult" in block for block in m.message["content"])]
-        assert rest == sorted(rest)  # a result stands behind its call, everything else where it was said
+        for place, message in enumerate(listed):
+            if all(later.message_id > message.message_id for later in listed[place + 1 :]):
+                continue  # it stands where it was said
+            caller = max(at for at in range(place) if listed[at].message["role"] == "assistant")
+            between = listed[caller + 1 : place + 1]
+            called = ids_in(listed[caller], "toolUse")
+            assert all(called & ids_in(one, "toolResult") for one in between), "what moved is behind another's call"
+
+
+def ids_in(message: SessionMessage, kind: str) -> set[str]:
+    content: list[Any] = list(message.message["content"])
+    return {block[kind]["toolUseId"] for block in content if kind in block}
 
 
 def test_message_is_told_to_others_in_their_words() -> None:
