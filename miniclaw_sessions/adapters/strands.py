@@ -48,6 +48,7 @@ nobody is on any more: the conversation goes on without what was redacted, and t
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
@@ -93,6 +94,12 @@ _INTERRUPTED = "Tool was interrupted."
 _AGENT_OF, _ID, _OF = "agent", "message_id", "of"  # what a message's `extra` says beside its verbatim fields
 
 
+class _Looked(threading.local):
+    """The id of the session that a thread looked for last and did not find: Strands creates it next in this thread."""
+
+    missing: str | None = None
+
+
 class MiniclawSessionRepository(SessionRepository):
     """The sessions of a manager, or of a client, as Strands wants them.
 
@@ -115,7 +122,7 @@ class MiniclawSessionRepository(SessionRepository):
         self.channel = channel
         self._chats = chats_of(manager)
         self._home = HomeLoop()
-        self._found_missing: set[str] = set()  # ids of sessions that Strands will create now, because it found none
+        self._looked = _Looked()
 
     @classmethod
     @contextmanager
@@ -149,18 +156,19 @@ class MiniclawSessionRepository(SessionRepository):
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 
-    @waiting
-    async def create_session(self, /, session: StrandsSession, **kwargs: Any) -> StrandsSession:
+    def create_session(self, /, session: StrandsSession, **kwargs: Any) -> StrandsSession:
         """Make a session, or take up one of ours that Strands did not know.
 
-        Strands looks for a session before it creates it. Where another gateway creates it in between, it is taken up.
+        Strands looks for a session before it creates it. Where somebody else creates it in between, it is taken up.
 
         Raises:
-            SessionException: there was one with this id already when Strands looked last.
+            SessionException: there is one with this id, and it was not missing when this thread looked last.
         """
+        was_missing, self._looked.missing = self._looked.missing == session.session_id, None
+        return self._home.wait(lambda: self._create_session(session, was_missing=was_missing))
+
+    async def _create_session(self, session: StrandsSession, *, was_missing: bool) -> StrandsSession:
         own = await self._chats.get_or_create(SessionKey.of(self.channel, session.session_id))
-        was_missing = session.session_id in self._found_missing
-        self._found_missing.discard(session.session_id)
         if KEPT in (metadata := (await own.state()).metadata):
             if was_missing:
                 return StrandsSession.from_dict(metadata[KEPT])
@@ -168,15 +176,15 @@ class MiniclawSessionRepository(SessionRepository):
         await own.append([NewMetadata(metadata={KEPT: session.to_dict()})])
         return session
 
-    @waiting
-    async def read_session(self, /, session_id: str, **kwargs: Any) -> StrandsSession | None:
+    def read_session(self, /, session_id: str, **kwargs: Any) -> StrandsSession | None:
         """A session; None if there is none."""
+        found = self._home.wait(lambda: self._read_session(session_id))
+        self._looked.missing = session_id if found is None else None
+        return found
+
+    async def _read_session(self, session_id: str) -> StrandsSession | None:
         session = await self._find(session_id)
-        if session is None:
-            self._found_missing.add(session_id)
-            return None
-        self._found_missing.discard(session_id)
-        return StrandsSession.from_dict((await session.state()).metadata[KEPT])
+        return None if session is None else StrandsSession.from_dict((await session.state()).metadata[KEPT])
 
     @waiting
     async def delete_session(self, /, session_id: str, **kwargs: Any) -> None:

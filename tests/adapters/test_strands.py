@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -304,6 +305,20 @@ def test_session_that_another_gateway_made_meanwhile_is_taken_up(repository: Min
     assert repository.create_session(StrandsSession("new", SessionType.AGENT)) == made
     with pytest.raises(SessionException, match="already exists"):
         repository.create_session(StrandsSession("new", SessionType.AGENT))
+
+
+def test_of_two_threads_that_make_one_session_at_once_the_second_takes_it_up(
+    repository: MiniclawSessionRepository,
+) -> None:
+    session = StrandsSession("new", SessionType.AGENT)
+    with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+        for thread in (first, second):
+            assert thread.submit(repository.read_session, "new").result() is None
+        made = first.submit(repository.create_session, session).result()
+        assert second.submit(repository.create_session, session).result() == made
+        for thread in (first, second):
+            with pytest.raises(SessionException, match="already exists"):
+                thread.submit(repository.create_session, session).result()
 
 
 async def _another(repository: MiniclawSessionRepository) -> MiniclawSessionRepository:
