@@ -417,15 +417,14 @@ def _results_behind_calls(entries: Sequence[MessageEntry]) -> list[MessageEntry]
     Two gateways that run an agent in one chat at the same time append what they say in turns.
     """
     calls = {result: caller for (caller, _), result in pair([entry.message for entry in entries]).items()}
-    order: list[int] = []
+    starts: list[int] = []  # where the message begins that an entry is part of; its parts stay together
+    callers: dict[int, int] = {}  # the place of the call that a message answers, by where the message begins
     for place, entry in enumerate(entries):
+        starts.append(starts[-1] if starts and _OF in _kept(entry) else place)
         caller = calls.get(place)
-        if place and _OF in _kept(entry):
-            order.append(order[-1])  # further parts of a message go where its first part goes
-        elif caller is not None and _kept(entry) and _kept(entries[caller]):
-            order.append(caller)
-        else:
-            order.append(place)
+        if caller is not None and _kept(entry) and _kept(entries[caller]):
+            callers.setdefault(starts[-1], caller)
+    order = [callers.get(start, start) for start in starts]
     return [entries[place] for place in sorted(range(len(entries)), key=order.__getitem__)]
 
 

@@ -267,6 +267,17 @@ def test_results_stand_behind_their_calls_where_two_gateways_spoke_in_turns(
     assert [m["content"][0].get("text") or {"role": m["role"], "content": m["content"]} for m in listed] == expected
 
 
+def test_results_of_one_message_stand_behind_the_call_that_any_of_them_answers(
+    repository: MiniclawSessionRepository,
+) -> None:
+    results = {"role": "user", "content": [*answering("lost")["content"], *answering("c0")["content"]]}
+    question = {"role": "user", "content": [{"text": "q0"}]}
+    for number, message in enumerate([calling("c0"), question, results]):
+        repository.create_message("s", "a", SessionMessage.from_dict({"message": message, "message_id": number}))
+    assert [m.message_id for m in repository.list_messages("s", "a")] == [0, 2, 1]
+    assert repository.list_messages("s", "a")[1].message == results
+
+
 @pytest.mark.parametrize("begins", ["before the call", "behind the call"])
 async def test_another_gateways_turn_while_a_tool_runs_takes_no_result_from_it(tmp_path: Path, begins: str) -> None:
     use = {"toolUseId": "c2", "name": "ask_elsewhere", "input": "{}"}
