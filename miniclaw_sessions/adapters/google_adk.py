@@ -298,6 +298,8 @@ class MiniclawSessionService(BaseSessionService):
         said, delta = _entries(event), event.actions.state_delta
         metadata = _metadata(_scoped(delta, ""))
         to_share = _to_share(known.app_name, known.user_id, delta)
+        for chat_id in to_share:
+            await self._shared_chat(chat_id)  # else max_sessions refuses it behind the commit, and each later read
         if to_share:
             metadata[_SHARING + self._chats.clock.new_id()] = to_share
         appended = await session.append([*said, NewMetadata(metadata=metadata)] if metadata else said, if_leaf=leaf_id)

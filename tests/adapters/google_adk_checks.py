@@ -35,7 +35,7 @@ from miniclaw_sessions.adapters.google_adk import MiniclawSessionService
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.client import Client
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.errors import InvalidMessage, SessionLimit
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.entries import Custom
 from miniclaw_sessions.protocol.keys import SessionKey
@@ -324,6 +324,20 @@ async def test_a_state_too_large_to_be_shared_is_refused_once_and_does_not_close
         assert found is not None
         await ours.append_event(found, said("goes on"))
         assert await state_of(ours, "1") == {"app:a": "x" * 500}
+
+
+async def test_an_event_is_refused_whole_where_no_session_can_be_made_for_its_state(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path, settings=SessionSettings(max_sessions=1)) as manager:
+        ours = MiniclawSessionService(manager)
+        made = await ours.create_session(**ADA, session_id="1")
+        for event in (said("refused", own=1, app__a=1), said("refused", own=1, user__u=1)):
+            with pytest.raises(SessionLimit, match="max_sessions"):
+                await ours.append_event(made, event)
+            assert await state_of(ours, "1") == {}
+        await ours.append_event(made, said("goes on", own=2))
+        found = await ours.get_session(**ADA, session_id="1")
+        assert found is not None
+        assert (texts(found.events), found.state) == (["goes on"], {"own": 2})
 
 
 # --- one conversation --------------------------------------------------------------------------------------------
