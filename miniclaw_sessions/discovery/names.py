@@ -59,14 +59,15 @@ class Names:
         plain, of_program = own_id, f"{source.program}-{own_id}"
         is_unique = bool(source.inner or _UUID.fullmatch(own_id))
         found = ""
+        holders: dict[str, _Holder | None] = {}
         if not is_unique:  # it may have been named when another one had the first name
             for name in (plain, of_program, f"{plain}-{digest}", f"{of_program}-{digest}"):
-                holder = await self._holder(_session_id(name))
+                holder = holders[name] = await self._holder(_session_id(name))
                 if holder is not None and holder.path == source.shown:
                     found = name
                     break
         for name in (plain, of_program) if not found else ():
-            holder = await self._holder(_session_id(name))
+            holder = holders[name] if name in holders else await self._holder(_session_id(name))
             if holder is None or _is_of(holder, source, program, present, is_unique=is_unique):
                 found = name
                 break

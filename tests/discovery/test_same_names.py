@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from miniclaw_sessions.api.shapes import ShownReply
+from miniclaw_sessions.client import ClientSession
 from miniclaw_sessions.discovery.databases import sessions_in
 from miniclaw_sessions.discovery.discover import overview
-from miniclaw_sessions.discovery.programs import programs_named
+from miniclaw_sessions.discovery.names import Names
+from miniclaw_sessions.discovery.programs import Source, programs_named
 from tests.agents import file_of, make_database
 from tests.command_line import Cli
 from tests.discovery.test_command import cli, home
@@ -113,6 +117,28 @@ async def test_a_uuid_in_two_places_is_one_session_that_was_copied(tmp_path: Pat
             put(ours.home / f".claude/projects/{project}/{UUID}.jsonl", said(UUID, "hello"))
         assert await taken(ours) == {f"import_{UUID}": "claude-code"}
         assert await ours.said(f"import_{UUID}") == ["hello"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("own_id", "asked"),
+    [("small", ["small", "claude-code-small", "small-HASH", "claude-code-small-HASH"]), (UUID, [UUID])],
+)
+async def test_each_name_is_asked_for_once_and_a_uuid_s_further_names_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_id: str, asked: list[str]
+) -> None:
+    info, ids = ClientSession.info, list[str]()
+
+    async def counted(session: ClientSession) -> ShownReply:
+        ids.append(re.sub("-[0-9a-f]{8}$", "-HASH", session.session_id.removeprefix("import_")))
+        return await info(session)
+
+    async with following(tmp_path) as ours:
+        source = Source("claude-code", claude_file(ours.home, own_id), 1, 1)
+        (program,) = programs_named([source.program])
+        monkeypatch.setattr(ClientSession, "info", counted)
+        assert await Names(ours.client).name(source, program, own_id, {source.shown}) == f"import_{own_id}"
+    assert ids == asked
 
 
 # --- two programs ----------------------------------------------------------------------------------------------------
