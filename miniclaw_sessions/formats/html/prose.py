@@ -15,11 +15,10 @@ from markdown_it.rules_block.table import escapedSplit
 from markdown_it.token import Token
 from markdown_it.utils import EnvType, OptionsDict
 
-from miniclaw_sessions.formats.fences import keeping_words
+from miniclaw_sessions.formats.fences import is_too_deep, keeping_words
 from miniclaw_sessions.protocol.printable import printable
 
 _BLOCKS = ("blockquote", "code", "fence", "heading", "hr", "list", "table")
-_DEEPEST = 40
 _INLINE = ("backticks", "balance_pairs", "emphasis", "escape", "fragments_join", "newline")
 
 
@@ -38,17 +37,17 @@ def prose(text: str) -> str:
     """A text of several lines, as paragraphs, code, lists, tables; as it stands, where a part would be left out."""
     shown = _shown(text)
     tokens, lines = _MARKDOWN.parse(shown), shown.split("\n")
-    if any(_leaves_out(token, lines) for token in tokens):
+    if is_too_deep(tokens, _MARKDOWN) or any(_leaves_out_cells(token, lines) for token in tokens):
         return preformatted(text)
     return str(_MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {}))
 
 
-def _leaves_out(token: Token, lines: Sequence[str]) -> bool:
-    """Whether the parser leaves out what nests deeper, or cells of a table beyond those of its head."""
-    if token.type == "table_open" and token.map:
-        head, *rows = (len(escapedSplit(row.strip(" \t|>"))) for row in lines[slice(*token.map)])
-        return max(rows) > head
-    return token.nesting == 1 and token.level >= _DEEPEST
+def _leaves_out_cells(token: Token, lines: Sequence[str]) -> bool:
+    """Whether the parser leaves out cells of a table, those beyond the cells of its head."""
+    if token.type != "table_open" or not token.map:
+        return False
+    head, *rows = (len(escapedSplit(row.strip(" \t|>"))) for row in lines[slice(*token.map)])
+    return max(rows) > head
 
 
 def _shown(text: str) -> str:
@@ -84,7 +83,5 @@ class _Renderer(RendererHTML):
         return "</table></div>\n"
 
 
-_MARKDOWN = MarkdownIt("zero", {"html": False, "maxNesting": _DEEPEST + 1}, renderer_cls=_Renderer).enable(
-    [*_BLOCKS, *_INLINE]
-)
+_MARKDOWN = MarkdownIt("zero", {"html": False, "maxNesting": 41}, renderer_cls=_Renderer).enable([*_BLOCKS, *_INLINE])
 keeping_words(_MARKDOWN)
