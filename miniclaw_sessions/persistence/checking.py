@@ -110,8 +110,9 @@ class Check:
             self._problems.append(f"{found.name}: {error}")
             return
         if self._store.keeps_entries:
-            self._compare_heads(found.name, snapshot, stored)
-            await self._check_entries(stem, None if stored is None else snapshot)
+            is_readable = await self._check_entries(stem, None if stored is None else snapshot)
+            if is_readable or stored is not None:  # or else the store knows it, and cannot show it
+                self._compare_heads(found.name, snapshot, stored)
 
     def _note_problem(self, problem: str) -> None:
         """Once: what is wrong with the store as a whole, every session meets again."""
@@ -129,8 +130,8 @@ class Check:
                 f"{name}: is ahead of the store ({snapshot.state.last_sequence} > {stored.last_sequence})"
             )
 
-    async def _check_entries(self, session_id: str, snapshot: Snapshot | None) -> None:
-        """Read the transcript once: every message of the window must be as it is in the store.
+    async def _check_entries(self, session_id: str, snapshot: Snapshot | None) -> bool:
+        """Read the transcript once: every message of the window must be as it is in the store. Whether it can be read.
 
         What is wrong within the transcript itself, gaps and unreadable entries, the store's own check has told.
         """
@@ -140,6 +141,9 @@ class Check:
             self._note_problem(str(error))
         except SessionUnavailable as error:  # the store's own check says it in the same words
             self._note_problem(f"session {session_id}: {error}")
+        else:
+            return True
+        return False
 
     async def _compare_entries(self, session_id: str, snapshot: Snapshot | None) -> None:
         expected = {entry.sequence: entry for entry in snapshot.entries} if snapshot else {}

@@ -12,7 +12,7 @@ from contextlib import suppress
 import msgspec
 from anyio import to_thread
 
-from miniclaw_sessions.errors import StoreCorrupt
+from miniclaw_sessions.errors import SessionUnavailable, StoreCorrupt
 from miniclaw_sessions.history.state import Snapshot
 from miniclaw_sessions.history.window import Kept
 from miniclaw_sessions.log import get_logger
@@ -72,7 +72,10 @@ async def mend(saved: Saved, store: Store) -> Mended:
     report = Mended()
     async for stored in store.heads():
         session_id = stored.head.session_id
-        damaged = [entry async for entry in read_all(store, session_id) if is_damaged(entry.encoded)]
+        try:
+            damaged = [entry async for entry in read_all(store, session_id) if is_damaged(entry.encoded)]
+        except SessionUnavailable:  # a check says why
+            continue
         if not damaged:
             continue
         snapshot = await saved(session_id)

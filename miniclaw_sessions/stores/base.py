@@ -360,7 +360,7 @@ class Store(Protocol):
         ...
 
     def heads(self) -> AsyncIterator[StoredHead]:
-        """All sessions, in order of session_id."""
+        """All sessions, in order of session_id; those whose reading raises `SessionUnavailable` may be left out."""
         ...
 
     async def session_ids(self) -> list[str]:

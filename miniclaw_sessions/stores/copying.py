@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from miniclaw_sessions.errors import StoreConflict, StoreCorrupt, StoreError
+from miniclaw_sessions.errors import SessionUnavailable, StoreConflict, StoreCorrupt, StoreError
 from miniclaw_sessions.stores.base import (
     Append,
     SessionHead,
@@ -82,6 +82,7 @@ class Copied(msgspec.Struct, kw_only=True):
         others: how many sessions only the target has.
         problems: what is damaged in the source, one sentence each.
         different: sessions that the target has otherwise, one sentence each; they were left as they are.
+        unreadable: the sessions that cannot be read in the source, by their ids; `problems` names them.
         alike: the sessions that both have alike, by their ids.
     """
 
@@ -92,6 +93,7 @@ class Copied(msgspec.Struct, kw_only=True):
     others: int = 0
     problems: list[str] = msgspec.field(default_factory=list)
     different: list[str] = msgspec.field(default_factory=list)
+    unreadable: list[str] = msgspec.field(default_factory=list)
     alike: dict[str, Alike] = msgspec.field(default_factory=dict)
 
 
@@ -266,6 +268,7 @@ class _Copy:
                 *self._unreadable.values(),
             ],
             different=[self._different[session_id] for session_id in sorted(self._different)],
+            unreadable=list(self._unreadable),
             alike={session_id: copy.alike for session_id, copy in copies.items()},
         )
 
@@ -351,7 +354,7 @@ class _Copy:
         left: set[str],
         on_progress: Callable[[int], None],
     ) -> AsyncIterator[_Piece]:
-        """What is to be written; the sessions that the source gives are taken out of `left`."""
+        """What is to be written; the sessions that the source gives and lets be read are taken out of `left`."""
         done = 0
         async for stored, there in _side_by_side(self._source.heads(), self._target.heads()):
             own = there
@@ -361,15 +364,18 @@ class _Copy:
             if stored is None:
                 self._others += own is not None and own.head.session_id not in self._named
                 continue
-            left.discard(stored.head.session_id)
             session = choose(stored, own)
             if session is not None:
-                async for piece in self._entries(session):
-                    yield piece
+                try:
+                    async for piece in self._entries(session):
+                        yield piece
+                except SessionUnavailable:  # it stays in `left`
+                    continue
                 if session.is_there:
                     await self._compare(session)
                 else:
                     self._read.append(session)
+            left.discard(stored.head.session_id)
             done += 1
             on_progress(done)
 

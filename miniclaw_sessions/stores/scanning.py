@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 
 from anyio import to_thread
 
+from miniclaw_sessions.errors import SessionUnavailable
 from miniclaw_sessions.history.search import Found, Hit, Place, Search, cursor_of, place_of
 from miniclaw_sessions.history.searched import hit
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.stores.base import Store, StoredEntry, StoredHead
+from miniclaw_sessions.stores.base import SessionHead, Store, StoredEntry, StoredHead
 from miniclaw_sessions.stores.reading import PAGE, readable
 
 _IN_A_THREAD = 65_536
@@ -26,6 +28,8 @@ NO_INDEX = "this store has no index, so every message was read"
 async def scan(store: Store, search: Search, note: str = NO_INDEX) -> Found:
     """Look at every entry of the sessions that are searched; the newest that fit are the page.
 
+    Sessions that are refused are passed over.
+
     Args:
         store: whose entries they are.
         search: what is searched for.
@@ -37,16 +41,20 @@ async def scan(store: Store, search: Search, note: str = NO_INDEX) -> Found:
     """
     newest = Newest(search)
     async for stored in _heads(store, search):
-        head, after = stored.head, 0
-        while search.covers(head.session_id, head.key) and (
-            page := await store.read(head.session_id, after=after, limit=PAGE)
-        ):
-            if sum(len(entry.encoded) for entry in page) < _IN_A_THREAD:
-                newest.look_at(head.session_id, head.key, page)
-            else:
-                await to_thread.run_sync(newest.look_at, head.session_id, head.key, page)
-            after = page[-1].sequence
+        if search.covers(stored.head.session_id, stored.head.key):
+            with suppress(SessionUnavailable):
+                await _look_at_all(store, stored.head, newest)
     return newest.found(note)
+
+
+async def _look_at_all(store: Store, head: SessionHead, newest: Newest) -> None:
+    after = 0
+    while page := await store.read(head.session_id, after=after, limit=PAGE):
+        if sum(len(entry.encoded) for entry in page) < _IN_A_THREAD:
+            newest.look_at(head.session_id, head.key, page)
+        else:
+            await to_thread.run_sync(newest.look_at, head.session_id, head.key, page)
+        after = page[-1].sequence
 
 
 async def _heads(store: Store, search: Search) -> AsyncIterator[StoredHead]:
@@ -55,7 +63,10 @@ async def _heads(store: Store, search: Search) -> AsyncIterator[StoredHead]:
             yield stored
         return
     for session_id in sorted(search.session_ids):
-        if (one := await store.head(session_id)) is not None:
+        one = None
+        with suppress(SessionUnavailable):
+            one = await store.head(session_id)
+        if one is not None:
             yield one
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable
 
 from miniclaw_sessions.encryption import is_sealed
-from miniclaw_sessions.errors import InvalidMessage, KeyMismatch, StoreCorrupt
+from miniclaw_sessions.errors import InvalidMessage, KeyMismatch, SessionUnavailable, StoreCorrupt
 from miniclaw_sessions.stores.base import LOST, StoredEntry, StoredHead, decode_stored
 from miniclaw_sessions.stores.reading import Readable, read_all
 
@@ -102,6 +102,8 @@ async def _check_transcript(store: Readable, stored: StoredHead, *, opens_seals:
             check.feed(entry)
     except KeyMismatch as error:
         return [str(error)]
+    except SessionUnavailable as error:
+        return [f"session {session_id}: {error}"]
     if stored.head.key.session_id != session_id:
         return [f"session {session_id}: its channel and chat id make {stored.head.key.session_id}", *check.problems]
     return check.problems

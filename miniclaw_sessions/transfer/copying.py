@@ -142,7 +142,7 @@ class Copy:
                 self.report.resealed_files += await self._copy_files(workspace / name, sealing, on_progress)
         stored: Mapping[str, str] = {}
         if source is not None:
-            stored = await self._copy_store(source, sealing, on_progress, len(incarnations))
+            stored = await self._copy_store(source, sealing, on_progress, incarnations)
             if workspace is not None:
                 await in_thread(self._leave_out_replaced, workspace, incarnations, stored)
         if torn is not None and self.place.torn is not None:
@@ -161,20 +161,22 @@ class Copy:
             await in_thread((self.place.home / names[0]).rename, self.place.path)
 
     async def _copy_store(
-        self, source: Source, sealing: Sealing | None, on_progress: Report, total: int
+        self, source: Source, sealing: Sealing | None, on_progress: Report, incarnations: Mapping[str, str]
     ) -> Mapping[str, str]:
-        """Copy the store, and return which sessions the copy has."""
+        """Copy the store, and return which sessions the copy has. Those that cannot be read keep their files."""
         home = self.place.home
         if home is not None:
             await in_thread(lambda: Directory(home).close())
         async with encrypted(open_store(self.place, self.path), None if sealing is None else sealing.seals) as target:
-            copied = await copy_store(source, target, partial(on_progress, "copying the store"), total=total)
+            copied = await copy_store(
+                source, target, partial(on_progress, "copying the store"), total=len(incarnations)
+            )
             stored = await _incarnations(target)
         for difference in copied.different:
             raise StoreError(f"the copy is not complete: {difference}; nothing was changed, run this again")
         self.report.entries = copied.entries
         self.report.problems += copied.problems
-        return stored
+        return stored | {name: incarnations[name] for name in copied.unreadable if name in incarnations}
 
     async def _copy_files(
         self,

@@ -18,12 +18,14 @@ from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import SessionUnavailable, StoreCorrupt, StoreUnavailable
 from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.persistence.mending import Mended
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.stores.jsonl.lines import entry_in, head_in, header_of, lines_of
 from miniclaw_sessions.stores.jsonl.store import JSONLStore
 from miniclaw_sessions.testing import FakeClock, FaultyStore, sample_entries
+from miniclaw_sessions.transfer.backup import back_up, verify_backup
 from tests.persistence.encrypted_homes import OLD_KEY
 
 pytestmark = pytest.mark.anyio
@@ -197,14 +199,24 @@ def another_programs_file(transcript: Path) -> None:
     transcript.write_bytes(b'{"type":"session","version":3,"id":"5f3e","cwd":"/"}\n')
 
 
-@pytest.mark.parametrize(
+def put_back(home: Home) -> None:
+    if home.transcript.is_dir():
+        home.transcript.rmdir()
+    home.aside.rename(home.transcript)
+
+
+refusals = pytest.mark.parametrize(
     "change",
     [other_entries, other_entries_of_the_same_length, another_incarnation, a_directory, a_pipe, another_programs_file],
 )
+
+
+@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+@refusals
 async def test_what_something_else_has_taken_the_place_of_is_refused_and_goes_on_when_it_is_back(
-    change: Callable[[Path], None], home: Home
+    change: Callable[[Path], None], keys: KeyRing | None, home: Home
 ) -> None:
-    async with home.manager() as manager:
+    async with home.manager(keys) as manager:
         session = await manager.get_or_create("telegram", "1")
         await home.say(session, 5)
         shutil.copy(home.transcript, home.aside)
@@ -217,16 +229,14 @@ async def test_what_something_else_has_taken_the_place_of_is_refused_and_goes_on
         assert not manager.health().ok
         assert any("put something else there" in problem for problem in (await manager.check()).problems)
 
-        if home.transcript.is_dir():
-            home.transcript.rmdir()
-        home.aside.rename(home.transcript)
+        put_back(home)
         await session.add_message(Message.user("not acknowledged"), idempotency_key="again")
         home.said.append("not acknowledged")
         await home.say(session, 1)
         assert await home.stored(manager) == home.said
         assert (await manager.check()).problems == []
         assert manager.health().problems == []
-    async with home.manager() as manager:  # closing had nothing to say
+    async with home.manager(keys) as manager:  # closing had nothing to say
         assert await home.stored(manager) == home.said
 
 
@@ -290,6 +300,51 @@ async def test_a_copy_with_the_same_content_changes_nothing(home: Home) -> None:
 
 
 # --- what goes through all sessions ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noticed", [False, True])
+@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+@refusals
+async def test_a_refused_session_keeps_no_other_from_being_searched_checked_repaired_and_backed_up(
+    change: Callable[[Path], None], keys: KeyRing | None, noticed: bool, home: Home, tmp_path: Path
+) -> None:
+    async with home.manager(keys) as manager:
+        await home.say(await manager.get_or_create("telegram", "1"), 5)
+        other = await manager.get_or_create("telegram", "2")
+        await other.add_message(Message.user("message of another"))
+        await manager.flush()
+
+        async def refused() -> None:
+            if home.aside.exists():
+                put_back(home)
+                assert await home.stored(manager) == home.said
+            shutil.copy(home.transcript, home.aside)
+            change(home.transcript)
+            if noticed:
+                with pytest.raises(SessionUnavailable):
+                    await home.stored(manager)
+
+        await refused()
+        assert await sessions_found(manager) == {"telegram_2"}
+        await refused()
+        (problem,) = (await manager.check()).problems
+        assert problem.startswith("session telegram_1: cannot use")
+        await refused()
+        assert await manager.repair() == Mended()
+        await refused()
+        report = await back_up(manager, tmp_path / "b")
+        left_out = "session telegram_1 cannot be read in the source, and is not in the copy; see `check`"
+        assert (report.sessions, report.entries, report.problems) == (2, 1, [left_out])  # its window is there
+        assert (await verify_backup(tmp_path / "b")).problems == []
+
+        put_back(home)
+        assert await sessions_found(manager) == {"telegram_1", "telegram_2"}
+        assert (await manager.check()).problems == []
+        assert (await back_up(manager, tmp_path / "c")).problems == []
+
+
+async def sessions_found(manager: SessionManager) -> set[str]:
+    return {result.session_id for result in (await manager.search("message")).results}
 
 
 async def test_a_check_counts_no_failure_of_a_disk_as_damage(home: Home) -> None:

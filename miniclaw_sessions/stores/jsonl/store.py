@@ -7,6 +7,7 @@ sessions are, and where they end, is kept in memory; listing them reads nothing.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -14,7 +15,7 @@ from typing import Any, Self, TypeVar
 from anyio import CancelScope, to_thread
 from anyio.lowlevel import checkpoint
 
-from miniclaw_sessions.errors import StoreError, StoreUnavailable
+from miniclaw_sessions.errors import SessionUnavailable, StoreCorrupt, StoreError, StoreUnavailable
 from miniclaw_sessions.stores.base import Append, StoredEntry, StoredHead
 from miniclaw_sessions.stores.jsonl.directory import ChangedElsewhere, Transcripts
 from miniclaw_sessions.stores.jsonl.file import Find, Stream, Transcript
@@ -106,17 +107,20 @@ class JSONLStore(JSONLReader):
         return await self._in_thread(self._opened().append, appends)
 
     async def heads(self) -> AsyncIterator[StoredHead]:
-        """All sessions in order of session_id, from memory."""
-        known = self._opened().known
-        for number, session_id in enumerate(sorted(known)):
+        """All sessions in order of session_id, from memory; those that are refused are left out."""
+        transcripts = self._opened()
+        for number, session_id in enumerate(sorted(transcripts.known)):
             if number % PAGE == 0:
                 await checkpoint()
-            transcript = known.get(session_id)
-            if transcript is not None:
+            if transcripts.is_refused(session_id):
+                with suppress(StoreCorrupt, SessionUnavailable):
+                    await self._clear_doubts(session_id)
+            transcript = transcripts.known.get(session_id)
+            if transcript is not None and not transcripts.is_refused(session_id):
                 yield StoredHead(transcript.head, transcript.last_sequence)
 
     async def session_ids(self) -> list[str]:
-        """The ids of all sessions, in order, from memory."""
+        """The ids of all sessions, in order, from memory; also of those that are refused."""
         await checkpoint()
         return sorted(self._opened().known)
 
