@@ -378,7 +378,7 @@ class Dispatcher:
         try:
             await checkpoint()  # whose time is over while it waits is not begun
             asked.session = incoming.session or await self._session(key, must_exist=incoming.must_exist)
-            answer = partial(self._answer_at_its_end, asked.session, incoming, tell)
+            answer = partial(self._answer_at_its_end, asked, asked.session, tell)
             question = await self._question(asked, asked.session)
             word, arguments = (incoming.obeys and command_in(incoming.message)) or ("", "")
             if word and (run := COMMANDS[word].run) is not None:
@@ -396,17 +396,19 @@ class Dispatcher:
         return Obeyed(incoming, end) if isinstance(end, str) else Answered(incoming, end)
 
     async def _answer_at_its_end(
-        self, session: Session, incoming: Incoming, tell: Callable[[AgentEvent], None], said: Message | Opening | None
+        self, asked: Asked, session: Session, tell: Callable[[AgentEvent], None], said: Message | Opening | None
     ) -> TurnEnd:
         """Let what is said be answered; where more of it follows, only keep it.
 
         Raises:
             DuplicateMessage: it is answered with what follows.
         """
+        incoming = asked.incoming
         key = incoming.message_id
         if incoming.goes_on is not None and said is not None:
             async with session.turn(said, idempotency_key=key) as turn:
-                tell(MessageAccepted(turn.message))
+                # only the channel: followers of the session would see an answer begin here, and end in an error
+                asked.put(Accepted(incoming, MessageAccepted(turn.message)))
             if await incoming.goes_on():
                 raise DuplicateMessage(session.session_id, key or "", turn.message.id)
         return await (incoming.answerer or self._assistant).answer(session, said, idempotency_key=key, tell=tell)

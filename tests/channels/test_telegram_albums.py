@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.agent.provider import ModelEvent, Reply
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.channels.telegram_exchanges import ALBUM_S
 from miniclaw_sessions.errors import StoreFull
+from miniclaw_sessions.manager.following import Told
 from miniclaw_sessions.protocol.messages import ImagePart
 from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.testing import FaultyStore
@@ -84,6 +87,31 @@ async def test_three_pictures_have_one_answer_and_none_is_confirmed_before_it(
     assert await kinds(bots) == "uuua"
     (first, *_) = (await bots.manager.get_or_create("telegram", 42)).messages()
     assert first.text == pictures[0]["caption"] == "look"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_who_follows_the_session_sees_one_answer_to_all_pictures_and_no_error(
+    bots: Bots, server: BotServer, viewer: Viewer, count: int
+) -> None:
+    bots.clock.held[ALBUM_S].set()
+    await bots.manager.get_or_create("telegram", 42)
+    seen: list[str] = []
+
+    async def follow() -> None:
+        async with aclosing(bots.manager.watch("telegram_42")) as followed:
+            async for some in followed:
+                seen.extend(one.kind for one in some if isinstance(one, Told))
+                if "done" in seen:
+                    return
+
+    async with anyio.create_task_group() as tasks, bots.serving():
+        tasks.start_soon(follow)
+        while not bots.manager.live.followers:
+            await checkpoint()
+        album(server, count)
+        await server.until(lambda: not server.updates)
+    assert viewer.asked == [f"{count} pictures"]
+    assert seen == ["typing", "accepted", "usage", "done"]
 
 
 async def test_what_was_killed_before_the_answer_is_answered_once_by_the_next_daemon(
