@@ -40,6 +40,7 @@ class Said(NamedTuple):
         question: what the person was asked when he said it.
         agent: whose models answer.
         answer: lets the assistant answer something, under the message's own id.
+        currency: what costs are in.
     """
 
     session: Session
@@ -48,6 +49,7 @@ class Said(NamedTuple):
     question: Question
     agent: Agent
     answer: Callable[[Message | Opening | None], Awaitable[TurnEnd]]
+    currency: str
 
 
 class Command(NamedTuple):

@@ -32,7 +32,7 @@ async def tell_usage(said: Said) -> str:
         rows = list(spent_in(session, since, until))
         used, estimated = sum((one.usage for one in rows), Usage()), sum(one.estimated for one in rows)
         guess = f" (with an estimate for {estimated} that broke off)" if estimated else ""
-        cost = "" if used.cost is None else f", {used.cost:,.4f} {'USD' if budgets is None else budgets.currency}"
+        cost = "" if used.cost is None else f", {used.cost:,.4f} {said.currency}"
         lines.append(f"{name}: {used.total:,} tokens{cost}{guess}")
     if budgets is not None:
         known = [one for one in await budgets.of(session) if one.limit]

@@ -15,7 +15,7 @@ from miniclaw_sessions.agent.provider import ModelEvent, Reply
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.channels.base import Incoming, Obeyed
 from miniclaw_sessions.channels.dispatcher import Dispatcher
-from miniclaw_sessions.config import BudgetSettings
+from miniclaw_sessions.config import BudgetSettings, SessionSettings
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.entries import ModelChange
 from miniclaw_sessions.protocol.messages import Message, Role, Usage
@@ -35,6 +35,13 @@ class Speaker:
     async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
         del messages, tools
         yield Reply(Message(Role.ASSISTANT, f"I am {self.model}", usage=Usage(900, 100, cost=0.25)))
+
+
+@pytest.fixture
+async def manager(tmp_path: Path) -> AsyncIterator[SessionManager]:
+    settings = SessionSettings(store="memory:", currency="EUR")
+    async with SessionManager(tmp_path / "w", settings=settings) as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -78,6 +85,16 @@ async def test_a_chat_is_told_what_it_has_used_and_when_nothing_is_left(room: Ro
     ]
     assert spent.text.startswith("The budget of this chat for today is spent, 0.5000 EUR of 0.5000 EUR; it goes on at ")
     assert spent.text.endswith(" Your message is kept.")
+
+
+async def test_without_budgets_too_a_chat_is_told_its_costs_in_their_currency(
+    room: Room, manager: SessionManager
+) -> None:
+    async with Dispatcher(manager, Assistant(Agent(Speaker("small")))) as dispatcher:
+        dispatcher.serve(room)
+        *_, usage = await room.ended(*map(room.say, ("one", "/usage")))
+        dispatcher.cut_off(anyio.current_time())
+    assert usage.text.splitlines()[-1] == "Altogether: 1,000 tokens, 0.2500 EUR"
 
 
 async def test_the_model_that_a_person_has_chosen_stays_chosen_wherever_the_chat_goes(
