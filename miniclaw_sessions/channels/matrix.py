@@ -369,7 +369,15 @@ class MatrixChannel:
         if relation.get("is_falling_back"):
             return False  # every event of a thread names the newest one, for programs that know no threads
         answered = _table(relation, "m.in_reply_to").get("event_id")
-        return bool(answered) and (await self._event(room.room_id, str(answered))).get("sender") == user_id
+        if not answered:
+            return False
+        try:
+            said = await self._event(room.room_id, str(answered))
+        except Unreachable as error:  # raised, it would stop all rooms at this message for as long as it lasts
+            why = {"channel": self.name, "detail": str(error)}
+            log.warning("a reply is not taken for one to the bot", action="channel.unconfirmed", **why)
+            return False
+        return bool(said.get("sender") == user_id)
 
     async def _event(self, room_id: str, event_id: str) -> dict[str, Any]:
         """An event that another one refers to; an empty one where there is none."""

@@ -12,7 +12,7 @@ ACTIONS = {
     "channel.refused": "somebody who is not allowed to has written to a bot, and is not answered",
     "channel.send_failed": "a channel did not take what it was told; it is in the session all the same",
     "channel.typing_failed": "a channel could not show that an answer is being made",
-    "channel.unconfirmed": "a network's own reply has not said what became of what it was sent; it is sent again",
+    "channel.unconfirmed": "a request got no reply of the network's own; the line says what becomes of it",
     "channel.unreadable": "a network sent something that its library cannot read; it was passed over",
     "clock.jumped": "the wall clock was set; no session ages by the jump",
     "commit.delayed": "the store cannot write the entries of one session now; the others go on",

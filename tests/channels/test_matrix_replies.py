@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from miniclaw_sessions import SessionManager
 from miniclaw_sessions.channels.matrix_replies import fault_of
-from tests.channels.homeserver import Homeserver
+from tests.channels.homeserver import BOT, Homeserver
 from tests.channels.rooms import Doors
 from tests.channels.test_matrix_events import ALICE, serving
 
@@ -110,6 +110,25 @@ async def test_an_invitation_that_only_a_proxy_refused_is_accepted_later_and_kee
             await server.until(lambda: not server.invitations)
     assert details(logs, "channel.failed") == []
     assert len(details(logs, "channel.unconfirmed")) == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", STRANGE)
+async def test_a_reply_to_what_only_a_proxy_shows_is_not_for_the_bot_and_stops_nothing(
+    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    server = Homeserver(people=3)
+    with capture_logs() as logs:
+        async with serving(manager, model, server, monkeypatch):
+            answered = server.say("what the bot has said", BOT)
+            server.instead["GET _event"] = [STRANGE[kind]]
+            server.say("a reply", ALICE, **{"m.relates_to": {"m.in_reply_to": {"event_id": answered}}})
+            server.say(f"{BOT}: hello", ALICE)
+            await server.until_position(3)
+    assert list(server.answers.values()) == ["echo: hello"]
+    assert details(logs, "channel.failed") == []
+    (told,) = details(logs, "channel.unconfirmed")
+    assert told.startswith(f"the reply is not the homeserver's own (status {STRANGE[kind][0]}, ")
 
 
 @pytest.mark.parametrize(
