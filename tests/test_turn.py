@@ -362,6 +362,13 @@ async def test_a_turn_that_one_task_begins_may_be_ended_by_another(session: Sess
     assert texts(session) == ["ask", "answered", "next"]
 
 
+async def test_a_turn_that_one_task_begins_and_whose_block_fails_is_over(session: Session) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with in_two_tasks(session.turn(ASK)):
+            raise ZeroDivisionError
+    assert not session.journal.in_turn
+
+
 async def test_re_entry_is_noticed_through_another_sessions_turn(tmp_path: Path) -> None:
     async with SessionManager(tmp_path, store="memory:") as manager:
         one, two = await manager.get_or_create("telegram", "1"), await manager.get_or_create("telegram", "2")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -22,5 +22,7 @@ async def in_a_task(work: Awaitable[T]) -> T:
 @asynccontextmanager
 async def in_two_tasks(context: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
     """Entered by one task, left by another, and used by a third."""
-    yield await in_a_task(context.__aenter__())
-    await in_a_task(context.__aexit__(None, None, None))
+    entered = await in_a_task(context.__aenter__())
+    async with AsyncExitStack() as stack:
+        stack.push_async_exit(lambda *error: in_a_task(context.__aexit__(*error)))
+        yield entered
