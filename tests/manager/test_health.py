@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from miniclaw_sessions.config import PostgreSQLSettings, SessionSettings
+from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import StoreConflict, StoreCorrupt, StoreError, StoreUnavailable
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.messages import Message
@@ -17,7 +17,7 @@ from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.testing import FakeClock, FaultyStore
 from tests.postgresql import PostgreSQLServer
 from tests.stores.test_damaged_page import damaged_home
-from tests.stores.test_postgresql_failures import transaction
+from tests.stores.test_postgresql_failures import HASTY, transaction
 
 pytestmark = pytest.mark.anyio
 
@@ -113,7 +113,7 @@ async def test_the_first_start_on_plain_files_tells_of_no_losses(tmp_path: Path)
 async def test_health_tells_of_messages_that_a_server_refuses_and_forgets_it_once_they_are_taken(
     postgresql: PostgreSQLServer, postgresql_url: str
 ) -> None:
-    settings = SessionSettings(postgresql=PostgreSQLSettings(statement_timeout_s=0.2))
+    settings = SessionSettings(postgresql=HASTY)
     async with SessionManager(store=postgresql_url, settings=settings) as manager:
         session = await manager.get_or_create("telegram", "1")
         await session.add_message(Message.user("before"))
@@ -132,7 +132,7 @@ async def test_health_tells_of_messages_that_a_server_refuses_and_forgets_it_onc
 async def test_health_tells_of_a_server_on_which_no_session_can_be_made(
     postgresql: PostgreSQLServer, postgresql_url: str
 ) -> None:
-    settings = SessionSettings(postgresql=PostgreSQLSettings(statement_timeout_s=0.2))
+    settings = SessionSettings(postgresql=HASTY)
     async with SessionManager(store=postgresql_url, settings=settings) as manager:
         async with transaction(postgresql, postgresql_url, "LOCK TABLE sessions IN SHARE MODE"):
             with pytest.raises(StoreUnavailable):
