@@ -12,7 +12,7 @@ def sampled(cases: Iterable[Any], every: int) -> list[Any]:
     """The cases of a parametrized test; only every so many-th of them runs in the round.
 
     Args:
-        cases: values, tuples of values, or what `pytest.param` has made.
+        cases: values, or tuples of values.
         every: of so many cases the first one stays in the round; the others are proofs.
     """
     chosen = []
