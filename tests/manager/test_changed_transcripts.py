@@ -17,6 +17,7 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import SessionUnavailable, StoreCorrupt, StoreUnavailable
+from miniclaw_sessions.history.conversation import REMEMBERED_KEYS
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.persistence.mending import Mended
 from miniclaw_sessions.protocol.entries import MessageEntry
@@ -297,6 +298,74 @@ async def test_a_copy_with_the_same_content_changes_nothing(home: Home) -> None:
             await home.say(session, 1)
         assert [log["action"] for log in logs] == []
         assert await home.stored(manager) == home.said
+
+
+# --- keys that were used long ago ------------------------------------------------------------------------------------
+
+
+async def with_keys(home: Home, session: Session) -> None:
+    """More keys than the session remembers, so that the store is asked for the oldest."""
+    for number in range(REMEMBERED_KEYS + 20):
+        session.append(Message.user(f"message {number}"), idempotency_key=f"k{number}")
+        home.said.append(f"message {number}")
+    await session.saved()
+
+
+async def repeat(session: Session) -> tuple[int, str]:
+    again = await session.add_message(Message.user("message 0"), idempotency_key="k0")
+    return again.sequence, again.message.text
+
+
+@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+async def test_a_repeated_key_is_answered_though_the_file_was_touched(keys: KeyRing | None, home: Home) -> None:
+    async with home.manager(keys) as manager:
+        session = await manager.get_or_create("telegram", "1")
+        await with_keys(home, session)
+        for _ in range(2):
+            assert await repeat(session) == (1, "message 0")
+            os.utime(home.transcript)
+        assert await repeat(session) == (1, "message 0")
+        assert await home.stored(manager) == home.said
+
+
+@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("change", [*CHANGES, remove])
+async def test_a_key_is_not_used_again_when_a_file_that_lacked_it_is_right_again(
+    change: Callable[[Path, Path], None], keys: KeyRing | None, home: Home
+) -> None:
+    async with home.manager(keys) as manager:
+        session = await manager.get_or_create("telegram", "1")
+        await home.say(session, 1)
+        shutil.copy(home.transcript, home.aside)
+        await with_keys(home, session)
+        kept = home.transcript.read_bytes()
+        change(home.transcript, home.aside)
+        assert len(await home.stored(manager)) < len(home.said)
+        with pytest.raises(StoreUnavailable, match="put back what was there"):
+            await session.add_message(Message.user("not acknowledged"), idempotency_key="again")
+        home.transcript.write_bytes(kept)
+        assert await repeat(session) == (2, "message 0")
+        await manager.flush()
+        assert await home.stored(manager) == [*home.said, "not acknowledged"]
+
+
+@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+async def test_the_keys_of_what_another_program_appended_are_known(keys: KeyRing | None, home: Home) -> None:
+    async with home.manager(keys) as manager:
+        session = await manager.get_or_create("telegram", "1")
+        await home.say(session, 1)
+        shutil.copy(home.transcript, home.aside)
+        await with_keys(home, session)
+        whole = home.transcript.read_bytes()
+    home.aside.rename(home.transcript)
+    async with JSONLStore(home.transcript.parent) as store:
+        digest = "k0" if keys is None else keys.digests("k0", "telegram_1")[0]
+        assert await store.find_by_idempotency_key("telegram_1", digest) is None
+        home.transcript.write_bytes(whole)
+        await store.read_newest("telegram_1", 1)
+        found = await store.find_by_idempotency_key("telegram_1", digest)
+        assert found is not None
+        assert found.sequence == 2
 
 
 # --- what goes through all sessions ----------------------------------------------------------------------------------

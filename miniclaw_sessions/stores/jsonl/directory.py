@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from copy import copy
 from functools import partial
@@ -83,8 +83,12 @@ class Transcripts:
         changed: what other programs did to transcripts, until all that was in them is there again.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, on_new_content: Callable[[str], None]) -> None:
         """Take the directory, creating it if needed, and find what is in it. What crashes left behind is set aside.
+
+        Args:
+            path: where it is.
+            on_new_content: called with the id of a session whose file may hold something else than before.
 
         Raises:
             ConfigError: it is somebody's directory of other things.
@@ -94,6 +98,7 @@ class Transcripts:
             StoreUnavailable: it cannot be read.
         """
         self._path = path
+        self._on_new_content = on_new_content
         self._doubtful: set[str] = set()  # sessions of which it is not known what a power cut would leave
         with failing("open", path), ExitStack() as stack:
             recognize(path)
@@ -286,6 +291,7 @@ class Transcripts:
             self.known[session_id] = transcript
             self._is_whole_again(transcript)
         self._doubtful.discard(session_id)
+        self._on_new_content(session_id)
         return transcript
 
     def _examined(self, session_id: str, before: Transcript | None) -> Transcript:

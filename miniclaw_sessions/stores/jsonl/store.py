@@ -6,8 +6,9 @@ sessions are, and where they end, is kept in memory; listing them reads nothing.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -67,7 +68,7 @@ class JSONLStore(JSONLReader):
         return self
 
     def _take(self) -> None:
-        self._transcripts = Transcripts(self.path)
+        self._transcripts = Transcripts(self.path, self._keys.forget)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -141,22 +142,25 @@ class JSONLStore(JSONLReader):
 
     async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
         """The oldest entry with this key, or None; that a key is new is mostly known without the file."""
-        if not await self._keys.may_have(session_id, key):
-            return None
-        return await super().find_by_idempotency_key(session_id, key)
+        if session_id not in self._opened().changed and not await self._keys.may_have(session_id, key):
+            return None  # a file that lacks entries would be remembered without their keys
+        return await self._as_it_is_now(session_id, partial(super().find_by_idempotency_key, session_id, key))
 
     async def _begin(self, stream: Stream, session_id: str, find: Find) -> bool:
-        """Open a transcript to be read; what other programs have changed is looked at first.
+        return await self._as_it_is_now(session_id, partial(super()._begin, stream, session_id, find))
+
+    async def _as_it_is_now(self, session_id: str, read: Callable[[], Awaitable[T]]) -> T:
+        """Read a transcript; what other programs have changed is looked at first.
 
         Raises:
             StoreCorrupt, SessionUnavailable: something else has its name.
         """
         await self._clear_doubts(session_id)
         try:
-            return await super()._begin(stream, session_id, find)
+            return await read()
         except ChangedElsewhere:
             await self._in_thread(self._opened().look_again, session_id)
-            return await super()._begin(stream, session_id, find)
+            return await read()
 
     async def _clear_doubts(self, session_id: str) -> None:
         """See whether what had a session's name is gone, or is again what it was."""
