@@ -98,7 +98,7 @@ class DiveStore(_Documents):
     async def fork_session(self, from_name: str, to_name: str) -> DiveSession:
         """Open, fork and put in one; see `Session.fork` for what it raises."""
         source = await self.manager.find((await self._key(from_name)).session_id)
-        return DiveSession(await source.fork(SessionKey.named(to_name)))
+        return await DiveSession(source).fork(to_name)
 
 
 class GoManager(_Documents):

@@ -234,20 +234,22 @@ class _Others:
         is_first, is_thorough = watched and not self._has_looked, now - self._thorough_at >= THOROUGH_EVERY_S
         if is_first:
             self._known.clear()
-        followed, known = self._following.incarnations, dict(self._known)
+        followed = self._following.incarnations
         late_s = KNOWN_S if is_first else THOROUGH_LATE_S if is_thorough else LATE_S
-        changes = await store.changes(self._at, late_s)
-        heads = {stored.head.session_id: stored for stored in changes.changed}
         asked = {session_id for session_id, (one, _) in followed.items() if self._asked.get(session_id) is not one}
         if is_thorough:
-            asked |= followed.keys() | known.keys()
+            asked |= followed.keys() | self._known.keys()
+        known = [self._known[session_id][0] for session_id in asked if session_id in self._known]
+        changes = await store.changes(self._at, late_s)
+        heads = {stored.head.session_id: stored for stored in changes.changed}
         there = await self._store.versions(asked) if asked else {}
         self._following.polled(followed, heads | dict(there), asked, changes.deleted)
         if watched:
-            missing = asked - there.keys()
-            for session_id, (head, _) in known.items() if missing or changes.deleted else ():
-                if session_id in missing or head.incarnation in changes.deleted:
-                    self._tell_deleted(head)
+            gone = [head for head in known if head.session_id not in there]
+            if changes.deleted:
+                gone += [head for head, _ in self._known.values() if head.incarnation in changes.deleted]
+            for head in gone:
+                self._tell_deleted(head)
             for stored in changes.changed:
                 await self._see(stored)
         self._has_looked, self._at = watched, changes.at

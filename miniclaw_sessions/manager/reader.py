@@ -381,13 +381,3 @@ async def _questions(session: Session) -> builtins.list[MessageEntry]:
         return [one.entry for one in kept if one.role is Role.USER]
     entries = readable(await session.tree.read_after(0, BEGINNING))
     return [entry for entry in entries if isinstance(entry, MessageEntry) and entry.message.is_user]
-
-
-async def fork_session(manager: SessionReader, from_id: str, to_id: str) -> Session:
-    """Fork a session under a new id, in the words of document 001: open, fork and put in one.
-
-    Raises:
-        SessionNotFound: there is no session `from_id`.
-        SessionExists, SessionLimit, InvalidKey, StoreError: as for `Session.fork`.
-    """
-    return await (await manager.find(from_id)).fork(to_id)

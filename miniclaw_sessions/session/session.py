@@ -210,11 +210,11 @@ class Session:
         while True:
             entry = None if idempotency_key is None else await journal.find_by_key(idempotency_key)
             entry = entry or journal.append(message, idempotency_key=idempotency_key)
-            held = None if journal.log.units is None else journal.held(entry)
+            held = journal.held(entry)
             # a repeated message that nobody has any more has no number: then everything is waited for
             await committer.wait(journal.log, entry.sequence or journal.last_sequence)
             try:
-                return entry if held is None else held.now
+                return held.now
             except TurnTaken:  # it was a turn's question, that was given up: then it is said without a turn
                 continue
 

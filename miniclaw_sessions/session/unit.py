@@ -114,8 +114,7 @@ class Unit:
 
     def wait_for(self, entry: MessageEntry) -> MessageEntry:
         """Have an entry that was accepted before among those that are acknowledged when this unit is."""
-        if self.journal.log.units is not None:
-            self._held[entry.id] = self.journal.held(entry)
+        self._held[entry.id] = self.journal.held(entry)
         return entry
 
     def add(self, kind: type[E], **fields: Any) -> E:

@@ -16,7 +16,7 @@ import pytest
 
 from miniclaw_sessions.errors import InvalidMessage, SessionDeleted
 from miniclaw_sessions.history.branch import told
-from miniclaw_sessions.manager.reader import fork_session
+from miniclaw_sessions.manager.documents import DiveStore
 from miniclaw_sessions.protocol.entries import Compaction, MessageEntry
 from miniclaw_sessions.protocol.messages import Message, TextPart, Usage
 from miniclaw_sessions.session import Session
@@ -308,7 +308,7 @@ async def test_fork_session(bench: Bench) -> None:
     """S1.44: open, fork and put in one; what it gives is saved."""
     async with bench.manager() as manager:
         await (await manager.open("telegram_1")).save_turn(turn(1))
-        fork = await fork_session(manager, "telegram_1", "telegram_2")
+        fork = await DiveStore(manager).fork_session("telegram_1", "telegram_2")
         await fork.save_turn(turn(2))
     bench.lose_snapshots()
     async with bench.manager() as manager:

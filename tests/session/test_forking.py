@@ -25,7 +25,6 @@ from miniclaw_sessions.errors import (
 )
 from miniclaw_sessions.formats.outline import outline
 from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.manager.reader import fork_session
 from miniclaw_sessions.protocol.entries import LeafMove, moves_leaf
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message, Usage
@@ -180,16 +179,6 @@ async def test_the_default_key_is_another_each_time_and_stays_in_the_channel(ses
     forks = [await session.fork() for _ in range(3)]
     assert len({fork.session_id for fork in forks}) == 3
     assert {fork.key.channel for fork in forks} == {"telegram"}
-
-
-async def test_fork_session_opens_forks_and_puts(bench: Bench) -> None:
-    async with bench.manager() as manager:
-        session = await manager.get_or_create("telegram", "1")
-        await say(session, "a")
-        fork = await fork_session(manager, "telegram_1", "telegram_2")
-        assert fork is await manager.get("telegram", "2")
-        with pytest.raises(SessionNotFound):
-            await fork_session(manager, "telegram_3", "telegram_4")
 
 
 async def test_a_session_that_was_cleared_after_a_branch_is_forked_as_it_is(session: Session) -> None:
