@@ -300,6 +300,22 @@ async def test_a_copy_with_the_same_content_changes_nothing(home: Home) -> None:
         assert await home.stored(manager) == home.said
 
 
+@pytest.mark.parametrize("noticed", [False, True])
+@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+async def test_a_session_whose_transcript_was_removed_is_no_damage_any_more_when_it_is_deleted(
+    keys: KeyRing | None, noticed: bool, home: Home
+) -> None:
+    async with home.manager(keys) as manager:
+        await home.say(await manager.get_or_create("telegram", "1"), 3)
+        home.transcript.unlink()
+        if noticed:
+            assert await home.stored(manager) == []
+            assert not manager.health().ok
+        await manager.delete("telegram_1")
+        assert manager.health().problems == []
+        assert (await manager.check()).problems == []
+
+
 # --- keys that were used long ago ------------------------------------------------------------------------------------
 
 

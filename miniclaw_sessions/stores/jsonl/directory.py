@@ -457,10 +457,10 @@ class Transcripts:
             transcript = self.known.get(session_id)
             if session_id in self._doubtful or self.is_refused(session_id):
                 transcript = self._look_again(session_id)
+            self.changed.pop(session_id, None)  # also where another program was first
             if transcript is None:
                 return False
             del self.known[session_id]  # nobody begins to read it any more
-            self.changed.pop(session_id, None)
             self._descriptors.close(transcript.name)
             try:
                 self._remove_torn(transcript.name)
