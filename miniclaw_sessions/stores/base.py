@@ -316,12 +316,13 @@ class Store(Protocol):
         return False
 
     @property
-    def damage(self) -> str | None:
-        """What was met that is damaged since it was opened, also where a call went on without it; None: nothing was.
+    def damage(self) -> Sequence[str]:
+        """What was met that is damaged since it was opened, also where a call went on without it, and is not yet right.
 
-        A store that raises `StoreCorrupt`, or gives entries as `damaged`, wherever it meets damage, need not tell.
+        A sentence each, as `check` has it. A store that raises `StoreCorrupt`, or gives entries as `damaged`, wherever
+        it meets damage, need not tell.
         """
-        return None
+        return ()
 
     def rest_of(self, directory: Path) -> AbstractAsyncContextManager[Source] | None:
         """What can still be read of a damaged store of this kind, whose `files` were copied to a directory.

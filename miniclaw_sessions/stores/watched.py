@@ -36,7 +36,7 @@ class WatchedStore(WrappingStore):
     @property
     def problems(self) -> list[str]:
         """What is damaged, one sentence each; none where no call has met damage."""
-        found = self._damage or self.damage
+        found = self._damage or next(iter(self.damage), None)
         problems = [] if found is None else [f"the store is damaged: {found}"]
         named = list(self._damaged_sessions.items())[:LISTED]
         problems += [
@@ -97,11 +97,16 @@ class WatchedStore(WrappingStore):
         return was_there
 
     async def check(self) -> list[str]:
-        """Check; what is found is remembered, in the place of whatever was met before."""
+        """Check; what is found is remembered, in the place of whatever was met before.
+
+        What the inner store says itself (`damage`) is not: it knows when that is right again.
+        """
         problems = await super().check()
         self._damaged_sessions.clear()
-        more = f" (and {len(problems) - 1} more problems: see `check`)" if len(problems) > 1 else ""
-        self._damage = f"{problems[0]}{more}" if problems else None
+        known = set(self.damage)
+        lasting = [problem for problem in problems if problem not in known]
+        more = f" (and {len(lasting) - 1} more problems: see `check`)" if len(lasting) > 1 else ""
+        self._damage = f"{lasting[0]}{more}" if lasting else None
         return problems
 
     def _look_at(self, session_id: str, entries: Iterable[StoredEntry]) -> None:

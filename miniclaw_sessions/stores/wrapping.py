@@ -50,7 +50,7 @@ class WrappingStore(Store):
         return self._store.found_damaged()
 
     @property
-    def damage(self) -> str | None:
+    def damage(self) -> Sequence[str]:
         """The inner store's."""
         return self._store.damage
 

@@ -144,8 +144,8 @@ async def test_nothing_is_written_behind_a_gap_that_memory_cannot_fill(
         home.transcript.write_bytes(kept)  # and it goes on by itself
         await session.add_message(Message.user("not acknowledged"), idempotency_key="again")
         assert await home.stored(manager) == [*home.said, "not acknowledged"]
-        assert (await manager.check()).problems == []
         assert manager.health().problems == []
+        assert (await manager.check()).problems == []
 
 
 async def test_a_gap_that_memory_cannot_fill_is_told_as_a_loss_by_the_next_start(home: Home) -> None:
@@ -235,8 +235,8 @@ async def test_what_something_else_has_taken_the_place_of_is_refused_and_goes_on
         home.said.append("not acknowledged")
         await home.say(session, 1)
         assert await home.stored(manager) == home.said
-        assert (await manager.check()).problems == []
         assert manager.health().problems == []
+        assert (await manager.check()).problems == []
     async with home.manager(keys) as manager:  # closing had nothing to say
         assert await home.stored(manager) == home.said
 
@@ -314,6 +314,32 @@ async def test_a_session_whose_transcript_was_removed_is_no_damage_any_more_when
         await manager.delete("telegram_1")
         assert manager.health().problems == []
         assert (await manager.check()).problems == []
+
+
+@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+async def test_what_a_check_met_is_in_health_until_each_file_is_back_and_damage_stays(
+    keys: KeyRing | None, home: Home
+) -> None:
+    async with home.manager(keys) as manager:
+        for number in (1, 2, 3):
+            await home.say(await manager.get_or_create("telegram", number), 3)
+        replaced = [home.transcript.with_name(f"telegram_{number}.jsonl") for number in (1, 2)]
+        kept = {transcript: transcript.read_bytes() for transcript in replaced}
+        for transcript in replaced:
+            other_entries(transcript)
+        damaged = home.transcript.with_name("telegram_3.jsonl")
+        data = damaged.read_bytes()
+        damaged.write_bytes(data[:-40] + b"#" + data[-39:])
+        assert len((await manager.check()).problems) >= 3
+        assert not manager.health().ok
+        for transcript in replaced:
+            transcript.write_bytes(kept[transcript])
+            await manager.search("message")
+        assert all("telegram_3" in one for one in manager.health().problems)
+        assert not manager.health().ok
+        damaged.write_bytes(data)
+        assert (await manager.check()).problems == []
+        assert manager.health().problems == []
 
 
 # --- keys that were used long ago ------------------------------------------------------------------------------------

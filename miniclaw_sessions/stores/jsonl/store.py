@@ -18,7 +18,7 @@ from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.errors import SessionUnavailable, StoreCorrupt, StoreError, StoreUnavailable
 from miniclaw_sessions.stores.base import Append, StoredEntry, StoredHead
-from miniclaw_sessions.stores.jsonl.directory import ChangedElsewhere, Transcripts
+from miniclaw_sessions.stores.jsonl.directory import Changed, ChangedElsewhere, Transcripts
 from miniclaw_sessions.stores.jsonl.file import Find, Stream, Transcript
 from miniclaw_sessions.stores.jsonl.finding import damaged_files
 from miniclaw_sessions.stores.jsonl.reader import READERS, JSONLReader
@@ -93,10 +93,10 @@ class JSONLStore(JSONLReader):
                         self._turns.release()
 
     @property
-    def damage(self) -> str | None:
-        """What another program did to a transcript that is open, until all that was in it is there again."""
+    def damage(self) -> Sequence[str]:
+        """What another program did to transcripts that are open, until all that was in them is there again."""
         changed = {} if self._transcripts is None else self._transcripts.changed
-        return next((one.sentence for one in list(changed.values())), None)
+        return [_said_of(session_id, one) for session_id, one in list(changed.items())]
 
     async def still_there(self) -> None:
         """Look whether the directory is still the one that is open; each file is looked at when it is appended to."""
@@ -195,7 +195,7 @@ class JSONLStore(JSONLReader):
     async def _check(self, session_id: str) -> list[str]:
         problems = await super()._check(session_id)
         changed = self._opened().changed.get(session_id)
-        return problems if changed is None else [f"session {session_id}: {changed.sentence}", *problems]
+        return problems if changed is None else [_said_of(session_id, changed), *problems]
 
     async def _in_thread(self, step: Callable[..., T], *arguments: Any) -> T:
         """Run a durable step behind those that were called before; once begun it runs to its end."""
@@ -215,3 +215,7 @@ class JSONLStore(JSONLReader):
 
     def _not_open(self) -> StoreUnavailable:
         return StoreUnavailable(f"cannot use {self.path}: the store is not open; enter it with `async with`")
+
+
+def _said_of(session_id: str, changed: Changed) -> str:
+    return f"session {session_id}: {changed.sentence}"

@@ -78,7 +78,7 @@ class SQLiteStore(Store):
 
     durable: ClassVar[bool] = True
     keeps_entries: ClassVar[bool] = True
-    damage: str | None = None
+    damage: Sequence[str] = ()
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -307,7 +307,7 @@ class SQLiteStore(Store):
         if problems:
             await self._note_damage(problems[0])
         else:
-            self.damage = None
+            self.damage = ()
         return problems
 
     async def _entries(
@@ -327,10 +327,10 @@ class SQLiteStore(Store):
         Raises:
             StoreUnavailable: the disk refuses to be read, which SQLite calls damaged too.
         """
-        if self.damage is not None:
+        if self.damage:
             return
         await to_thread.run_sync(read_through, [self._path])
-        self.damage = problem
+        self.damage = (problem,)
         log.error(
             "the database is damaged; what cannot be read of it is missing, everything else is served, and the next "
             "start makes it anew from what can be read",
