@@ -7,7 +7,8 @@ turn that fails leaves nothing in it, and a call that waits for an answer from o
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from inspect import isawaitable
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ import msgspec
 
 from miniclaw_sessions.agent.events import TurnEnd
 from miniclaw_sessions.errors import AgentError, ConfigError, SessionsError
+from miniclaw_sessions.history.window import MAX_MESSAGES
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.given import as_message
 from miniclaw_sessions.protocol.messages import Message, Usage
@@ -100,13 +102,13 @@ async def borrow(
 
 async def _loaded(session: KeepsTurns | KeepsMessages) -> tuple[Session, GiveBack]:
     name = session.id() if callable(session.id) else session.id
-    copy = Session.new(str(name))
-    try:
-        said = await _awaited(session.messages())
+    with _loading(session):
+        said = list(await _awaited(session.messages()))
+    # all of it, and a turn: how much of it the model is sent, the agent's limits say
+    copy = Session.new(str(name), window=len(said) + MAX_MESSAGES)
+    with _loading(session):
         # what was spent before is on no account of this turn
         copy.extend([msgspec.structs.replace(as_message(message), usage=None) for message in said])
-    except Exception as error:
-        raise _failed(session, "messages", error) from error
     loaded = copy.last_sequence
 
     async def give_back(end: TurnEnd, said: Sequence[Message]) -> None:
@@ -125,6 +127,14 @@ async def _loaded(session: KeepsTurns | KeepsMessages) -> tuple[Session, GiveBac
             raise failed from error
 
     return copy, give_back
+
+
+@contextmanager
+def _loading(session: object) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise _failed(session, "messages", error) from error
 
 
 async def _keep_as_it_is(_: TurnEnd, __: Sequence[Message]) -> None:

@@ -12,9 +12,9 @@ import pytest
 from miniclaw_sessions.agent.agent import Agent, Generation, Hooks, TurnSuspended
 from miniclaw_sessions.agent.kept_elsewhere import AnySession
 from miniclaw_sessions.agent.tool_runner import SuspendTurn
-from miniclaw_sessions.errors import AgentError, ConfigError, ModelError
+from miniclaw_sessions.errors import AgentError, ConfigError, InvalidKey, ModelError
 from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.messages import Message, ToolCall, Usage
+from miniclaw_sessions.protocol.messages import Message, Role, ToolCall, Usage
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.documents import DiveSession, GoSession, KernelSession
 from miniclaw_sessions.session.turn import Opening
@@ -87,6 +87,22 @@ async def test_any_object_with_the_methods_of_document_000_gets_every_message() 
     await Agent(provider, tools=[tool("echo", echo)], session=session).reply(HELLO)
     assert [message.text for message in provider.contexts[0]] == ["before", "answered", "hello"]
     assert [message.text for message in session.said[2:]] == ["hello", "", "nothing", "one"]
+
+
+@pytest.mark.parametrize("limit", [120, 100, 30])
+async def test_the_history_limit_holds_in_a_session_of_others_also_beyond_the_default(limit: int) -> None:
+    said = [Message(Role.ASSISTANT if place % 2 else Role.USER, str(place)) for place in range(120)]
+    provider = ScriptedProvider([calls("echo"), "one"])
+    agent = Agent(provider, tools=[tool("echo", echo)], history_limit=limit)
+    await agent.reply(HELLO, session=Turns(*said))
+    assert [len(context) for context in provider.contexts] == [limit + 1, limit + 3]
+
+
+async def test_a_session_of_others_whose_id_cannot_name_one_is_refused_as_such() -> None:
+    session = Messages()
+    session.id = ""
+    with pytest.raises(InvalidKey):
+        await Agent(ScriptedProvider(["hi"]), session=session).reply(HELLO)
 
 
 async def test_load_and_save_stand_around_the_hooks() -> None:
