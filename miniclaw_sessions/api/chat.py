@@ -30,11 +30,11 @@ from miniclaw_sessions.api.operation import Stream, checked_idempotency_key, ope
 from miniclaw_sessions.api.sessions import ONE, OneSession
 from miniclaw_sessions.api.shapes import ChatEvent, ChatReply, ChatRequest, StoppedReply
 from miniclaw_sessions.errors import InvalidMessage, TurnCutOff
-from miniclaw_sessions.formats.images import IMAGE_TYPES, MAX_IMAGE_BYTES, image_of
+from miniclaw_sessions.formats.images import IMAGE_TYPES, MAX_IMAGE_BYTES, image_of, inlined
 from miniclaw_sessions.history.pairing import open_calls
 from miniclaw_sessions.protocol.entries import WaitingCall
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.protocol.messages import ImagePart, Message, ToolCall
+from miniclaw_sessions.protocol.messages import ImagePart, Message, Part, ToolCall
 
 if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
@@ -123,12 +123,31 @@ def user_message(request: ChatRequest) -> Message | None:
     message = checked_message({"role": "user", **request.message})
     if not message.is_user:
         raise InvalidMessage("only a user's message can be answered; add others with POST .../messages")
+    return _with_real_images(message)
+
+
+def _with_real_images(message: Message) -> Message:
+    """The message, each image that it holds with the type that it really has.
+
+    A service that checks the type would refuse this message, and each later one of the chat.
+
+    Raises:
+        RequestError: one of them is no image.
+    """
+    if isinstance(message.content, str):
+        return message
+    parts: list[Part] = []
     for place, part in enumerate(message.content):
-        if isinstance(part, ImagePart) and part.data is not None and image_of(part.data) is None:
+        image = inlined(part) if isinstance(part, ImagePart) else None
+        if image is None or image.data is None:
+            parts.append(part)
+            continue
+        if (real := image_of(image.data)) is None:
             wanted = f"one of {', '.join(IMAGE_TYPES)} in base64, of at most {MAX_IMAGE_BYTES} bytes"
-            param = f"message.content[{place}].data"
+            param = f"message.content[{place}].{'data' if image is part else 'url'}"
             raise invalid(f"`{param}` is no image that a model can be shown: {wanted}", param)
-    return message
+        parts.append(msgspec.structs.replace(image, media_type=real.media_type, data=real.data))
+    return msgspec.structs.replace(message, content=tuple(parts))
 
 
 async def _told(context: Context, wanted: ChatRequest) -> AsyncGenerator[bytes, None]:

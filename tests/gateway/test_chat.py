@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,41 @@ async def test_an_image_that_is_none_is_refused_by_its_place(served: Any, provid
         assert (reply.status_code, error["type"], error["param"]) == (422, "invalid_request", "message.content[1].data")
         assert "image/png, image/jpeg, image/gif, image/webp" in error["message"]
     assert provider.asked == 0
+
+
+PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n....IEND").decode()
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        {"media_type": "image/jpeg", "data": PNG},
+        {"media_type": "image/png", "data": f"{PNG[:8]}\n{PNG[8:]}"},
+        {"url": f"data:image/jpeg;base64,{PNG}"},
+    ],
+)
+async def test_an_image_is_kept_with_the_type_that_it_really_has(served: Any, image: dict[str, str]) -> None:
+    """A service that checks the type would refuse this message, and each later one of the chat."""
+    parts = [{"type": "text", "text": "look"}, {"type": "image", "detail": "low", **image}]
+    reply = await served.unix.post("/v1/chat", json=chat("") | {"message": {"content": parts}})
+    assert reply.status_code == 200
+    (asked, _) = (await served.unix.get("/v1/sessions/telegram_1/messages")).json()["messages"]
+    kept = {"type": "image", "media_type": "image/png", "data": PNG, "detail": "low"}
+    assert asked["content"] == [{"type": "text", "text": "look"}, kept]
+
+
+async def test_an_image_in_an_address_that_is_none_is_refused_by_its_place(served: Any, provider: Any) -> None:
+    parts = [{"type": "image", "url": "data:image/png;base64,QUJD"}]
+    reply = await served.unix.post("/v1/chat", json=chat("") | {"message": {"content": parts}})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (422, "message.content[0].url")
+    assert provider.asked == 0
+
+
+async def test_an_image_elsewhere_is_kept_by_its_address(served: Any) -> None:
+    parts = [{"type": "image", "url": "https://example.org/a.png"}]
+    await served.unix.post("/v1/chat", json=chat("") | {"message": {"content": parts}})
+    (asked, _) = (await served.unix.get("/v1/sessions/telegram_1/messages")).json()["messages"]
+    assert asked["content"] == parts
 
 
 async def test_a_stream_tells_the_text_as_it_comes_and_then_the_whole(served: Any) -> None:
