@@ -205,7 +205,7 @@ async def show_outline(context: Context, request: ShowOutline) -> OutlineReply:
     session = await context.find(request.session_id)
     shape, ids, places = Shape(), list[str](), array("q")
     async with context.readings:
-        async for entry in session.tree.read_entries():
+        async for entry in session.tree.read_entries(in_place=True):  # as `read_at` below
             if not isinstance(entry, LeafMove) and shape.add(entry):
                 ids.append(entry.id)
                 places.append(entry.sequence)

@@ -70,10 +70,17 @@ class TreeReader:
             raise EntryNotFound(self._session_id, entry_id)
         return entry
 
-    async def entries(self, problems: list[str], *, after: int = 0) -> AsyncIterator[Entry]:
-        """All behind a place, oldest first; what cannot be read is left out, and described in `problems`."""
+    async def entries(self, problems: list[str], *, after: int = 0, in_place: bool = False) -> AsyncIterator[Entry]:
+        """All behind a place, oldest first; what cannot be read is left out, and described in `problems`.
+
+        With `in_place`, only those that `read_in_place` gives.
+        """
         limit = FIRST_PAGE
-        while page := await self.read(self._session_id, after=after, limit=limit):
+        while page := (
+            await self.read_in_place(after=after, limit=limit)
+            if in_place
+            else await self.read(self._session_id, after=after, limit=limit)
+        ):
             for stored in page:
                 try:
                     entry = decode_stored(stored)

@@ -327,17 +327,21 @@ class SessionTree:
                 break  # what was suspended before it is over, although it may use the same ids
         return {}
 
-    async def read_entries(self, problems: list[str] | None = None, *, after: int = 0) -> AsyncIterator[Entry]:
+    async def read_entries(
+        self, problems: list[str] | None = None, *, after: int = 0, in_place: bool = False
+    ) -> AsyncIterator[Entry]:
         """Every entry that can be read, oldest first, a page at a time; what cannot is described in `problems`.
 
         Args:
             problems: where that is described, one sentence each.
             after: only the entries behind this sequence number.
+            in_place: only the entries that `read_after` gives: those whose places do not change any more.
 
         Raises:
             StoreUnavailable: the store cannot be read.
         """
-        async for entry in self._journal.reader.entries([] if problems is None else problems, after=after):
+        found = [] if problems is None else problems
+        async for entry in self._journal.reader.entries(found, after=after, in_place=in_place):
             yield entry
 
     async def read_after(self, sequence: int, limit: int | None = None) -> list[StoredEntry]:
