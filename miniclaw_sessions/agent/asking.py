@@ -36,7 +36,7 @@ async def ask(  # noqa: PLR0913 - options, each with a name and a default
     context: Sequence[Message],
     tools: Sequence[Tool],
     limits: ReplyLimits,
-    on_text: Callable[[TextDelta], None] = lambda _: None,
+    on_piece: Callable[[TextDelta | ReasoningDelta], None] = lambda _: None,
     *,
     count: TokenCounter = count_by_characters,
 ) -> Message:
@@ -47,7 +47,7 @@ async def ask(  # noqa: PLR0913 - options, each with a name and a default
         context: a legal one.
         tools: what it may call.
         limits: beyond these it is cut off.
-        on_text: called with each piece of text as it arrives.
+        on_piece: called with each piece of text, and of the thinking that is shown, as it arrives.
         count: counts tokens, where the model does not end its reply and tell.
 
     Raises:
@@ -66,8 +66,7 @@ async def ask(  # noqa: PLR0913 - options, each with a name and a default
                         case TextDelta(text=text) | ReasoningDelta(text=text):
                             said.append(text)
                             size = _grown(size + len(text), limits, name)
-                            if isinstance(event, TextDelta):
-                                on_text(event)
+                            on_piece(event)
                         case Reply(message=reply):
                             pass
         except Exception as error:

@@ -33,7 +33,8 @@ def estimate(
     Args:
         provider: knows the price, if anybody does.
         sent: the context. What a cache had of it is not known, so it counts as if none did.
-        said: the reply's text as far as it came. What was thought, or called, is not known.
+        said: the reply as far as it came: its text, and what the service showed of its thinking. What it thought beside
+            that, or called, is not known.
         count: counts tokens.
     """
     answer = count(Message.assistant("".join(said))) if said else 0

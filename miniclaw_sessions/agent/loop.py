@@ -32,7 +32,7 @@ from miniclaw_sessions.agent.events import (
     TurnSuspended,
 )
 from miniclaw_sessions.agent.hooks import Generation, Hooks
-from miniclaw_sessions.agent.provider import Provider, TextDelta
+from miniclaw_sessions.agent.provider import Provider, ReasoningDelta, TextDelta
 from miniclaw_sessions.agent.suspending import log_pending, pending_calls
 from miniclaw_sessions.agent.tool_runner import Tell, ToolRunner
 from miniclaw_sessions.agent.tools import Content
@@ -254,20 +254,24 @@ class _Running:
         return reply
 
     async def _ask(self) -> Message:
-        """One reply of the model, its text told and put into the draft as it arrives."""
+        """One reply of the model, its text told and put into the draft as it arrives; its thinking is only billed."""
         job = self._job
         builder = job.context if job.keeper is None else job.keeper.context
 
-        def on_text(delta: TextDelta) -> None:
-            self._draft.append(delta.text)
-            job.tell(delta)
+        came: list[str] = []
+
+        def on_piece(piece: TextDelta | ReasoningDelta) -> None:
+            came.append(piece.text)
+            if isinstance(piece, TextDelta):
+                self._draft.append(piece.text)
+                job.tell(piece)
 
         context = await builder.build(self._turn, self.generation.system_prompt)
         self._draft.clear()
         self.bill.settle()  # of a request that was refused in the middle
         try:
-            with self.bill.asking(job.provider, context, self._draft, builder.count):
-                reply = await ask(job.provider, context, job.tools.tools, job.limits, on_text, count=builder.count)
+            with self.bill.asking(job.provider, context, came, builder.count):
+                reply = await ask(job.provider, context, job.tools.tools, job.limits, on_piece, count=builder.count)
             self.bill.add(reply.usage)
         finally:
             self.generation.usage += self.bill.owed or Usage()

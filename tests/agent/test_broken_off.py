@@ -13,7 +13,7 @@ from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.asking import ReplyLimits
 from miniclaw_sessions.agent.budgets import Budgets
 from miniclaw_sessions.agent.orchestration import AgentSession
-from miniclaw_sessions.agent.provider import ModelEvent, Provider, Reply, TextDelta
+from miniclaw_sessions.agent.provider import ModelEvent, Provider, ReasoningDelta, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.config import BudgetSettings, PriceSettings
 from miniclaw_sessions.errors import BudgetSpent, ModelError
@@ -53,6 +53,15 @@ class Breaking:
             await anyio.sleep_forever()
         else:
             yield Reply(self._then)
+
+
+class Thinking(Breaking):
+    """A model that thinks before it says something."""
+
+    async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
+        yield ReasoningDelta(SAID)
+        async for event in super().generate(messages, tools):
+            yield event
 
 
 class Silent(Breaking):
@@ -132,6 +141,17 @@ async def test_what_fails_in_the_middle_is_paid_for_in_money_as_well(
         assert before.cost == pytest.approx(1.01)
     async with SessionManager(tmp_path, store=store) as manager:
         assert await used(manager) == before
+
+
+@pytest.mark.parametrize("said", ["", SAID])
+async def test_what_a_stopped_turn_has_thought_is_paid_for_and_not_said(tmp_path: Path, said: str) -> None:
+    model = Thinking(None, said=said)
+    async with SessionManager(tmp_path) as manager:
+        session = await manager.get_or_create("telegram", 1)
+        await stop(Agent(model), session, model)
+        assert session.messages()[-1].text == said
+        row = await used(manager)
+        assert (row.estimated, row.input_tokens, row.output_tokens) == (1, 100, 20 if said else 10)
 
 
 async def test_a_turn_that_is_cancelled_has_cost_what_was_sent(tmp_path: Path) -> None:
