@@ -227,20 +227,16 @@ async def show_entry(context: Context, request: OneEntry) -> msgspec.Raw:
 async def show_transcript(context: Context, request: OneSession) -> Stream:
     """Every entry, one per line, oldest first."""
     session = await context.find(request.session_id)  # one that does not exist is known before the reply begins
-    return Stream(_transcript_lines(session), "application/x-ndjson")
+    return Stream(_transcript_lines(context, session), "application/x-ndjson")
 
 
-async def _transcript_lines(session: Session) -> AsyncGenerator[bytes, None]:
-    from miniclaw_sessions.stores.reading import PAGE, readable  # noqa: PLC0415 - as above
-
-    chunk, after = bytearray(), 0
-    while page := await session.tree.read_after(after, PAGE):
-        for entry in readable(page):
-            chunk += encode_entry(entry) + b"\n"
-            if len(chunk) >= PIECE_BYTES:
-                yield bytes(chunk)
-                chunk.clear()
-        after = page[-1].sequence
+async def _transcript_lines(context: Context, session: Session) -> AsyncGenerator[bytes, None]:
+    chunk = bytearray()
+    async for entry in context.manager.read_transcript(session.session_id, in_place=True):
+        chunk += encode_entry(entry) + b"\n"
+        if len(chunk) >= PIECE_BYTES:
+            yield bytes(chunk)
+            chunk.clear()
     yield bytes(chunk)
 
 

@@ -308,18 +308,22 @@ class SessionReader(ABC):
         async for chunk in export_session(await self.find(session_id), form, self.currency):
             yield chunk
 
-    async def read_transcript(self, session_id: str) -> AsyncIterator[Entry]:
+    async def read_transcript(self, session_id: str, *, in_place: bool = False) -> AsyncIterator[Entry]:
         """Every entry of a session that can be read, oldest first, from the store a page at a time.
 
         With the store `none` there is no transcript: the window's messages are all there is. Damaged entries are left
         out, and logged.
+
+        Args:
+            session_id: whose entries.
+            in_place: only the entries whose places do not change any more; see `SessionTree.read_after`.
 
         Raises:
             SessionNotFound: there is no such session.
             StoreError: the store cannot be read.
         """
         problems: list[str] = []
-        async for entry in (await self.find(session_id)).tree.read_entries(problems):
+        async for entry in (await self.find(session_id)).tree.read_entries(problems, in_place=in_place):
             yield entry
         for problem in problems:
             log.error("a transcript is damaged", action="recovery.entry_damaged", session_id=session_id, error=problem)

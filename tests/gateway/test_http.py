@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import socket
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -202,6 +203,23 @@ async def test_repeated_entries_of_any_kind_are_appended_once_and_named_again(
     assert (replies[0]["id"], replies[0]["entries"]) == (replies[1]["id"], replies[1]["entries"])
     kinds = [entry["type"] for entry in (await served.unix.get(f"{path}/entries")).json()["entries"]]
     assert kinds == ["message", "label", "session_info", last["type"], *["message"] * 4]
+
+
+class TestWithTheStoreInFiles:
+    @pytest.fixture
+    def session_settings(self) -> SessionSettings:
+        return SessionSettings(store="jsonl:")
+
+    async def test_what_the_transcript_leaves_out_as_damaged_is_logged(self, served: Any, short_path: Path) -> None:
+        path = "/v1/sessions/a_1"
+        for text in ("one", "two", "three"):
+            await served.unix.post(f"{path}/messages", json=user(text))
+        file = short_path / "workspace" / "transcripts" / "a_1.jsonl"
+        file.write_bytes(file.read_bytes().replace(b'"two"', b'"t\0o"'))
+        with capture_logs() as records:
+            lines = (await served.unix.get(f"{path}/transcript")).text.splitlines()
+        assert [json.loads(line)["message"]["content"] for line in lines] == ["one", "three"]
+        assert [one["session_id"] for one in records if one["action"] == "recovery.entry_damaged"] == ["a_1"]
 
 
 async def test_the_limit_cuts_from_the_old_end(served: Any) -> None:
