@@ -361,8 +361,11 @@ async def append_entries(context: Context, request: AppendEntries) -> EntriesApp
     await unit.save(**request.of(session))
     first = unit.known if known is None else unit.as_stored(known)
     if first is not None:  # the request came before, here or to another process
-        stored = await session.tree.read_after(first.sequence - 1, len(wanted))
-        return _entries_appended(session, [(one.entry_id, one.sequence) for one in stored], unit)
+        # With the store `none` only the window's messages are read: the next ones may be of other requests.
+        stored = await session.tree.read_after(first.sequence - 1, len(wanted)) if first.sequence else []
+        last = first.sequence + len(wanted) - 1
+        places = [(one.entry_id, one.sequence) for one in stored if one.sequence <= last]
+        return _entries_appended(session, places or [(first.id, first.sequence)], unit)
     return _entries_appended(session, [(one.id, one.sequence) for one in unit.entries], unit)
 
 

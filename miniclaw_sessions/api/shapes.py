@@ -305,7 +305,8 @@ class MessagesReply(Reply, kw_only=True):
 class AppendedEntry(Reply, kw_only=True):
     """An acknowledged entry; `duplicate` says that an earlier request had brought it, and this one appended nothing.
 
-    With the store `none`, the sequence of a duplicate that has left the window is 0.
+    With the store `none`, the sequence of a duplicate that has left the window is 0; where one key stands for several
+    entries, only the messages of the window are named, or the first entry alone.
     """
 
     id: str

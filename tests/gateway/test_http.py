@@ -205,6 +205,36 @@ async def test_repeated_entries_of_any_kind_are_appended_once_and_named_again(
     assert kinds == ["message", "label", "session_info", last["type"], *["message"] * 4]
 
 
+class TestWithoutTranscript:
+    @pytest.fixture
+    def session_settings(self) -> SessionSettings:
+        return SessionSettings(store="none:", window=4)
+
+    @pytest.mark.parametrize(
+        ("last", "between", "still_known"),
+        [
+            ({"type": "message", "message": user("4")}, None, 2),
+            ({"type": "message", "message": user("4")}, ("messages", {"messages": [user("5")] * 5}), 1),
+            ({"type": "message", "message": user("4")}, ("clear", None), 1),
+            ({"type": "session_info", "name": "x"}, ("messages", user("5")), 1),
+        ],
+    )
+    async def test_repeated_entries_are_named_as_far_as_they_are_known_and_others_never(
+        self, served: Any, last: dict[str, Any], between: tuple[str, Any] | None, still_known: int
+    ) -> None:
+        path = "/v1/sessions/a_1"
+        await served.unix.post(f"{path}/messages", json={"messages": [user("1"), user("2")]})
+        entries = {"entries": [{"type": "message", "message": user("3")}, last]}
+        headers = {"Idempotency-Key": "k"}
+        made = (await served.unix.post(f"{path}/entries", json=entries, headers=headers)).json()["entries"]
+        if between is not None:
+            assert (await served.unix.post(f"{path}/{between[0]}", json=between[1])).is_success
+        again = (await served.unix.post(f"{path}/entries", json=entries, headers=headers)).json()
+        assert [one["id"] for one in again["entries"]] == [one["id"] for one in made[:still_known]]
+        assert all(one["duplicate"] for one in again["entries"])
+        assert again["id"] == again["entries"][-1]["id"]
+
+
 class TestWithTheStoreInFiles:
     @pytest.fixture
     def session_settings(self) -> SessionSettings:
