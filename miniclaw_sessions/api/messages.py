@@ -51,7 +51,6 @@ from miniclaw_sessions.protocol.entries import (
     Custom,
     Entry,
     Label,
-    LeafMove,
     MessageEntry,
     ModelChange,
     SessionInfo,
@@ -302,10 +301,7 @@ def _end_of(session: Session, made: Sequence[Entry]) -> tuple[str | None, str]:
     """The leaf and the session's ETag right behind what was appended: what others say from there on is not in them."""
     if not made:
         return session.leaf_id, etag_of(session)
-    leaf_id = made[0].parent_id
-    for entry in made:
-        if moves_leaf(entry):
-            leaf_id = entry.target_id if isinstance(entry, LeafMove) else entry.id
+    leaf_id = next((entry.id for entry in reversed(made) if moves_leaf(entry)), made[0].parent_id)
     return leaf_id, etag_at(session, made[-1].sequence)
 
 
