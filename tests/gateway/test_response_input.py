@@ -250,6 +250,7 @@ async def test_an_item_of_a_wrong_shape_is_refused_with_what_is_allowed(
         f"data:image/jpeg;base64,{PNG}",  # it is a PNG
         f"data:image/png;base64,{PNG[:12]}",  # cut off
         f"data:text/plain;base64,{PNG}",
+        f"data:;base64,{PNG}",  # of no type
         f"data:image/png,{PNG}",
         "data:",
         "file:///etc/passwd",

@@ -16,6 +16,7 @@ from miniclaw_sessions.api.openai.errors import UNSUPPORTED, bad_request
 from miniclaw_sessions.api.openai.items import REFERENCE, check_items
 from miniclaw_sessions.api.openai.shapes import Item
 from miniclaw_sessions.formats.images import IMAGE_TYPES, MAX_IMAGE_BYTES, image_of
+from miniclaw_sessions.protocol.given import DATA_URL
 
 ROLES = ("assistant", "developer", "system", "user")
 _COMMANDS = {
@@ -26,7 +27,6 @@ _COMMANDS = {
 }
 """Items that say nothing but want something done, and what to do in their place."""
 
-_DATA_URL = re.compile(r"data:([^;,]*);base64,(.*)", re.DOTALL)
 _ADDRESS = re.compile(r"https?://[^\s/]\S*")
 _LONGEST_SHOWN = 50
 
@@ -112,7 +112,7 @@ def _image(part: Item, at: str) -> Iterator[OfTheService]:
     if not isinstance(url, str):
         raise _wrong(f"{at}.image_url", "an address", url)
     types = ", ".join(IMAGE_TYPES)
-    if inline := _DATA_URL.fullmatch(url):
+    if inline := DATA_URL.fullmatch(url):
         image = image_of(inline[2])
         if image is None or image.media_type != inline[1]:
             whole = f"an image in base64 of one of the types {types}, as it says, of at most {MAX_IMAGE_BYTES} bytes"
