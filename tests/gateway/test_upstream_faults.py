@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 
 from miniclaw_sessions import errors
 from miniclaw_sessions.agent.agent import Agent
+from miniclaw_sessions.api import chat as chat_operation
 from miniclaw_sessions.api.error_table import error_of
 from miniclaw_sessions.channels.base import Incoming, NotAnswered, Reason
 from miniclaw_sessions.protocol.messages import Message
@@ -110,7 +111,10 @@ async def test_each_status_of_the_service_is_the_packages_own_error_and_names_th
         assert [record["action"] for record in records if record["log_level"] == "error"] == ["http.failed"]
 
 
-async def test_each_status_of_the_service_is_told_by_chat_too(served: Served, upstream: StrictServer) -> None:
+async def test_each_status_of_the_service_is_told_by_chat_too(
+    served: Served, upstream: StrictServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_operation, "_STATUS_WAIT_S", 60.0)  # a busy machine answers as late as it likes
     for number, (status, (told, _, kind, _)) in enumerate(MEANINGS.items()):
         upstream.script = lambda _, status=status: Refusal(status, "no, said the service")  # type: ignore[misc]  # the loop's
         chat = {**CHAT, "chat_id": str(number)}
