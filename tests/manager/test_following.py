@@ -14,6 +14,7 @@ import anyio.lowlevel
 import pytest
 
 from miniclaw_sessions import Message, SessionManager
+from miniclaw_sessions.config import PostgreSQLSettings, SessionSettings
 from miniclaw_sessions.errors import ManagerClosed, SessionNotFound, TranscriptNotKept
 from miniclaw_sessions.manager.following import Following, Told
 from miniclaw_sessions.manager.live import Live
@@ -31,14 +32,16 @@ pytestmark = pytest.mark.anyio
 @asynccontextmanager
 async def gateways(database: str, directory: Path, count: int) -> AsyncIterator[list[SessionManager]]:
     async with AsyncExitStack() as stack:
-        managers = [SessionManager(directory / str(number), store=database) for number in range(count)]
+        patient = PostgreSQLSettings(statement_timeout_s=200)  # a busy machine holds a row for long
+        settings = SessionSettings(store=database, postgresql=patient)
+        managers = [SessionManager(directory / str(number), settings=settings) for number in range(count)]
         yield [await stack.enter_async_context(manager) for manager in managers]
 
 
 async def followed(manager: SessionManager, count: int, *, after: int | None = 0) -> list[tuple[int, str]]:
     """The first messages that come, with their places."""
     seen: list[tuple[int, str]] = []
-    with anyio.fail_after(60):
+    with anyio.fail_after(100):
         async with aclosing(manager.follow("telegram_1", after=after)) as lists:
             async for entries in lists:
                 seen += [(one.sequence, one.message.text) for one in entries if isinstance(one, MessageEntry)]

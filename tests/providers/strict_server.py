@@ -182,7 +182,7 @@ class StrictServer:
                 Route("/report", self._report),
             ]
         )
-        self._server = SuddenServer(uvicorn.Config(app, log_config=None, lifespan="off"))
+        self._server = SuddenServer(uvicorn.Config(app, log_config=None, lifespan="off", timeout_keep_alive=600))
         return self._server
 
     async def _report(self, _: Request) -> Response:
