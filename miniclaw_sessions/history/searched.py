@@ -190,7 +190,8 @@ def _forms(text: str, longest: int) -> Iterator[str]:
     start = 0
     while start < len(text):
         end = _end_of_piece(text, start + _PIECE)
-        glue = " " if before and text[start - 1].isspace() else ""
+        is_apart = text[start - 1].isspace() or text[start].isspace()  # a folded piece has no space at its ends
+        glue = " " if before and not before.endswith(" ") and is_apart else ""
         form = f"{before}{glue}{folded(text[start:end])}"
         yield form
         before, start = form[-longest:] if longest else "", end

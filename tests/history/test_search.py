@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from miniclaw_sessions.errors import InvalidSearch
@@ -143,6 +143,7 @@ def test_every_part_of_a_text_finds_it(text: str) -> None:
             assert any(piece.match for piece in snippet(text[:200], (term,))) or len(text) > 200
 
 
+@example("a'a a", "aa", 3)
 @given(st.text(alphabet="abÄ' \n"), st.text(alphabet="abä ", min_size=1, max_size=5), st.integers(1, 9))
 def test_what_is_read_in_pieces_fits_as_what_is_read_at_once(text: str, wanted: str, size: int) -> None:
     found = searched(of(Message.user(text)))
