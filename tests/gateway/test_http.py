@@ -398,7 +398,7 @@ class TestSmallLimits:
 
     @pytest.fixture
     def limits(self) -> ListenSettings:
-        return ListenSettings(request_timeout_s=0.3, graceful_timeout_s=1.0, max_connections=4)
+        return ListenSettings(request_timeout_s=1.0, graceful_timeout_s=1.0, max_connections=4)
 
     async def test_a_head_that_does_not_come_is_not_waited_for(self, served: Any) -> None:
         for start in (b"", b"\r\n", b"GET /hea", b"GET /health HTTP/1.1\r\nhost: x\r\n"):

@@ -525,7 +525,7 @@ class TestSmallLimits:
 
     @pytest.fixture
     def limits(self) -> ListenSettings:
-        return ListenSettings(request_timeout_s=0.3, graceful_timeout_s=1.0)
+        return ListenSettings(request_timeout_s=1.0, graceful_timeout_s=1.0)
 
     async def test_going_back_does_not_wait_for_ever_for_a_turn(self, served: Any) -> None:
         (entry_id,) = await say(served, user("x"))
