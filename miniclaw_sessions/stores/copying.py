@@ -369,8 +369,10 @@ class _Copy:
                 try:
                     async for piece in self._entries(session):
                         yield piece
-                except SessionUnavailable:  # it stays in `left`
-                    continue
+                except SessionUnavailable:
+                    if session.written:  # a part of it would be left in the copy
+                        raise
+                    continue  # it stays in `left`
                 if session.is_there:
                     await self._compare(session)
                 else:
@@ -481,7 +483,17 @@ async def _unreadable(source: Source, left: set[str]) -> dict[str, str]:
     return {
         session_id: f"session {session_id} cannot be read in the source, and is not in the copy; see `check`"
         for session_id in sorted(still)
+        if await _is_refused(source, session_id)
     }
+
+
+async def _is_refused(source: Source, session_id: str) -> bool:
+    """Whether a session cannot be read; one that can was made again since the others were given, or is gone."""
+    try:
+        await source.read(session_id, limit=1)
+    except (StoreCorrupt, SessionUnavailable):
+        return True
+    return False
 
 
 def _are_one(stored: StoredHead | None, there: StoredHead) -> bool:

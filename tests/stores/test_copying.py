@@ -88,3 +88,20 @@ async def test_a_session_that_another_one_replaces_while_it_is_read_again_is_cop
     assert (copied.sessions, copied.entries, copied.different) == (2, 7, [])
     assert await target.head("telegram_a") == await source.head("telegram_a")
     assert await target.read("telegram_a") == other.entries
+
+
+class Flickering(MemoryStore):
+    """One session is made again whenever all are named, and deleted before they are given."""
+
+    async def session_ids(self) -> list[str]:
+        await self.append([transcript("b", [10], "another")])
+        names = await super().session_ids()
+        await self.delete("telegram_b")
+        return names
+
+
+async def test_a_session_that_is_deleted_and_made_again_all_the_time_is_not_unreadable() -> None:
+    source, target = Flickering(), MemoryStore()
+    await source.append([transcript("a", [10] * 3)])
+    copied = await copy_store(source, target)
+    assert (copied.sessions, copied.problems, copied.unreadable) == (1, [], [])
