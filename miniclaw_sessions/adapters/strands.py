@@ -159,7 +159,7 @@ class MiniclawSessionRepository(SessionRepository):
     def create_session(self, /, session: StrandsSession, **kwargs: Any) -> StrandsSession:
         """Make a session, or take up one of ours that Strands did not know.
 
-        Strands looks for a session before it creates it. Where somebody else creates it in between, it is taken up.
+        Strands looks for a session before it creates it. One that another caller created in between is taken up.
 
         Raises:
             SessionException: there is one with this id, and it was not missing when this thread looked last.

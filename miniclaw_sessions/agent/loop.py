@@ -254,7 +254,7 @@ class _Running:
         return reply
 
     async def _ask(self) -> Message:
-        """One reply of the model, its text told and put into the draft as it arrives; its thinking is only billed."""
+        """One reply of the model. Its text is streamed and drafted as it arrives; its thinking is only billed."""
         job = self._job
         builder = job.context if job.keeper is None else job.keeper.context
 

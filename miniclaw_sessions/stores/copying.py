@@ -354,7 +354,7 @@ class _Copy:
         left: set[str],
         on_progress: Callable[[int], None],
     ) -> AsyncIterator[_Piece]:
-        """What is to be written; the sessions that the source gives and lets be read are taken out of `left`."""
+        """What to write. Each session that was read from the source is taken out of `left`."""
         done = 0
         async for stored, there in _side_by_side(self._source.heads(), self._target.heads()):
             own = there

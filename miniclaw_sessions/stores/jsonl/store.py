@@ -121,7 +121,7 @@ class JSONLStore(JSONLReader):
                 yield StoredHead(transcript.head, transcript.last_sequence)
 
     async def session_ids(self) -> list[str]:
-        """The ids of all sessions, in order, from memory; also of those that are refused."""
+        """The ids of all sessions, in order, from memory; refused sessions are among them."""
         await checkpoint()
         return sorted(self._opened().known)
 
