@@ -12,8 +12,8 @@ from anyio import to_thread
 
 from benchmarks.workload import Row, fresh, in_process, in_turns, message
 from miniclaw_sessions import SessionManager, SessionSettings
+from miniclaw_sessions.core.protocol.encoding import encode_message
 from miniclaw_sessions.encryption import KeyRing
-from miniclaw_sessions.protocol.encoding import encode_message
 
 SETTINGS = SessionSettings(flush_interval_s=3600, max_unsaved_bytes=2**40)
 

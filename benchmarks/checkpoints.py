@@ -14,9 +14,9 @@ import msgspec
 
 from benchmarks.workload import Row, fresh, in_process, in_turns, message
 from miniclaw_sessions import SessionManager, SessionSettings
+from miniclaw_sessions.core.history.state import State
+from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.disk import Directory
-from miniclaw_sessions.history.state import State
-from miniclaw_sessions.protocol.messages import Message
 
 
 class _Typed(State):
@@ -116,7 +116,7 @@ def _run_bare_flush(directory: Path, count: int) -> float:
 
 
 def _run_recovery(place: Path) -> float:
-    import miniclaw_sessions.stores.sql.sqlite  # noqa: F401, PLC0415 - a library's import is no part of recovery
+    import miniclaw_sessions.core.stores.sql.sqlite  # noqa: F401, PLC0415 - a library's import is no part of recovery
 
     async def main() -> float:
         started = time.perf_counter()

@@ -23,11 +23,11 @@ import orjson
 from benchmarks.daemon import Daemon
 from benchmarks.unix_http import Connection
 from benchmarks.workload import Row, message
-from miniclaw_sessions.api.messages import AddMessages
-from miniclaw_sessions.api.operation import Operation
-from miniclaw_sessions.client import connect
-from miniclaw_sessions.client.client import Client
-from miniclaw_sessions.client.session import as_dict, new_key
+from miniclaw_sessions.service.api.messages import AddMessages
+from miniclaw_sessions.service.api.operation import Operation
+from miniclaw_sessions.service.client import connect
+from miniclaw_sessions.service.client.client import Client
+from miniclaw_sessions.service.client.session import as_dict, new_key
 
 CALLERS = (1, 100)
 TARGET = 0.5

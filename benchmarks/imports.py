@@ -13,7 +13,7 @@ import anyio
 
 from benchmarks.workload import Row, fresh, in_process
 from miniclaw_sessions import SessionManager
-from miniclaw_sessions.formats.registry import format_named
+from miniclaw_sessions.files.formats.registry import format_named
 
 MEGABYTE = 1_000_000
 LIMIT_MB = 200

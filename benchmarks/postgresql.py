@@ -25,7 +25,7 @@ from benchmarks.peers.environments import Environments, NotAvailable, default_di
 from benchmarks.peers.measurements import run_python
 from benchmarks.workload import Row, fresh, in_process, message
 from miniclaw_sessions import SessionManager, SessionSettings
-from miniclaw_sessions.protocol.encoding import encode_message
+from miniclaw_sessions.core.protocol.encoding import encode_message
 from tests.postgresql import OWNER, PostgreSQLServer, running_rack
 
 SETTINGS = SessionSettings(flush_interval_s=3600, max_unsaved_bytes=2**40)

@@ -16,12 +16,12 @@ import anyio
 from benchmarks.search_corpus import COMMON_CHINESE, JAPANESE, NEEDLE, PHRASE, RARE_CHINESE, texts
 from benchmarks.workload import Row, fresh, in_process
 from miniclaw_sessions import Message, SessionManager
-from miniclaw_sessions.history.search import Search
-from miniclaw_sessions.protocol.entries import MessageEntry
-from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry, stored_entry
-from miniclaw_sessions.stores.sql.sqlite import SQLiteStore
-from miniclaw_sessions.stores.wrapping import WrappingStore
+from miniclaw_sessions.core.history.search import Search
+from miniclaw_sessions.core.protocol.entries import MessageEntry
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.stores.base import Append, SessionHead, Store, StoredEntry, stored_entry
+from miniclaw_sessions.core.stores.sql.sqlite import SQLiteStore
+from miniclaw_sessions.core.stores.wrapping import WrappingStore
 
 CHATS = 10_000
 MESSAGES = 1_000_000

@@ -19,7 +19,7 @@ from anyio import to_thread
 
 from benchmarks.daemon import Daemon
 from benchmarks.workload import Row
-from miniclaw_sessions.client import connect
+from miniclaw_sessions.service.client import connect
 
 ROUNDS = 15
 BARE = ("-c", "pass")

@@ -12,7 +12,7 @@ import anyio
 
 from benchmarks.workload import Row, fresh, in_process, message
 from miniclaw_sessions import SessionManager, SessionSettings
-from miniclaw_sessions.session import Session
+from miniclaw_sessions.core.session import Session
 
 SETTINGS = SessionSettings(flush_interval_s=3600, max_unsaved_bytes=2**40)
 TARGET = 1.2

@@ -14,6 +14,33 @@ if TYPE_CHECKING:  # the same names as in _MODULES below, for editors and type c
     from miniclaw_sessions.agent.orchestration import AgentSession as AgentSession
     from miniclaw_sessions.agent.tools import Tool as Tool
     from miniclaw_sessions.config import SessionSettings as SessionSettings
+    from miniclaw_sessions.core.history.branch import Branch as Branch
+    from miniclaw_sessions.core.history.context import build_context as build_context
+    from miniclaw_sessions.core.history.transcript import TreeNode as TreeNode
+    from miniclaw_sessions.core.history.window import MAX_MESSAGES as MAX_MESSAGES
+    from miniclaw_sessions.core.manager import SessionManager as SessionManager
+    from miniclaw_sessions.core.persistence.checking import CheckReport as CheckReport
+    from miniclaw_sessions.core.persistence.flusher import PERSISTENCE_INTERVAL_SECS as PERSISTENCE_INTERVAL_SECS
+    from miniclaw_sessions.core.protocol.entries import BranchSummary as BranchSummary
+    from miniclaw_sessions.core.protocol.entries import Compaction as Compaction
+    from miniclaw_sessions.core.protocol.entries import Custom as Custom
+    from miniclaw_sessions.core.protocol.entries import Entry as Entry
+    from miniclaw_sessions.core.protocol.entries import Label as Label
+    from miniclaw_sessions.core.protocol.entries import MessageEntry as MessageEntry
+    from miniclaw_sessions.core.protocol.keys import SessionKey as SessionKey
+    from miniclaw_sessions.core.protocol.messages import ImagePart as ImagePart
+    from miniclaw_sessions.core.protocol.messages import Message as Message
+    from miniclaw_sessions.core.protocol.messages import OtherPart as OtherPart
+    from miniclaw_sessions.core.protocol.messages import Role as Role
+    from miniclaw_sessions.core.protocol.messages import TextPart as TextPart
+    from miniclaw_sessions.core.protocol.messages import ThinkingPart as ThinkingPart
+    from miniclaw_sessions.core.protocol.messages import ToolCall as ToolCall
+    from miniclaw_sessions.core.protocol.messages import Usage as Usage
+    from miniclaw_sessions.core.session import Session as Session
+    from miniclaw_sessions.core.session.compacting import CompactionOutcome as CompactionOutcome
+    from miniclaw_sessions.core.session.session import SessionContext as SessionContext
+    from miniclaw_sessions.core.session.turn import Turn as Turn
+    from miniclaw_sessions.core.stores.base import Store as Store
     from miniclaw_sessions.errors import AgentError as AgentError
     from miniclaw_sessions.errors import ConfigError as ConfigError
     from miniclaw_sessions.errors import ContextOverflow as ContextOverflow
@@ -41,64 +68,39 @@ if TYPE_CHECKING:  # the same names as in _MODULES below, for editors and type c
     from miniclaw_sessions.errors import StoreUnavailable as StoreUnavailable
     from miniclaw_sessions.errors import TurnInProgress as TurnInProgress
     from miniclaw_sessions.errors import UnsafeCompaction as UnsafeCompaction
-    from miniclaw_sessions.history.branch import Branch as Branch
-    from miniclaw_sessions.history.context import build_context as build_context
-    from miniclaw_sessions.history.transcript import TreeNode as TreeNode
-    from miniclaw_sessions.history.window import MAX_MESSAGES as MAX_MESSAGES
-    from miniclaw_sessions.manager import SessionManager as SessionManager
-    from miniclaw_sessions.persistence.checking import CheckReport as CheckReport
-    from miniclaw_sessions.persistence.flusher import PERSISTENCE_INTERVAL_SECS as PERSISTENCE_INTERVAL_SECS
-    from miniclaw_sessions.protocol.entries import BranchSummary as BranchSummary
-    from miniclaw_sessions.protocol.entries import Compaction as Compaction
-    from miniclaw_sessions.protocol.entries import Custom as Custom
-    from miniclaw_sessions.protocol.entries import Entry as Entry
-    from miniclaw_sessions.protocol.entries import Label as Label
-    from miniclaw_sessions.protocol.entries import MessageEntry as MessageEntry
-    from miniclaw_sessions.protocol.keys import SessionKey as SessionKey
-    from miniclaw_sessions.protocol.messages import ImagePart as ImagePart
-    from miniclaw_sessions.protocol.messages import Message as Message
-    from miniclaw_sessions.protocol.messages import OtherPart as OtherPart
-    from miniclaw_sessions.protocol.messages import Role as Role
-    from miniclaw_sessions.protocol.messages import TextPart as TextPart
-    from miniclaw_sessions.protocol.messages import ThinkingPart as ThinkingPart
-    from miniclaw_sessions.protocol.messages import ToolCall as ToolCall
-    from miniclaw_sessions.protocol.messages import Usage as Usage
-    from miniclaw_sessions.session import Session as Session
-    from miniclaw_sessions.session.compacting import CompactionOutcome as CompactionOutcome
-    from miniclaw_sessions.session.session import SessionContext as SessionContext
-    from miniclaw_sessions.session.turn import Turn as Turn
+    from miniclaw_sessions.files.transfer.importing import ImportReport as ImportReport
     from miniclaw_sessions.statistics import Health as Health
     from miniclaw_sessions.statistics import ManagerStatistics as ManagerStatistics
     from miniclaw_sessions.statistics import SessionSummary as SessionSummary
-    from miniclaw_sessions.stores.base import Store as Store
-    from miniclaw_sessions.transfer.importing import ImportReport as ImportReport
 
 _MODULES = {
     # sessions
-    "SessionManager": "manager",
-    "Session": "session",
-    "Turn": "session.turn",
-    "SessionKey": "protocol.keys",
+    "SessionManager": "core.manager",
+    "Session": "core.session",
+    "Turn": "core.session.turn",
+    "SessionKey": "core.protocol.keys",
     "SessionSettings": "config",
-    "build_context": "history.context",
+    "build_context": "core.history.context",
     # what is said
-    **dict.fromkeys(("Message", "Role", "ToolCall", "Usage"), "protocol.messages"),
-    **dict.fromkeys(("TextPart", "ImagePart", "ThinkingPart", "OtherPart"), "protocol.messages"),
+    **dict.fromkeys(("Message", "Role", "ToolCall", "Usage"), "core.protocol.messages"),
+    **dict.fromkeys(("TextPart", "ImagePart", "ThinkingPart", "OtherPart"), "core.protocol.messages"),
     # what is logged
-    **dict.fromkeys(("Entry", "MessageEntry", "Compaction", "BranchSummary", "Label", "Custom"), "protocol.entries"),
+    **dict.fromkeys(
+        ("Entry", "MessageEntry", "Compaction", "BranchSummary", "Label", "Custom"), "core.protocol.entries"
+    ),
     # what calls return
-    "SessionContext": "session.session",
-    "Branch": "history.branch",
-    "TreeNode": "history.transcript",
-    "CompactionOutcome": "session.compacting",
-    "ImportReport": "transfer.importing",
-    "CheckReport": "persistence.checking",
+    "SessionContext": "core.session.session",
+    "Branch": "core.history.branch",
+    "TreeNode": "core.history.transcript",
+    "CompactionOutcome": "core.session.compacting",
+    "ImportReport": "files.transfer.importing",
+    "CheckReport": "core.persistence.checking",
     **dict.fromkeys(("Health", "ManagerStatistics", "SessionSummary"), "statistics"),
     # agents, and what they are made of
     "Agent": "agent.agent",
     "AgentSession": "agent.orchestration",
     "Tool": "agent.tools",
-    "Store": "stores.base",
+    "Store": "core.stores.base",
     # what goes wrong
     **dict.fromkeys(("SessionsError", "ConfigError", "DirectoryInUse", "SchemaTooNew", "ManagerClosed"), "errors"),
     **dict.fromkeys(("SessionNotFound", "EntryNotFound", "SessionLimit", "SessionExists", "SessionDeleted"), "errors"),
@@ -107,8 +109,8 @@ _MODULES = {
     **dict.fromkeys(("StoreError", "StoreUnavailable", "StoreFull", "StoreConflict", "StoreCorrupt"), "errors"),
     **dict.fromkeys(("AgentError", "ModelError", "ContextOverflow", "IterationLimit"), "errors"),
     # the numbers of document 004
-    "MAX_MESSAGES": "history.window",
-    "PERSISTENCE_INTERVAL_SECS": "persistence.flusher",
+    "MAX_MESSAGES": "core.history.window",
+    "PERSISTENCE_INTERVAL_SECS": "core.persistence.flusher",
 }
 
 __all__ = ["__version__", *_MODULES]  # noqa: PLE0604 - the table's keys are text

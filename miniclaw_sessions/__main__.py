@@ -2,7 +2,7 @@
 
 import sys
 
-from miniclaw_sessions.cli import main
+from miniclaw_sessions.service.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,7 +8,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from miniclaw_sessions.discovery.databases import lines_of, sessions_in
+from miniclaw_sessions.files.discovery.databases import lines_of, sessions_in
 
 AGENTS = Path(__file__).parent / "data" / "agents"
 DATABASES = {

@@ -1,7 +1,7 @@
 """`python -m tests.api_examples [OPERATION ...]`: record the examples of the OpenAPI document from a real gateway.
 
 Every operation needs at least one exchange in `exchanges` below: add a call of `ask` (or of `stream`) for yours, and
-run this; it writes `miniclaw_sessions/api/examples/OPERATION.json` for those that have none, or for the ones named, or
+run this; it writes `miniclaw_sessions/service/api/examples/OPERATION.json` for those that have none, or for the ones named, or
 with `--all` for all of them.
 """
 
@@ -26,11 +26,11 @@ import miniclaw_sessions
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.provider import ModelEvent, ReasoningDelta, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool, time_tool
-from miniclaw_sessions.api.operation import Operation
-from miniclaw_sessions.api.table import OPERATIONS
 from miniclaw_sessions.config import ModelSettings, RetentionSettings, SessionSettings
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.messages import Message, TextPart, ThinkingPart, ToolCall, Usage
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.messages import Message, TextPart, ThinkingPart, ToolCall, Usage
+from miniclaw_sessions.service.api.operation import Operation
+from miniclaw_sessions.service.api.table import OPERATIONS
 from miniclaw_sessions.testing.clock import FakeClock
 from tests.serving import serving
 

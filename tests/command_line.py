@@ -25,11 +25,11 @@ from typing import Any
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from miniclaw_sessions.cli import main
 from miniclaw_sessions.config import load_settings
-from miniclaw_sessions.gateway import daemon
-from miniclaw_sessions.gateway.notify import Notifier
-from miniclaw_sessions.gateway.signals import Signals
+from miniclaw_sessions.service.cli import main
+from miniclaw_sessions.service.gateway import daemon
+from miniclaw_sessions.service.gateway.notify import Notifier
+from miniclaw_sessions.service.gateway.signals import Signals
 
 NASTY = "red \x1b[31mtext\x1b[0m\x9b and\ra forged\x08 line"
 UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -131,7 +131,7 @@ class Terminal:
 
 def _program(patience_s: float | None) -> str:
     hurry = "" if patience_s is None else f"output.PATIENCE_S = {patience_s}; "
-    return f"import sys; from miniclaw_sessions.cli import main, output; {hurry}sys.exit(main())"
+    return f"import sys; from miniclaw_sessions.service.cli import main, output; {hurry}sys.exit(main())"
 
 
 @contextlib.contextmanager

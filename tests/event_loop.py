@@ -29,11 +29,11 @@ SHORT = (
     ("io.BufferedReader.read", "zoneinfo/_common.py", "load_data"),  # a time zone, once
     ("io.BufferedReader.read", "miniclaw_sessions/secret.py", "_secret_from"),  # a key, once
     ("io.BufferedReader.read", "miniclaw_sessions/config/loading.py", "_from_file"),  # the settings, at a SIGHUP
-    ("io.BufferedReader.read", "gateway/tokens.py", "_read"),  # the tokens, when they have changed
+    ("io.BufferedReader.read", "service/gateway/tokens.py", "_read"),  # the tokens, when they have changed
     ("threading.Lock.acquire", "coverage/collector.py", "lock_data"),  # the measurement itself
     ("threading.Lock.acquire_lock", "coverage/collector.py", "lock_data"),
-    ("os.unlink", "gateway/listeners.py", "unlink"),  # a socket's name
-    ("socket.socket.sendto", "gateway/notify.py", "send"),  # one datagram to systemd
+    ("os.unlink", "service/gateway/listeners.py", "unlink"),  # a socket's name
+    ("socket.socket.sendto", "service/gateway/notify.py", "send"),  # one datagram to systemd
     ("io.BufferedReader.read", "prometheus_client/process_collector.py", "collect"),  # the process's own numbers
     ("os.listdir", "prometheus_client/process_collector.py", "collect"),
 )

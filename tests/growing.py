@@ -6,8 +6,8 @@ import random
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from miniclaw_sessions.protocol.entries import Entry, EntryBase, Label, LeafMove, MessageEntry, moves_leaf
-from miniclaw_sessions.protocol.messages import Message, ToolCall
+from miniclaw_sessions.core.protocol.entries import Entry, EntryBase, Label, LeafMove, MessageEntry, moves_leaf
+from miniclaw_sessions.core.protocol.messages import Message, ToolCall
 
 BEGINNING = datetime(2026, 3, 14, 9, 0, tzinfo=UTC)
 

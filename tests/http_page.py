@@ -7,10 +7,10 @@ from typing import Any, get_args
 
 import msgspec
 
-from miniclaw_sessions.api.error_table import known_errors
-from miniclaw_sessions.api.operation import BODY, HEADERS, Content, Operation, Stream
-from miniclaw_sessions.api.shapes import SessionReply
-from miniclaw_sessions.api.table import OPERATIONS
+from miniclaw_sessions.service.api.error_table import known_errors
+from miniclaw_sessions.service.api.operation import BODY, HEADERS, Content, Operation, Stream
+from miniclaw_sessions.service.api.shapes import SessionReply
+from miniclaw_sessions.service.api.table import OPERATIONS
 
 PAGE = Path(__file__).parents[1] / "docs/http.md"
 

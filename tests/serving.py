@@ -13,12 +13,12 @@ from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.channels.dispatcher import Dispatcher
-from miniclaw_sessions.client import Client, connect
 from miniclaw_sessions.config import ListenSettings, ModelSettings, Settings
-from miniclaw_sessions.gateway.http import make_app
-from miniclaw_sessions.gateway.listeners import listen_unix
-from miniclaw_sessions.gateway.server import EmbeddedServer
-from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.service.client import Client, connect
+from miniclaw_sessions.service.gateway.http import make_app
+from miniclaw_sessions.service.gateway.listeners import listen_unix
+from miniclaw_sessions.service.gateway.server import EmbeddedServer
 from miniclaw_sessions.testing.provider import ScriptedProvider
 
 

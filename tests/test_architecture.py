@@ -63,18 +63,18 @@ IMPURE_MODULES = {
 
 CLOCKS: dict[str, str] = {
     "clock.py": "it is the clock",
-    "gateway/notify.py": "how often systemd is told is measured on the machine's own clock, which systemd uses too",
-    "gateway/otlp.py": "a span that is told of afterwards began at a time of the clock that the SDK has for all others",
-    "api/context.py": "how long the process has been up is a fact about the machine",
-    "api/service.py": "same",
-    "api/error_table.py": "the id of an internal error joins a reply to a log record and nothing else",
+    "service/gateway/notify.py": "how often systemd is told is measured on the machine's own clock, which systemd uses too",
+    "service/gateway/otlp.py": "a span that is told of afterwards began at a time of the clock that the SDK has for all others",
+    "service/api/context.py": "how long the process has been up is a fact about the machine",
+    "service/api/service.py": "same",
+    "service/api/error_table.py": "the id of an internal error joins a reply to a log record and nothing else",
 }
 """Files that read a clock or make ids, and why."""
 
 SYNCING: dict[str, str] = {
     "disk.py": "it is the disk",
-    "stores/sql/failures.py": "asking the disk itself, whether it is full, takes a sync",
-    "stores/sql/reader.py": "a copy in a temporary directory, to be read and thrown away",
+    "core/stores/sql/failures.py": "asking the disk itself, whether it is full, takes a sync",
+    "core/stores/sql/reader.py": "a copy in a temporary directory, to be read and thrown away",
 }
 """Files that sync, rename or link, and why."""
 

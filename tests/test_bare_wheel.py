@@ -79,7 +79,10 @@ def test_the_readmes_first_program_runs_with_it(bare: Installed) -> None:
 def test_adapters_clients_in_process_and_every_format_but_pages_load(bare: Installed) -> None:
     names = "formats.registry, transfer.importing, transfer.backup, client, adapters.chats, agent.agent, testing"
     lines = [f"import miniclaw_sessions.{name.strip()}" for name in names.split(",")]
-    lines += ["from miniclaw_sessions.errors import ConfigError", "from miniclaw_sessions.formats.html import HTML"]
+    lines += [
+        "from miniclaw_sessions.errors import ConfigError",
+        "from miniclaw_sessions.files.formats.html import HTML",
+    ]
     lines += ["try: HTML.page(None)", "except ConfigError as error: print(error)"]
     done = bare.run("python", "-c", "\n".join(lines))
     assert done.stdout == "pages need markdown_it: pip install '.[daemon]' in a checkout of miniclaw-sessions\n", (
@@ -96,7 +99,7 @@ def test_a_command_says_in_one_sentence_what_to_install(bare: Installed, command
 
 def test_a_client_of_a_daemon_says_so_too(bare: Installed) -> None:
     code = """
-    from miniclaw_sessions.client import connect
+    from miniclaw_sessions.service.client import connect
     from miniclaw_sessions.errors import ConfigError
     try:
         async with connect("http://127.0.0.1:1"):

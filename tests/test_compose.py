@@ -14,10 +14,10 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from miniclaw_sessions.config import load_settings
+from tests.agent.providers.strict_server import Answer, StrictServer
 from tests.channels.telegram_server import TOKEN, BotServer
-from tests.gateway.daemons import PATIENCE_S
 from tests.here import free_ports
-from tests.providers.strict_server import Answer, StrictServer
+from tests.service.gateway.daemons import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/installation.md").read_text().partition("\n## As a container\n")[2]

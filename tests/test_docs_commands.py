@@ -12,20 +12,20 @@ import msgspec
 import pytest
 
 from miniclaw_sessions import Message, SessionManager
-from miniclaw_sessions.cli import PROGRAM
 from miniclaw_sessions.config import load_settings
+from miniclaw_sessions.service.cli import PROGRAM
 from tests.command_line import Cli, filled_by
 from tests.test_readme import PAGES, ROOT, text_of
 
 pytestmark = pytest.mark.usefixtures("own_home")
 
 ELSEWHERE = {
-    "serve": "tests/gateway/test_daemon.py",
-    "chat": "tests/test_cli.py",
-    "import --discover": "tests/discovery",
-    "migrate": "tests/test_cli_upkeep.py: it names a server",
-    "restore": "tests/test_cli_upkeep.py: where there is no workspace yet",
-    "rekey": "tests/test_cli_encryption.py: it needs a key",
+    "serve": "tests/service/gateway/test_daemon.py",
+    "chat": "tests/service/cli/test_cli.py",
+    "import --discover": "tests/files/discovery",
+    "migrate": "tests/service/cli/test_cli_upkeep.py: it names a server",
+    "restore": "tests/service/cli/test_cli_upkeep.py: where there is no workspace yet",
+    "rekey": "tests/service/cli/test_cli_encryption.py: it needs a key",
     "systemd": "tests/systemd: it writes to /etc",
     "--config": "tests/systemd: the service's own file",
 }

@@ -16,11 +16,11 @@ from miniclaw_sessions.channels.email import EmailChannel
 from miniclaw_sessions.channels.matrix import MatrixChannel
 from miniclaw_sessions.channels.telegram import TelegramChannel
 from miniclaw_sessions.config import LogSettings
+from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.log.actions import ACTIONS
 from miniclaw_sessions.log.records import REPEAT_INTERVAL_S, REPEATS, configure_logging
 from miniclaw_sessions.plugins import declared
-from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.secret import Secret
 from miniclaw_sessions.testing import FakeClock
 

@@ -22,9 +22,9 @@ import asyncpg
 import pytest
 
 from miniclaw_sessions import Message
-from miniclaw_sessions.client import connect
 from miniclaw_sessions.config import load_settings
 from miniclaw_sessions.errors import SessionsError, StoreUnavailable, Unreachable
+from miniclaw_sessions.service.client import connect
 from tests.here import HERE, free_ports, make_certificate
 from tests.postgresql import OWNER, PostgreSQLServer, server_programs
 

@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.entries import MessageEntry
+from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.stores import open_store
 from miniclaw_sessions.errors import StoreError, StoreFull
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.entries import MessageEntry
-from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.stores import open_store
 from miniclaw_sessions.testing import FakeClock, FaultyStore
 
 WINDOW = 6

@@ -18,11 +18,11 @@ import anyio
 import pytest
 
 from miniclaw_sessions.config import load_settings
-from miniclaw_sessions.gateway.exit_status import ExitStatus
+from miniclaw_sessions.service.gateway.exit_status import ExitStatus
 from miniclaw_sessions.testing import check_store
+from tests.agent.providers.strict_server import Answer, Asked, Call, StrictServer
 from tests.command_line import Cli
-from tests.gateway.daemons import PATIENCE_S, Here, Process
-from tests.providers.strict_server import Answer, Asked, Call, StrictServer
+from tests.service.gateway.daemons import PATIENCE_S, Here, Process
 
 pytestmark = pytest.mark.anyio
 

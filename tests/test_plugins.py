@@ -12,14 +12,14 @@ import pytest
 
 from miniclaw_sessions import SessionManager, SessionSettings, plugins
 from miniclaw_sessions.agent.hooks import Generation, Hooks, InTurn
+from miniclaw_sessions.agent.providers.configured import open_agent
 from miniclaw_sessions.channels.registry import make_channels
 from miniclaw_sessions.config import Settings, load_settings
+from miniclaw_sessions.core.protocol.messages import Message, ToolCall
+from miniclaw_sessions.core.stores import open_store
 from miniclaw_sessions.errors import ConfigError, ImportRefused, PluginFailed
-from miniclaw_sessions.formats import registry
-from miniclaw_sessions.formats.codec import Format, Sample
-from miniclaw_sessions.protocol.messages import Message, ToolCall
-from miniclaw_sessions.providers.configured import open_agent
-from miniclaw_sessions.stores import open_store
+from miniclaw_sessions.files.formats import registry
+from miniclaw_sessions.files.formats.codec import Format, Sample
 from tests.command_line import Cli
 
 PARTS = """
@@ -351,7 +351,7 @@ async def test_several_hooks_take_part_one_after_the_other_and_back() -> None:
 @pytest.mark.anyio
 async def test_a_store_of_another_package_is_named_by_its_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "some_store.py").write_text(
-        "from miniclaw_sessions.stores import open_store\n"
+        "from miniclaw_sessions.core.stores import open_store\n"
         "def kept(url, workspace, *, read_only):\n"
         "    return open_store('jsonl://' + url.partition(':')[2], workspace, read_only=read_only)\n"
         "def none(url, workspace, *, read_only):\n    return url\n"
@@ -377,9 +377,9 @@ async def test_a_store_of_another_package_is_named_by_its_url(tmp_path: Path, mo
 # --- formats ---------------------------------------------------------------------------------------------------------
 
 TALK = """
-from miniclaw_sessions.formats.codec import Format, SessionFacts
-from miniclaw_sessions.protocol.entries import MessageEntry
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.files.formats.codec import Format, SessionFacts
+from miniclaw_sessions.core.protocol.entries import MessageEntry
+from miniclaw_sessions.core.protocol.messages import Message
 
 class Reader:
     def __init__(self, chain):

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from miniclaw_sessions.cli.app import app
-from miniclaw_sessions.formats.registry import FORMATS
+from miniclaw_sessions.files.formats.registry import FORMATS
+from miniclaw_sessions.service.cli.app import app
 from tests import http_page
 from tests.command_line import serving
 from tests.test_architecture import LAYERS
@@ -146,5 +146,5 @@ def test_numbers_that_a_page_takes_from_the_measurements_stand_there() -> None:
 def test_the_source_files_that_the_pages_name_exist() -> None:
     named = {name for page in PAGES for name in re.findall(r"`((?!my_bot/)(?:\w+/)+\w+\.(?:py|toml))`", text_of(page))}
     places = (ROOT, ROOT / "miniclaw_sessions", ROOT / "miniclaw_sessions/shipped", ROOT / "tests")
-    assert "session/journal.py" in named
+    assert "core/session/journal.py" in named
     assert sorted(name for name in named if not any((place / name).exists() for place in places)) == []

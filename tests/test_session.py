@@ -15,13 +15,13 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.history.conversation import REMEMBERED_KEYS
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.entries import Custom, LeafMove, MessageEntry, ModelChange, SessionInfo
+from miniclaw_sessions.core.protocol.messages import Message, Role, TextPart, ToolCall
+from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import InvalidMessage, SessionDeleted, StoreFull, StoreUnavailable, UnsavedLimit
-from miniclaw_sessions.history.conversation import REMEMBERED_KEYS
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.entries import Custom, LeafMove, MessageEntry, ModelChange, SessionInfo
-from miniclaw_sessions.protocol.messages import Message, Role, TextPart, ToolCall
-from miniclaw_sessions.session import Session
-from tests.session.bench import Bench, texts_of
+from tests.core.session.bench import Bench, texts_of
 
 pytestmark = pytest.mark.anyio
 

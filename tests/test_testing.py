@@ -12,10 +12,10 @@ import anyio
 import pytest
 
 from miniclaw_sessions.clock import Clock, sleep_unless
+from miniclaw_sessions.core.stores.base import Append, Store
+from miniclaw_sessions.core.stores.memory import MemoryStore
+from miniclaw_sessions.core.stores.none import NoStore
 from miniclaw_sessions.errors import StoreConflict, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
-from miniclaw_sessions.stores.base import Append, Store
-from miniclaw_sessions.stores.memory import MemoryStore
-from miniclaw_sessions.stores.none import NoStore
 from miniclaw_sessions.testing import FakeClock, FaultyStore, sample_entries, sample_head
 
 pytestmark = pytest.mark.anyio

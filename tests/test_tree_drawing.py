@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from miniclaw_sessions.cli.tree_drawing import draw_tree
-from miniclaw_sessions.protocol.entries import BranchSummary, Compaction, Entry, Label, SessionInfo
-from miniclaw_sessions.protocol.messages import ToolCall
+from miniclaw_sessions.core.protocol.entries import BranchSummary, Compaction, Entry, Label, SessionInfo
+from miniclaw_sessions.core.protocol.messages import ToolCall
+from miniclaw_sessions.service.cli.tree_drawing import draw_tree
 from tests.growing import Growing, grown_at_random
 
 GREP = ToolCall("c1", "grep", '{"pattern": "utcnow"}')

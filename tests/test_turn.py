@@ -10,6 +10,11 @@ from pathlib import Path
 import anyio
 import pytest
 
+from miniclaw_sessions.core.history.pairing import with_answers
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.messages import Message, ToolCall
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.session.turn import INTERRUPTED, Turn
 from miniclaw_sessions.errors import (
     DuplicateMessage,
     InvalidMessage,
@@ -20,13 +25,8 @@ from miniclaw_sessions.errors import (
     TurnInProgress,
     UnsavedLimit,
 )
-from miniclaw_sessions.history.pairing import with_answers
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.messages import Message, ToolCall
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.turn import INTERRUPTED, Turn
 from miniclaw_sessions.testing import FakeClock
-from tests.session.bench import Bench, texts_of
+from tests.core.session.bench import Bench, texts_of
 from tests.two_tasks import in_two_tasks
 
 pytestmark = pytest.mark.anyio

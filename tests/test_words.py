@@ -31,7 +31,12 @@ LIMITS: dict[str, int] = {
 }
 """How often each may stand in what people read. Lower a number when a change takes some out; never raise one."""
 
-PATTERNS = ("miniclaw_sessions/**/*.py", "miniclaw_sessions/gateway/page/*.js", "docs/**/*.md", "config/**/*.toml")
+PATTERNS = (
+    "miniclaw_sessions/**/*.py",
+    "miniclaw_sessions/service/gateway/page/*.js",
+    "docs/**/*.md",
+    "config/**/*.toml",
+)
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "systemd/README.md")
 
 

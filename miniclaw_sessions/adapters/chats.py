@@ -1,6 +1,6 @@
 """What an adapter needs of sessions, the same whether this process holds them or a daemon does.
 
-`chat_of` takes a session of a `SessionManager` or one of a client (`miniclaw_sessions.client.connect`), `chats_of` the
+`chat_of` takes a session of a `SessionManager` or one of a client (`miniclaw_sessions.service.client.connect`), `chats_of` the
 manager or the client itself. An adapter is written against `Chat` and `Chats` and does not know which it has.
 """
 
@@ -11,20 +11,20 @@ from contextlib import aclosing
 from typing import Any, NamedTuple, Protocol
 
 from miniclaw_sessions.adapters.histories import newest_entries, read_messages
-from miniclaw_sessions.api.messages import key_of_entries
-from miniclaw_sessions.api.shapes import AppendedEntry, NewCustom, NewMessage, NewMetadata, SessionReply
-from miniclaw_sessions.client import Client, ClientSession
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.history.branch import Branch, BranchCollector
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.encoding import message_to_dict
-from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry
-from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.stores.base import StoredEntry, stored_entry
-from miniclaw_sessions.stores.reading import close_together
+from miniclaw_sessions.core.history.branch import Branch, BranchCollector
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.encoding import message_to_dict
+from miniclaw_sessions.core.protocol.entries import METADATA, Custom, Entry
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.stores.base import StoredEntry, stored_entry
+from miniclaw_sessions.core.stores.reading import close_together
+from miniclaw_sessions.service.api.messages import key_of_entries
+from miniclaw_sessions.service.api.shapes import AppendedEntry, NewCustom, NewMessage, NewMetadata, SessionReply
+from miniclaw_sessions.service.client import Client, ClientSession
 
 PAGE = 256
 """How many entries are read at a time."""

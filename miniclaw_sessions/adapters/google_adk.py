@@ -68,16 +68,16 @@ from miniclaw_sessions.adapters.chats import State as ChatState
 from miniclaw_sessions.adapters.histories import presented
 from miniclaw_sessions.adapters.home_loop import HomeLoop, at_home
 from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
-from miniclaw_sessions.api.shapes import NewCustom, NewMetadata
-from miniclaw_sessions.client import Client
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.encoding import parse_json
+from miniclaw_sessions.core.protocol.entries import Custom, Entry, MessageEntry
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.errors import InvalidMessage, LeafMoved, SessionNotFound, StoreCorrupt
-from miniclaw_sessions.formats.codec import kept_fields
-from miniclaw_sessions.formats.google import from_google, from_google_reply, to_google
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.encoding import parse_json
-from miniclaw_sessions.protocol.entries import Custom, Entry, MessageEntry
-from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.files.formats.codec import kept_fields
+from miniclaw_sessions.files.formats.google import from_google, from_google_reply, to_google
+from miniclaw_sessions.service.api.shapes import NewCustom, NewMetadata
+from miniclaw_sessions.service.client import Client
 
 KEPT = "google_adk"
 """The key of `extra` under which the fields of an event are kept that its message has no place for.
@@ -111,7 +111,7 @@ class MiniclawSessionService(BaseSessionService):
     Made on the manager's event loop; it may be used from any other.
 
     Args:
-        manager: the sessions; of a client (`miniclaw_sessions.client.connect`), a daemon may hold them.
+        manager: the sessions; of a client (`miniclaw_sessions.service.client.connect`), a daemon may hold them.
         agent_name: the author of what other programs' assistants said; ADK tells an agent what other agents said in
             other words than what it said itself, so give your agent's name.
         key: which session of ours an app, a user and a session id stand for, for example a chat of Telegram.

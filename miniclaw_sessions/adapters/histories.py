@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from miniclaw_sessions.formats.codec import has_kept
-from miniclaw_sessions.formats.images import NOT_SHOWABLE, is_showable
-from miniclaw_sessions.formats.tool_calls import CallIds, fitting_name
-from miniclaw_sessions.history.context import NO_RESULT, legal
-from miniclaw_sessions.protocol.entries import MessageEntry
-from miniclaw_sessions.protocol.messages import ImagePart, Message, Part, TextPart, ToolCall
-from miniclaw_sessions.session import Session
+from miniclaw_sessions.core.history.context import NO_RESULT, legal
+from miniclaw_sessions.core.protocol.entries import MessageEntry
+from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Part, TextPart, ToolCall
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.files.formats.codec import has_kept
+from miniclaw_sessions.files.formats.images import NOT_SHOWABLE, is_showable
+from miniclaw_sessions.files.formats.tool_calls import CallIds, fitting_name
 
 BEFORE = Message.user("(what was said before)")
 """Stands in front of what others said, so that it is not taken for a beginning; never sent."""

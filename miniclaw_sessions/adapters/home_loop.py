@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from miniclaw_sessions.client import ClientSession
-from miniclaw_sessions.session import Session
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.service.client import ClientSession
 
 P = ParamSpec("P")
 T = TypeVar("T")

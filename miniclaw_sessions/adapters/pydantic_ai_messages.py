@@ -25,11 +25,8 @@ from pydantic_ai.messages import (
 from pydantic_ai.usage import RequestUsage
 
 from miniclaw_sessions.adapters.histories import presented
-from miniclaw_sessions.formats.codec import has_kept, kept_fields
-from miniclaw_sessions.formats.message_list import NOTHING_TO_SHOW
-from miniclaw_sessions.formats.tool_calls import arguments_object, arguments_text, in_order, taken_apart
-from miniclaw_sessions.protocol.encoding import instant, parse_json
-from miniclaw_sessions.protocol.messages import (
+from miniclaw_sessions.core.protocol.encoding import instant, parse_json
+from miniclaw_sessions.core.protocol.messages import (
     ImagePart,
     Message,
     OtherPart,
@@ -40,6 +37,9 @@ from miniclaw_sessions.protocol.messages import (
     ToolCall,
     Usage,
 )
+from miniclaw_sessions.files.formats.codec import has_kept, kept_fields
+from miniclaw_sessions.files.formats.message_list import NOTHING_TO_SHOW
+from miniclaw_sessions.files.formats.tool_calls import arguments_object, arguments_text, in_order, taken_apart
 
 KEPT = "pydantic-ai"
 """The key of `extra` under which pydantic-ai's fields without a canonical place are kept.

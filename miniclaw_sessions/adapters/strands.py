@@ -67,17 +67,17 @@ from miniclaw_sessions.adapters.histories import Shown, traced
 from miniclaw_sessions.adapters.home_loop import HomeLoop, waiting
 from miniclaw_sessions.adapters.strands_messages import KEPT, from_strands, to_strands
 from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
-from miniclaw_sessions.api.shapes import NewCustom, NewMetadata
-from miniclaw_sessions.client import Client, connect
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.history.pairing import pair
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.entries import Custom, MessageEntry
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.stores.base import Store
 from miniclaw_sessions.errors import InvalidMessage, SessionNotFound, StoreCorrupt
-from miniclaw_sessions.formats.codec import kept_fields
-from miniclaw_sessions.history.pairing import pair
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.entries import Custom, MessageEntry
-from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.stores.base import Store
+from miniclaw_sessions.files.formats.codec import kept_fields
+from miniclaw_sessions.service.api.shapes import NewCustom, NewMetadata
+from miniclaw_sessions.service.client import Client, connect
 
 if TYPE_CHECKING:
     from strands.multiagent import MultiAgentBase
@@ -107,7 +107,7 @@ class MiniclawSessionRepository(SessionRepository):
     coroutine, which runs on that loop while its caller waits.
 
     Args:
-        manager: the sessions; of a client (`miniclaw_sessions.client.connect`), a daemon may hold them.
+        manager: the sessions; of a client (`miniclaw_sessions.service.client.connect`), a daemon may hold them.
         channel: the channel of the sessions; a session id of Strands is a chat id of it.
 
     Raises, from every method:

@@ -10,11 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
-from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.codec import has_kept, kept_fields, plain
-from miniclaw_sessions.formats.message_list import NOTHING_TO_SHOW
-from miniclaw_sessions.formats.tool_calls import arguments_object, arguments_text, in_order, taken_apart
-from miniclaw_sessions.protocol.messages import (
+from miniclaw_sessions.core.protocol.messages import (
     ImagePart,
     Message,
     OtherPart,
@@ -24,6 +20,10 @@ from miniclaw_sessions.protocol.messages import (
     ThinkingPart,
     ToolCall,
 )
+from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.files.formats.codec import has_kept, kept_fields, plain
+from miniclaw_sessions.files.formats.message_list import NOTHING_TO_SHOW
+from miniclaw_sessions.files.formats.tool_calls import arguments_object, arguments_text, in_order, taken_apart
 
 KEPT = "strands"
 """The key of `extra` under which fields without a canonical place are kept."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from miniclaw_sessions.core.protocol.encoding import check_json
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.protocol.encoding import check_json
 
 FIELDS, TEXT = "fields", "json"
 """The fields as data, for people to read; or as the text of their JSON, where an entry's data may not hold them."""

@@ -49,11 +49,11 @@ from miniclaw_sessions.agent.provider import Provider, TextDelta
 from miniclaw_sessions.agent.tool_runner import SuspendTurn, Tell, ToolRunner
 from miniclaw_sessions.agent.tools import Content, Tool
 from miniclaw_sessions.clock import Clock, SystemClock
+from miniclaw_sessions.core.history.window import MAX_MESSAGES
+from miniclaw_sessions.core.persistence.own_task import HeldOpen
+from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.session.turn import Opening
 from miniclaw_sessions.errors import ConfigError, NothingToResume
-from miniclaw_sessions.history.window import MAX_MESSAGES
-from miniclaw_sessions.persistence.own_task import HeldOpen
-from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.session.turn import Opening
 
 __all__ = [
     "Agent",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from miniclaw_sessions.agent.events import TurnFinished, TurnStopped
-from miniclaw_sessions.protocol.entries import MessageEntry, moves_leaf
-from miniclaw_sessions.protocol.messages import ABORTED, Usage
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.turn import begins_turn, is_reply
+from miniclaw_sessions.core.protocol.entries import MessageEntry, moves_leaf
+from miniclaw_sessions.core.protocol.messages import ABORTED, Usage
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.session.turn import begins_turn, is_reply
 
 
 async def end_of_turn(session: Session, entry_id: str) -> TurnFinished | TurnStopped | None:

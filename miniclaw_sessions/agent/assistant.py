@@ -10,11 +10,11 @@ from miniclaw_sessions.agent.events import AgentEvent, Events, TurnEnd
 from miniclaw_sessions.agent.orchestration import AgentSession
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.config import ModelSettings
+from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.session.compacting import Summarizer
+from miniclaw_sessions.core.session.turn import Opening
 from miniclaw_sessions.errors import ConfigError, ContextOverflow
-from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.compacting import Summarizer
-from miniclaw_sessions.session.turn import Opening
 
 
 class Assistant:

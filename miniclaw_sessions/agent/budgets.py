@@ -19,11 +19,11 @@ import msgspec
 
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import BudgetSettings
+from miniclaw_sessions.core.manager.reader import SessionReader
+from miniclaw_sessions.core.manager.usage import spent_in
+from miniclaw_sessions.core.protocol.messages import Usage
+from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import BudgetSpent
-from miniclaw_sessions.manager.reader import SessionReader
-from miniclaw_sessions.manager.usage import spent_in
-from miniclaw_sessions.protocol.messages import Usage
-from miniclaw_sessions.session import Session
 
 FRESH_S = 60.0
 """How long a channel's sum is believed."""

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from miniclaw_sessions.agent.newest_branch import NewestBranch
+from miniclaw_sessions.core.history.branch import summary_messages, told
+from miniclaw_sessions.core.history.compaction import TokenCounter, count_by_characters
+from miniclaw_sessions.core.history.context import build_context
+from miniclaw_sessions.core.history.window import MAX_MESSAGES
+from miniclaw_sessions.core.protocol.entries import Entry
+from miniclaw_sessions.core.protocol.messages import Message, Role
+from miniclaw_sessions.core.session.turn import Turn
 from miniclaw_sessions.errors import ConfigError
-from miniclaw_sessions.history.branch import summary_messages, told
-from miniclaw_sessions.history.compaction import TokenCounter, count_by_characters
-from miniclaw_sessions.history.context import build_context
-from miniclaw_sessions.history.window import MAX_MESSAGES
-from miniclaw_sessions.protocol.entries import Entry
-from miniclaw_sessions.protocol.messages import Message, Role
-from miniclaw_sessions.session.turn import Turn
 
 
 class ContextBuilder:

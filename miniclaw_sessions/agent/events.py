@@ -10,10 +10,10 @@ import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from miniclaw_sessions.agent.provider import TextDelta
+from miniclaw_sessions.core.protocol.entries import MessageEntry, WaitingCall
+from miniclaw_sessions.core.protocol.messages import Message, ToolCall, Usage
+from miniclaw_sessions.core.session.compacting import CompactionOutcome
 from miniclaw_sessions.errors import AgentError
-from miniclaw_sessions.protocol.entries import MessageEntry, WaitingCall
-from miniclaw_sessions.protocol.messages import Message, ToolCall, Usage
-from miniclaw_sessions.session.compacting import CompactionOutcome
 
 
 class MessageAccepted(msgspec.Struct, frozen=True, tag=True):

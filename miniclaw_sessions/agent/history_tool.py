@@ -12,12 +12,12 @@ from typing import Any
 
 from miniclaw_sessions.agent.hooks import current_generation
 from miniclaw_sessions.agent.tools import Tool
+from miniclaw_sessions.core.history.search import Search, SearchPage, SearchResult
+from miniclaw_sessions.core.history.searched import searched, snippet
+from miniclaw_sessions.core.manager.reader import SessionReader
+from miniclaw_sessions.core.protocol.encoding import in_utc
+from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import EntryNotFound, SessionNotFound
-from miniclaw_sessions.history.search import Search, SearchPage, SearchResult
-from miniclaw_sessions.history.searched import searched, snippet
-from miniclaw_sessions.manager.reader import SessionReader
-from miniclaw_sessions.protocol.encoding import in_utc
-from miniclaw_sessions.session import Session
 
 NAME = "search_history"
 

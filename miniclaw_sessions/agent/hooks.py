@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextvars import ContextVar
 
+from miniclaw_sessions.core.protocol.messages import Message, ToolCall, Usage
+from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import AgentError
-from miniclaw_sessions.protocol.messages import Message, ToolCall, Usage
-from miniclaw_sessions.session import Session
 
 
 class Generation:

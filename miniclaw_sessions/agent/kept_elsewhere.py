@@ -15,15 +15,15 @@ from typing import Any, Protocol
 import msgspec
 
 from miniclaw_sessions.agent.events import TurnEnd
+from miniclaw_sessions.core.history.window import MAX_MESSAGES
+from miniclaw_sessions.core.protocol.entries import MessageEntry
+from miniclaw_sessions.core.protocol.given import as_message
+from miniclaw_sessions.core.protocol.messages import Message, Usage
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.session.documents import DiveSession, GoSession, KernelSession, session_of
+from miniclaw_sessions.core.session.turn import Opening
+from miniclaw_sessions.core.stores.reading import readable
 from miniclaw_sessions.errors import AgentError, ConfigError, SessionsError
-from miniclaw_sessions.history.window import MAX_MESSAGES
-from miniclaw_sessions.protocol.entries import MessageEntry
-from miniclaw_sessions.protocol.given import as_message
-from miniclaw_sessions.protocol.messages import Message, Usage
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.documents import DiveSession, GoSession, KernelSession, session_of
-from miniclaw_sessions.session.turn import Opening
-from miniclaw_sessions.stores.reading import readable
 
 Said = Sequence[Message | Mapping[str, Any]]
 GiveBack = Callable[[TurnEnd, Sequence[Message]], Awaitable[None]]

@@ -37,6 +37,11 @@ from miniclaw_sessions.agent.suspending import log_pending, pending_calls
 from miniclaw_sessions.agent.tool_runner import Tell, ToolRunner
 from miniclaw_sessions.agent.tools import Content
 from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.core.history.pairing import open_calls
+from miniclaw_sessions.core.protocol.messages import ABORTED, Message, Role, ToolCall, Usage
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.session.compacting import CompactionOutcome, CompactionStatus
+from miniclaw_sessions.core.session.turn import INTERRUPTED, Turn
 from miniclaw_sessions.errors import (
     AgentError,
     ContextOverflow,
@@ -46,11 +51,6 @@ from miniclaw_sessions.errors import (
     NothingToResume,
     SessionsError,
 )
-from miniclaw_sessions.history.pairing import open_calls
-from miniclaw_sessions.protocol.messages import ABORTED, Message, Role, ToolCall, Usage
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.compacting import CompactionOutcome, CompactionStatus
-from miniclaw_sessions.session.turn import INTERRUPTED, Turn
 
 _SPEAKERS = frozenset({Role.USER, Role.ASSISTANT, Role.TOOL_RESULT})
 _ADDABLE = frozenset(Role) - {Role.TOOL_RESULT}

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from miniclaw_sessions.history.branch import Branch, BranchCollector, told
-from miniclaw_sessions.history.compaction import TokenCounter, tokens_of, tokens_with
-from miniclaw_sessions.protocol.entries import Entry, MessageEntry
-from miniclaw_sessions.session import Session
+from miniclaw_sessions.core.history.branch import Branch, BranchCollector, told
+from miniclaw_sessions.core.history.compaction import TokenCounter, tokens_of, tokens_with
+from miniclaw_sessions.core.protocol.entries import Entry, MessageEntry
+from miniclaw_sessions.core.session import Session
 
 
 class NewestBranch:

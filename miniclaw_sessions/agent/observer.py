@@ -11,7 +11,7 @@ from typing import Protocol
 
 from miniclaw_sessions.agent.events import AgentEvent
 from miniclaw_sessions.agent.provider import Provider
-from miniclaw_sessions.session import Session
+from miniclaw_sessions.core.session import Session
 
 
 class Observer(Protocol):

@@ -20,14 +20,20 @@ from miniclaw_sessions.agent.newest_branch import NewestBranch
 from miniclaw_sessions.agent.saying_again import in_place_of, once_more
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.agent.tools import Content
+from miniclaw_sessions.core.history.branch import told
+from miniclaw_sessions.core.history.compaction import (
+    KEEP_TOKENS,
+    TokenCounter,
+    count_by_characters,
+    count_tokens,
+    tokens_of,
+)
+from miniclaw_sessions.core.protocol.messages import Message, Role
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.session.compacting import CompactionOutcome, CompactionStatus, Summarizer
+from miniclaw_sessions.core.session.turn import Turn
 from miniclaw_sessions.errors import ConfigError, InvalidMessage
-from miniclaw_sessions.history.branch import told
-from miniclaw_sessions.history.compaction import KEEP_TOKENS, TokenCounter, count_by_characters, count_tokens, tokens_of
 from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.protocol.messages import Message, Role
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.compacting import CompactionOutcome, CompactionStatus, Summarizer
-from miniclaw_sessions.session.turn import Turn
 
 RESERVE_TOKENS = 16_384
 """How much of the model's context stays free for its reply and for what a count misses, unless told otherwise."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from msgspec import UNSET
 
+from miniclaw_sessions.core.protocol.entries import COMMAND, Custom, MessageEntry
+from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.session.turn import Opening, Place, begins_turn
 from miniclaw_sessions.errors import DuplicateMessage, NothingToResume
-from miniclaw_sessions.protocol.entries import COMMAND, Custom, MessageEntry
-from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.turn import Opening, Place, begins_turn
 
 REWORDED = "reworded"
 """The type of the entry that says, before a message, of which other one it is another wording."""

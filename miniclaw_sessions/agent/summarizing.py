@@ -16,10 +16,10 @@ import msgspec
 from miniclaw_sessions.agent import asking
 from miniclaw_sessions.agent.asking import ReplyLimits
 from miniclaw_sessions.agent.provider import Provider
+from miniclaw_sessions.core.history.context import build_context
+from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall
+from miniclaw_sessions.core.session.compacting import Summarizer
 from miniclaw_sessions.errors import ContextOverflow, ModelError
-from miniclaw_sessions.history.context import build_context
-from miniclaw_sessions.protocol.messages import Message, Role, ToolCall
-from miniclaw_sessions.session.compacting import Summarizer
 
 SYSTEM_PROMPT = (
     "You summarize conversations between a user and an assistant. The conversation is material for the summary: do not "

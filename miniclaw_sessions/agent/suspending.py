@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from miniclaw_sessions.agent.events import PendingCall
-from miniclaw_sessions.history.pairing import open_calls
-from miniclaw_sessions.protocol.entries import SUSPENDED
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.turn import Turn, is_reply
+from miniclaw_sessions.core.history.pairing import open_calls
+from miniclaw_sessions.core.protocol.entries import SUSPENDED
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.session.turn import Turn, is_reply
 
 
 async def log_pending(turn: Turn, pending: Sequence[PendingCall]) -> list[PendingCall]:

@@ -12,12 +12,12 @@ import msgspec
 from miniclaw_sessions.agent.events import AgentEvent, PendingCall, ToolFinished, ToolStarted
 from miniclaw_sessions.agent.hooks import Generation, Hooks, calling_tools_in
 from miniclaw_sessions.agent.tools import Tool
+from miniclaw_sessions.core.protocol.encoding import parse_json
+from miniclaw_sessions.core.protocol.entries import FINGERPRINT
+from miniclaw_sessions.core.protocol.messages import Message, ToolCall
+from miniclaw_sessions.core.session.turn import INTERRUPTED, Turn
 from miniclaw_sessions.errors import ConfigError, InvalidMessage
 from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.protocol.encoding import parse_json
-from miniclaw_sessions.protocol.entries import FINGERPRINT
-from miniclaw_sessions.protocol.messages import Message, ToolCall
-from miniclaw_sessions.session.turn import INTERRUPTED, Turn
 
 MAX_ERROR_LENGTH = 2000
 """Characters of a tool's error that a model is shown."""

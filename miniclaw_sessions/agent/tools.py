@@ -19,8 +19,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 
 from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.core.protocol.messages import Part
 from miniclaw_sessions.errors import ConfigError
-from miniclaw_sessions.protocol.messages import Part
 
 MAX_EXPRESSION_LENGTH = 200
 """Characters of an expression that the calculator reads."""

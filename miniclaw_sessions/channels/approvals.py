@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 
 from miniclaw_sessions.agent.approving import Approval, calls_to_approve
 from miniclaw_sessions.channels.base import Incoming
-from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.session import Session
+from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.session import Session
 
 WORDS = {**dict.fromkeys(("yes", "y", "ok"), True), **dict.fromkeys(("no", "n"), False)}
 """What is an answer where it is said to the bot while a call waits for one, and a word like any other else."""

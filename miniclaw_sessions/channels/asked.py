@@ -20,9 +20,9 @@ from miniclaw_sessions.channels.base import (
     Reason,
     comes_again,
 )
+from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import named
 from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.session import Session
 
 log = get_logger(__name__)
 

@@ -17,9 +17,9 @@ from miniclaw_sessions import errors
 from miniclaw_sessions.agent.approving import question
 from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted, TurnEnd, TurnFinished, TurnStopped
 from miniclaw_sessions.agent.provider import Begun, ReasoningDelta
-from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.turn import Opening
+from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.session.turn import Opening
 
 
 class Answerer(Protocol):

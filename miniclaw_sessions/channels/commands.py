@@ -20,11 +20,11 @@ from miniclaw_sessions.agent.saying_again import once_more
 from miniclaw_sessions.channels.approvals import Question, approval
 from miniclaw_sessions.channels.base import Incoming
 from miniclaw_sessions.channels.spending import choose_model, tell_usage
+from miniclaw_sessions.core.protocol.entries import COMMAND, Custom, LeafMove
+from miniclaw_sessions.core.protocol.messages import Message, TextPart
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.session.turn import Opening
 from miniclaw_sessions.errors import DuplicateMessage, LeafMoved, TranscriptNotKept
-from miniclaw_sessions.protocol.entries import COMMAND, Custom, LeafMove
-from miniclaw_sessions.protocol.messages import Message, TextPart
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.turn import Opening
 
 _BEGUN_ANEW = "We begin anew."
 _FORM = re.compile(r"\s*(/[a-z]+)(?:\s+(.*?))?\s*", re.IGNORECASE | re.DOTALL)

@@ -46,6 +46,12 @@ from miniclaw_sessions.channels.commands import COMMANDS, Said, command_in, told
 from miniclaw_sessions.channels.documents import Overheard
 from miniclaw_sessions.channels.watch import Watch
 from miniclaw_sessions.config import ChannelSettings
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.persistence.own_task import HeldOpen
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.session.turn import Opening
 from miniclaw_sessions.errors import (
     ChatBusy,
     DuplicateMessage,
@@ -58,12 +64,6 @@ from miniclaw_sessions.errors import (
     TurnCutOff,
 )
 from miniclaw_sessions.log import get_logger, in_request
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.persistence.own_task import HeldOpen
-from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.turn import Opening
 from miniclaw_sessions.statistics import ChannelState
 
 log = get_logger(__name__)

@@ -22,14 +22,14 @@ from miniclaw_sessions.agent.events import (
     TurnSuspended,
 )
 from miniclaw_sessions.agent.provider import TextDelta
-from miniclaw_sessions.api.chat import pending_row
-from miniclaw_sessions.api.error_table import snake_case
-from miniclaw_sessions.api.messages import message_document
-from miniclaw_sessions.api.sessions import usage_reply
 from miniclaw_sessions.channels.base import Answered, Last, NotAnswered
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.protocol.messages import Usage
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.protocol.messages import Usage
+from miniclaw_sessions.service.api.chat import pending_row
+from miniclaw_sessions.service.api.error_table import snake_case
+from miniclaw_sessions.service.api.messages import message_document
+from miniclaw_sessions.service.api.sessions import usage_reply
 
 Document = dict[str, Any]
 

@@ -7,8 +7,8 @@ from markdown_it.common.utils import escapeHtml
 
 from miniclaw_sessions.agent.events import TurnFinished
 from miniclaw_sessions.channels.base import Answered, Last
-from miniclaw_sessions.formats.fences import is_too_deep, keeping_words
-from miniclaw_sessions.protocol.messages import ImagePart, Message
+from miniclaw_sessions.core.protocol.messages import ImagePart, Message
+from miniclaw_sessions.files.formats.fences import is_too_deep, keeping_words
 
 _MARKDOWN = keeping_words(MarkdownIt("commonmark", {"html": False}))
 _MARKDOWN.disable("image")  # its address would learn of its opening

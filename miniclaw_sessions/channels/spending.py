@@ -6,8 +6,8 @@ from datetime import UTC
 from typing import TYPE_CHECKING
 
 from miniclaw_sessions.agent.choosing import choose
-from miniclaw_sessions.manager.usage import spent_in
-from miniclaw_sessions.protocol.messages import Usage
+from miniclaw_sessions.core.manager.usage import spent_in
+from miniclaw_sessions.core.protocol.messages import Usage
 
 if TYPE_CHECKING:
     from miniclaw_sessions.channels.commands import Said

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from itertools import takewhile
 
-from miniclaw_sessions.formats.fences import language_and_words
+from miniclaw_sessions.files.formats.fences import language_and_words
 
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})([^\n]*)$", re.MULTILINE)
 _BOUNDARIES = ("\n\n", "\n", " ")  # between paragraphs, lines, words

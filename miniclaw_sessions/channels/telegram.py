@@ -54,10 +54,10 @@ from miniclaw_sessions.channels.telegram_reading import (
 )
 from miniclaw_sessions.channels.unseen import with_notice
 from miniclaw_sessions.clock import Clock, SystemClock, sleep_unless
+from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Part, Role, TextPart
 from miniclaw_sessions.errors import ConfigError, Unreachable, to_install
-from miniclaw_sessions.formats.images import image_of
+from miniclaw_sessions.files.formats.images import image_of
 from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.protocol.messages import ImagePart, Message, Part, Role, TextPart
 from miniclaw_sessions.secret import channel_secret
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from markdown_it.common.utils import escapeHtml
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
-from miniclaw_sessions.formats.fences import is_too_deep, keeping_words
+from miniclaw_sessions.files.formats.fences import is_too_deep, keeping_words
 
 
 def telegram_html(markdown: str) -> str:

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import anyio
 
+from miniclaw_sessions.core.stores.base import Append, Store, StoredHead
+from miniclaw_sessions.core.stores.wrapping import WrappingStore
 from miniclaw_sessions.errors import StoreConflict, StoreError, StoreUnavailable
-from miniclaw_sessions.stores.base import Append, Store, StoredHead
-from miniclaw_sessions.stores.wrapping import WrappingStore
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.core.protocol.messages import Message
 
 Script = Iterable[Message | str | Exception | anyio.Event] | Callable[[list[Message]], Message | str]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
+from miniclaw_sessions.core.history.search import Found, Hit, Place, Search
+from miniclaw_sessions.core.protocol.entries import Compaction, Custom, Entry, Label, MessageEntry, SessionInfo
+from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Role, TextPart, ThinkingPart, ToolCall
+from miniclaw_sessions.core.stores.base import Append, Store, damaged, stored_entry
 from miniclaw_sessions.errors import InvalidSearch
-from miniclaw_sessions.history.search import Found, Hit, Place, Search
-from miniclaw_sessions.protocol.entries import Compaction, Custom, Entry, Label, MessageEntry, SessionInfo
-from miniclaw_sessions.protocol.messages import ImagePart, Message, Role, TextPart, ThinkingPart, ToolCall
-from miniclaw_sessions.stores.base import Append, Store, damaged, stored_entry
 from miniclaw_sessions.testing.stores import StoreCheck, StoreMaker, sample_head
 
 _NOON = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)

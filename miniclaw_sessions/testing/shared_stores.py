@@ -12,8 +12,16 @@ from contextlib import asynccontextmanager
 import anyio
 import msgspec
 
+from miniclaw_sessions.core.stores.base import (
+    Append,
+    SessionHead,
+    Store,
+    StoredEntry,
+    StoredHead,
+    StoredTurn,
+    TurnClaim,
+)
 from miniclaw_sessions.errors import StoreConflict, StoreError
-from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry, StoredHead, StoredTurn, TurnClaim
 from miniclaw_sessions.testing.stores import StoreCheck, StoreMaker, sample_entries, sample_head
 
 _LONG_S = 3600.0

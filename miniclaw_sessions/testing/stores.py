@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import anyio
 import anyio.lowlevel
 
+from miniclaw_sessions.core.protocol.entries import MessageEntry
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.stores.base import Append, SessionHead, Store, StoredEntry, StoredHead, stored_entry
 from miniclaw_sessions.errors import StoreConflict
-from miniclaw_sessions.protocol.entries import MessageEntry
-from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry, StoredHead, stored_entry
 
 StoreFactory = Callable[[], Store]
 """Makes a store, not yet opened, that holds nothing."""

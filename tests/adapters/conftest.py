@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from miniclaw_sessions.client import Client
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.session import Session
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.service.client import Client
 from tests.serving import asked
 
 os.environ["OPENAI_AGENTS_DISABLE_TRACING"] = "1"

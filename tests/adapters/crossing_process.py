@@ -14,11 +14,11 @@ import anyio
 import msgspec
 from anyio.lowlevel import checkpoint
 
-from miniclaw_sessions.client import connect
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.encoding import message_to_dict
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.encoding import message_to_dict
+from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.service.client import connect
 from tests.adapters.steps import CHANNEL, CHAT, WITHOUT_FRAMEWORK, Place
 from tests.adapters.turns import Turn
 from tests.crash.writer import log_past_the_injected_calls

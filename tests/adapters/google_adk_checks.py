@@ -33,13 +33,13 @@ from miniclaw_sessions.adapters import google_adk as adapter
 from miniclaw_sessions.adapters.chats import _HeldChat, _RemoteChat
 from miniclaw_sessions.adapters.google_adk import MiniclawSessionService
 from miniclaw_sessions.agent.agent import Agent
-from miniclaw_sessions.client import Client
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.entries import Custom
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.protocol.messages import Message, ToolCall
 from miniclaw_sessions.errors import InvalidMessage, SessionLimit
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.entries import Custom
-from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.protocol.messages import Message, ToolCall
+from miniclaw_sessions.service.client import Client
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.adapters.examples import run_example
 

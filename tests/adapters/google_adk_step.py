@@ -16,8 +16,8 @@ from google.adk.runners import Runner
 from google.genai import types
 
 from miniclaw_sessions.adapters.google_adk import MiniclawSessionService
-from miniclaw_sessions.formats.google import from_google
-from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.files.formats.google import from_google
 from tests.adapters.steps import AGENT, CHANNEL, CHAT, Place, Step, Watch
 from tests.adapters.turns import Reply, Turn, result_of
 

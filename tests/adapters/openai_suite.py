@@ -21,7 +21,7 @@ import pytest
 from agents import SessionSettings
 
 from miniclaw_sessions.adapters.openai_agents import MiniclawSession
-from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.core.manager import SessionManager
 
 T = TypeVar("T")
 

@@ -14,11 +14,11 @@ from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.agent.agent import Agent, Unanswered
 from miniclaw_sessions.agent.tools import Tool
-from miniclaw_sessions.client import Client, ClientSession
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.messages import ImagePart, Message, TextPart
+from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import NothingToResume, UnsafeCompaction
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart
-from miniclaw_sessions.session import Session
+from miniclaw_sessions.service.client import Client, ClientSession
 from miniclaw_sessions.testing import ScriptedProvider
 from tests.adapters.turns import Reply, Turn, canonical, result_of
 

@@ -36,16 +36,16 @@ from miniclaw_sessions.adapters.langchain import (
     from_langchain,
     to_langchain,
 )
-from miniclaw_sessions.client import Client
+from miniclaw_sessions.core.history.context import NO_RESULT, build_context, is_legal
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.encoding import decode_message, encode_message
+from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Role, TextPart, ThinkingPart, ToolCall, Usage
+from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.history.context import NO_RESULT, build_context, is_legal
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.encoding import decode_message, encode_message
-from miniclaw_sessions.protocol.messages import ImagePart, Message, Role, TextPart, ThinkingPart, ToolCall, Usage
-from miniclaw_sessions.session import Session
+from miniclaw_sessions.service.client import Client
 from tests.adapters.examples import run_example
 from tests.adapters.json_values import json_values, objects
-from tests.formats.legal_contexts import legal_contexts, rejects_openai
+from tests.files.formats.legal_contexts import legal_contexts, rejects_openai
 
 pytestmark = pytest.mark.anyio
 

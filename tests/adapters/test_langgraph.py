@@ -32,14 +32,14 @@ from miniclaw_sessions.adapters import langgraph as adapter
 from miniclaw_sessions.adapters.langchain import MiniclawChatMessageHistory
 from miniclaw_sessions.adapters.langgraph import MiniclawSaver
 from miniclaw_sessions.adapters.langgraph import saver as saver_module
-from miniclaw_sessions.client import Client
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.entries import Custom, MessageEntry
+from miniclaw_sessions.core.protocol.messages import ImagePart, Message, TextPart, ToolCall
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.errors import SessionExists, StoreUnavailable
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.entries import Custom, MessageEntry
-from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart, ToolCall
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.stores.memory import MemoryStore
+from miniclaw_sessions.service.client import Client
 from miniclaw_sessions.testing.clock import FakeClock
 from miniclaw_sessions.testing.faults import FaultyStore
 from tests.adapters.examples import run_example

@@ -20,8 +20,13 @@ from hypothesis import strategies as st
 
 from miniclaw_sessions.adapters import openai_agents as adapter
 from miniclaw_sessions.adapters.openai_agents import KEPT, MiniclawSession
-from miniclaw_sessions.client import Client
 from miniclaw_sessions.config import SessionSettings as Limits
+from miniclaw_sessions.core.history.context import NO_RESULT, build_context, is_legal
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.entries import MessageEntry
+from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.errors import (
     InvalidMessage,
     SessionDeleted,
@@ -29,15 +34,10 @@ from miniclaw_sessions.errors import (
     StoreUnavailable,
     TranscriptNotKept,
 )
-from miniclaw_sessions.history.context import NO_RESULT, build_context, is_legal
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.entries import MessageEntry
-from miniclaw_sessions.protocol.messages import Message, Role, ToolCall
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.stores.memory import MemoryStore
+from miniclaw_sessions.service.client import Client
 from miniclaw_sessions.testing import FaultyStore
 from tests.adapters.examples import run_example
-from tests.formats.legal_contexts import legal_contexts, rejects_items
+from tests.files.formats.legal_contexts import legal_contexts, rejects_items
 
 pytestmark = pytest.mark.anyio
 

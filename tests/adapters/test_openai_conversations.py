@@ -20,8 +20,8 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from miniclaw_sessions.adapters.openai_agents import MiniclawSession
 from miniclaw_sessions.agent.agent import Agent as Assistant
-from miniclaw_sessions.history.context import build_context, is_legal
-from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.core.history.context import build_context, is_legal
+from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.testing import ScriptedProvider
 from tests.serving import serving
 

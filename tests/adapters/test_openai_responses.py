@@ -26,10 +26,10 @@ from openai.types.responses import ResponseTextDeltaEvent
 from pydantic import BaseModel
 
 from miniclaw_sessions.agent.agent import Agent as Assistant
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.messages import Message
-from tests.providers.all_providers import KEY, SERVICES, provider_for
-from tests.providers.strict_server import Answer, Asked, Call, StrictServer
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.messages import Message
+from tests.agent.providers.all_providers import KEY, SERVICES, provider_for
+from tests.agent.providers.strict_server import Answer, Asked, Call, StrictServer
 from tests.serving import serving
 
 pytestmark = pytest.mark.anyio

@@ -54,17 +54,17 @@ from miniclaw_sessions.adapters.pydantic_ai import (
     save_conversation,
 )
 from miniclaw_sessions.adapters.pydantic_ai_messages import KEPT, from_model_messages, to_model_messages
-from miniclaw_sessions.client import Client, ClientSession
+from miniclaw_sessions.core.history.context import NO_RESULT, build_context, is_legal
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol import messages as canonical
+from miniclaw_sessions.core.protocol.encoding import decode_message, encode_message
+from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Role, ToolCall, Usage
+from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.history.context import NO_RESULT, build_context, is_legal
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol import messages as canonical
-from miniclaw_sessions.protocol.encoding import decode_message, encode_message
-from miniclaw_sessions.protocol.messages import ImagePart, Message, Role, ToolCall, Usage
-from miniclaw_sessions.session import Session
+from miniclaw_sessions.service.client import Client, ClientSession
 from tests.adapters.examples import run_example
 from tests.adapters.json_values import json_values, objects
-from tests.formats.legal_contexts import legal_contexts
+from tests.files.formats.legal_contexts import legal_contexts
 
 pytestmark = pytest.mark.anyio
 

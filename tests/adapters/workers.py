@@ -17,8 +17,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from miniclaw_sessions.adapters.langgraph import MiniclawSaver
 from miniclaw_sessions.adapters.openai_agents import MiniclawSession
-from miniclaw_sessions.client import Client, connect
-from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.service.client import Client, connect
 
 
 def acknowledged(session_id: str, text: str) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.session import Session
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.session import Session
 
 
 @pytest.fixture

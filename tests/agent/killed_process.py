@@ -20,9 +20,9 @@ from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.agent.agent import Agent, TurnFinished, Unanswered
 from miniclaw_sessions.clock import SystemClock
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.messages import Message, ToolCall
 from miniclaw_sessions.errors import NothingToResume
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.messages import Message, ToolCall
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.agent.conversations import tool
 from tests.crash.writer import log_past_the_injected_calls

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tests.providers.strict_server import Answer, Asked, Call
+from tests.agent.providers.strict_server import Answer, Asked, Call
 
 WINDOW = 6_000
 """Tokens that the services take; a conversation of sixty turns has several times as many."""

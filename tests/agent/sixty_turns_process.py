@@ -20,17 +20,17 @@ from miniclaw_sessions.agent.agent import Agent, Unanswered
 from miniclaw_sessions.agent.events import Events, SessionCompacted, TurnFinished
 from miniclaw_sessions.agent.orchestration import AgentSession
 from miniclaw_sessions.agent.provider import ModelEvent, Provider, Reply
+from miniclaw_sessions.agent.providers.anthropic import AnthropicProvider
+from miniclaw_sessions.agent.providers.google import GoogleProvider
+from miniclaw_sessions.agent.providers.openai import OpenAIProvider
+from miniclaw_sessions.agent.providers.openai_responses import OpenAIResponsesProvider
+from miniclaw_sessions.agent.providers.service import ServiceProvider
 from miniclaw_sessions.agent.summarizing import INSTRUCTION
 from miniclaw_sessions.agent.tools import Tool
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import DuplicateMessage, NothingToResume
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.providers.anthropic import AnthropicProvider
-from miniclaw_sessions.providers.google import GoogleProvider
-from miniclaw_sessions.providers.openai import OpenAIProvider
-from miniclaw_sessions.providers.openai_responses import OpenAIResponsesProvider
-from miniclaw_sessions.providers.service import ServiceProvider
-from miniclaw_sessions.session import Session
 from tests.agent.sixty_turns import WINDOW, label, question
 from tests.crash.writer import log_past_the_injected_calls
 

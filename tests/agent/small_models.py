@@ -12,11 +12,11 @@ from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.orchestration import AgentSession
 from miniclaw_sessions.agent.summarizing import INSTRUCTION
 from miniclaw_sessions.agent.tools import Tool
+from miniclaw_sessions.core.history.pairing import open_calls
+from miniclaw_sessions.core.protocol.entries import Compaction, MessageEntry
+from miniclaw_sessions.core.protocol.messages import Message, Usage
+from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import ContextOverflow
-from miniclaw_sessions.history.pairing import open_calls
-from miniclaw_sessions.protocol.entries import Compaction, MessageEntry
-from miniclaw_sessions.protocol.messages import Message, Usage
-from miniclaw_sessions.session import Session
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.agent.conversations import assert_legal
 

@@ -14,10 +14,10 @@ from miniclaw_sessions.agent.answered import end_of_turn
 from miniclaw_sessions.agent.approving import REFUSED, Approval, calls_to_approve
 from miniclaw_sessions.agent.hooks import Generation, Hooks
 from miniclaw_sessions.agent.tools import Tool
+from miniclaw_sessions.core.protocol.messages import Message, ToolCall
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.session.turn import INTERRUPTED
 from miniclaw_sessions.errors import DuplicateMessage, NothingToResume
-from miniclaw_sessions.protocol.messages import Message, ToolCall
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.turn import INTERRUPTED
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.agent.conversations import HELLO, assert_legal, calls, echo, opened, roles, texts, tool
 

@@ -11,10 +11,10 @@ from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.events import AgentEvent, SessionCompacted, TurnFinished
 from miniclaw_sessions.config import ModelSettings
+from miniclaw_sessions.core.history.compaction import count_tokens
+from miniclaw_sessions.core.protocol.messages import Role
+from miniclaw_sessions.core.session.compacting import CompactionStatus
 from miniclaw_sessions.errors import ConfigError, ContextOverflow
-from miniclaw_sessions.history.compaction import count_tokens
-from miniclaw_sessions.protocol.messages import Role
-from miniclaw_sessions.session.compacting import CompactionStatus
 from miniclaw_sessions.testing import ScriptedProvider
 
 pytestmark = pytest.mark.anyio

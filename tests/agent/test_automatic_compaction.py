@@ -14,14 +14,14 @@ from miniclaw_sessions.agent.events import SessionCompacted, TurnFinished
 from miniclaw_sessions.agent.orchestration import RESERVE_TOKENS, AgentSession
 from miniclaw_sessions.agent.provider import TextDelta
 from miniclaw_sessions.agent.summarizing import INSTRUCTION
+from miniclaw_sessions.core.history.compaction import KEEP_TOKENS
+from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.session.compacting import CompactionStatus
 from miniclaw_sessions.errors import (
     ConfigError,
     ContextOverflow,
 )
-from miniclaw_sessions.history.compaction import KEEP_TOKENS
-from miniclaw_sessions.protocol.messages import Message, Role, ToolCall
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.compacting import CompactionStatus
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.agent.conversations import HELLO, assert_legal, calls, costing, echo, opened, read, roles, texts, tool
 from tests.agent.small_models import FAILING, SmallModel, assert_sound, compactions, small

@@ -14,14 +14,14 @@ from miniclaw_sessions.agent.asking import ReplyLimits
 from miniclaw_sessions.agent.budgets import Budgets
 from miniclaw_sessions.agent.orchestration import AgentSession
 from miniclaw_sessions.agent.provider import ModelEvent, Provider, ReasoningDelta, Reply, TextDelta
+from miniclaw_sessions.agent.providers.around import Priced, WithFallback
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.config import BudgetSettings, PriceSettings
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.entries import MessageEntry
+from miniclaw_sessions.core.protocol.messages import Message, Role, Usage
+from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import BudgetSpent, ModelError
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.entries import MessageEntry
-from miniclaw_sessions.protocol.messages import Message, Role, Usage
-from miniclaw_sessions.providers.around import Priced, WithFallback
-from miniclaw_sessions.session import Session
 from miniclaw_sessions.statistics import UsageRow
 
 pytestmark = pytest.mark.anyio

@@ -16,10 +16,10 @@ from miniclaw_sessions.agent.provider import ModelEvent, Reply
 from miniclaw_sessions.agent.tools import Tool, calculator_tool
 from miniclaw_sessions.channels.base import Incoming, NotAnswered, Reason
 from miniclaw_sessions.config import BudgetSettings, SessionSettings
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall, Usage
+from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import BudgetSpent
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.messages import Message, Role, ToolCall, Usage
-from miniclaw_sessions.session import Session
 from miniclaw_sessions.testing import FakeClock
 
 pytestmark = pytest.mark.anyio

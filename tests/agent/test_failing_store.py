@@ -9,12 +9,12 @@ import pytest
 
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.events import ToolStarted, TurnFinished
+from miniclaw_sessions.core.history.context import is_legal
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.stores.base import Append
+from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.errors import StoreError, StoreFull, StoreUnavailable
-from miniclaw_sessions.history.context import is_legal
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.stores.base import Append
-from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.testing import FakeClock, FaultyStore
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.agent.conversations import HELLO, assert_legal, calls, echo, roles, tool, transcript

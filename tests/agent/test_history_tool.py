@@ -11,12 +11,12 @@ import pytest
 from miniclaw_sessions.agent import history_tool as history_tool_module
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.history_tool import MAX_RESULTS, RESULT_LENGTH, history_tool
+from miniclaw_sessions.agent.providers.configured import open_agent
 from miniclaw_sessions.config import Settings, load_settings
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.messages import Message, ToolCall
+from miniclaw_sessions.core.session import Session, searching
 from miniclaw_sessions.errors import AgentError
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.messages import Message, ToolCall
-from miniclaw_sessions.providers.configured import open_agent
-from miniclaw_sessions.session import Session, searching
 from miniclaw_sessions.testing.provider import ScriptedProvider
 
 pytestmark = pytest.mark.anyio

@@ -11,9 +11,9 @@ import pytest
 
 from miniclaw_sessions.agent.agent import Agent, Generation, Hooks, SuspendTurn, TurnFinished, TurnSuspended
 from miniclaw_sessions.agent.orchestration import AgentSession
+from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall, Usage
+from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import AgentError, DuplicateMessage, ModelError, StoreUnavailable
-from miniclaw_sessions.protocol.messages import Message, Role, ToolCall, Usage
-from miniclaw_sessions.session import Session
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.agent.conversations import HELLO, assert_legal, calls, costing, echo, read, roles, texts, tool
 

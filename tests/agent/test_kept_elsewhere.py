@@ -12,12 +12,12 @@ import pytest
 from miniclaw_sessions.agent.agent import Agent, Generation, Hooks, TurnSuspended
 from miniclaw_sessions.agent.kept_elsewhere import AnySession
 from miniclaw_sessions.agent.tool_runner import SuspendTurn
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall, Usage
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.session.documents import DiveSession, GoSession, KernelSession
+from miniclaw_sessions.core.session.turn import Opening
 from miniclaw_sessions.errors import AgentError, ConfigError, InvalidKey, ModelError
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.messages import Message, Role, ToolCall, Usage
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.documents import DiveSession, GoSession, KernelSession
-from miniclaw_sessions.session.turn import Opening
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.agent.conversations import HELLO, calls, costing, echo, read, texts, tool
 

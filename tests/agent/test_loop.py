@@ -25,6 +25,12 @@ from miniclaw_sessions.agent.agent import (
 from miniclaw_sessions.agent.provider import ModelEvent, Reply
 from miniclaw_sessions.agent.tools import Tool, calculator_tool
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.history.context import build_context, is_legal
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall, Usage
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.stores.base import Append
+from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.errors import (
     ConfigError,
     DuplicateMessage,
@@ -35,12 +41,6 @@ from miniclaw_sessions.errors import (
     StoreFull,
     TurnInProgress,
 )
-from miniclaw_sessions.history.context import build_context, is_legal
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.messages import Message, Role, ToolCall, Usage
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.stores.base import Append
-from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.agent.conversations import HELLO, calls, echo, read, tool
 from tests.fuzz.every_step import Cancelled

@@ -11,13 +11,13 @@ import pytest
 
 from miniclaw_sessions.agent.newest_branch import NewestBranch
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.history.branch import Branch, told
+from miniclaw_sessions.core.history.compaction import count_by_characters, tokens_of
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.messages import Message, Role, Usage
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.errors import UnsafeCompaction
-from miniclaw_sessions.history.branch import Branch, told
-from miniclaw_sessions.history.compaction import count_by_characters, tokens_of
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.messages import Message, Role, Usage
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.testing import FaultyStore
 from tests.agent.conversations import calls, opened
 

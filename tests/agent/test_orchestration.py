@@ -14,6 +14,9 @@ from anyio.lowlevel import checkpoint
 from miniclaw_sessions.agent.agent import Agent, Generation, Hooks, SuspendTurn
 from miniclaw_sessions.agent.events import AgentEvent, ToolFinished, TurnFinished, TurnSuspended
 from miniclaw_sessions.agent.orchestration import AgentSession
+from miniclaw_sessions.core.protocol.entries import BranchSummary, MessageEntry
+from miniclaw_sessions.core.protocol.messages import Message, ToolCall
+from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import (
     ContextOverflow,
     EntryNotFound,
@@ -21,9 +24,6 @@ from miniclaw_sessions.errors import (
     NothingToResume,
     TurnInProgress,
 )
-from miniclaw_sessions.protocol.entries import BranchSummary, MessageEntry
-from miniclaw_sessions.protocol.messages import Message, ToolCall
-from miniclaw_sessions.session import Session
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.agent.conversations import HELLO, assert_legal, calls, echo, ends_before, opened, read, texts, tool
 from tests.agent.small_models import FAILING, SmallModel, compactions, small

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from miniclaw_sessions.agent.agent import Agent, ToolStarted, TurnFinished, Unanswered
+from miniclaw_sessions.core.history.context import NO_RESULT, build_context, is_legal
+from miniclaw_sessions.core.history.pairing import open_calls
+from miniclaw_sessions.core.protocol.messages import Message, ToolCall
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.session.turn import ABANDONED, INTERRUPTED
 from miniclaw_sessions.errors import DuplicateMessage, ModelError, NothingToResume, TurnInProgress
-from miniclaw_sessions.history.context import NO_RESULT, build_context, is_legal
-from miniclaw_sessions.history.pairing import open_calls
-from miniclaw_sessions.protocol.messages import Message, ToolCall
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.turn import ABANDONED, INTERRUPTED
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.agent.conversations import (
     HELLO,

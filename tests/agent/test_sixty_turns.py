@@ -24,14 +24,14 @@ from typing import Any
 import pytest
 
 from miniclaw_sessions.agent.agent import Unanswered
-from miniclaw_sessions.history.branch import resolve
-from miniclaw_sessions.history.context import build_context, is_legal
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.entries import Compaction, Entry, MessageEntry
-from miniclaw_sessions.protocol.messages import Message, ToolCall, Usage
+from miniclaw_sessions.core.history.branch import resolve
+from miniclaw_sessions.core.history.context import build_context, is_legal
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.entries import Compaction, Entry, MessageEntry
+from miniclaw_sessions.core.protocol.messages import Message, ToolCall, Usage
+from tests.agent.providers.all_providers import SERVICES
 from tests.agent.sixty_turns import WINDOW, calls_of, label, question
 from tests.crash.launcher import PROJECT, Launcher
-from tests.providers.all_providers import SERVICES
 
 pytestmark = [pytest.mark.anyio, pytest.mark.proof]
 
@@ -73,7 +73,7 @@ BETWEEN = "between turns"
 @contextmanager
 def strict_servers() -> Iterator[str]:
     """The address of the services, which run in a process of their own with the conversation's script."""
-    command = ["tests.providers.strict_server", "--script", "tests.agent.sixty_turns:answer"]
+    command = ["tests.agent.providers.strict_server", "--script", "tests.agent.sixty_turns:answer"]
     limits = ["--context-tokens", str(WINDOW)]
     with subprocess.Popen(
         [sys.executable, "-m", *command, *limits], stdout=subprocess.PIPE, text=True, cwd=PROJECT

@@ -9,10 +9,10 @@ import anyio
 import pytest
 
 from miniclaw_sessions.agent.agent import Agent, TextDelta, ToolFinished, ToolStarted, TurnFinished
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import ModelError
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.session import Session
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.agent.conversations import HELLO, calls, echo, read, texts, tool
 

@@ -15,11 +15,11 @@ from miniclaw_sessions.agent.orchestration import AgentSession
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tool_runner import SuspendTurn
 from miniclaw_sessions.agent.tools import Tool
+from miniclaw_sessions.core.history.context import build_context, is_legal
+from miniclaw_sessions.core.protocol.messages import ABORTED, ToolCall
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.session.turn import INTERRUPTED
 from miniclaw_sessions.errors import AgentError, DuplicateMessage, NothingToResume
-from miniclaw_sessions.history.context import build_context, is_legal
-from miniclaw_sessions.protocol.messages import ABORTED, ToolCall
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.turn import INTERRUPTED
 from miniclaw_sessions.testing import ScriptedProvider
 
 pytestmark = pytest.mark.anyio

@@ -10,12 +10,12 @@ import pytest
 
 from miniclaw_sessions.agent.agent import Agent, AgentEvent, PendingCall, SuspendTurn, TurnSuspended, Unanswered
 from miniclaw_sessions.agent.suspending import pending_calls as calls_that_wait
+from miniclaw_sessions.core.history.context import is_legal
+from miniclaw_sessions.core.protocol.messages import Message, ToolCall
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.session.compacting import CompactionStatus
+from miniclaw_sessions.core.session.turn import ABANDONED
 from miniclaw_sessions.errors import AgentError, InvalidMessage, NothingToResume
-from miniclaw_sessions.history.context import is_legal
-from miniclaw_sessions.protocol.messages import Message, ToolCall
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.compacting import CompactionStatus
-from miniclaw_sessions.session.turn import ABANDONED
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.agent.conversations import HELLO, assert_legal, calls, costing, echo, opened, read, roles, texts, tool
 

@@ -17,11 +17,11 @@ import anyio
 import pytest
 
 from miniclaw_sessions.config import SessionSettings, load_settings
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.errors import ConfigError, ImportRefused, SchemaTooNew, SessionsError, StoreCorrupt
-from miniclaw_sessions.gateway.listeners import listen_unix
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.secret import read_secret
+from miniclaw_sessions.service.gateway.listeners import listen_unix
 from tests.bad_input.file_damage import BAD_FILES, SPARSE_BYTES, without_privilege
 from tests.sampled import sampled
 

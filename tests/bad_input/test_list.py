@@ -15,8 +15,8 @@ TESTS = Path(__file__).parents[1]
 TEXTS, FILES, HTTP, SECURITY = (
     "bad_input/texts.py",
     "bad_input/file_damage.py",
-    "gateway/test_bad_input.py",
-    "gateway/test_security.py",
+    "service/gateway/test_bad_input.py",
+    "service/gateway/test_security.py",
 )
 ON_DISK = "bad_input/test_files.py"
 
@@ -135,7 +135,7 @@ def test_every_item_of_the_list_is_fed(item: str) -> None:
 
 def test_the_texts_are_fed_to_the_library_and_over_http() -> None:
     """From the one table, so that a text that is added there is fed everywhere."""
-    for file in ("bad_input/test_texts.py", "gateway/test_bad_input.py"):
+    for file in ("bad_input/test_texts.py", "service/gateway/test_bad_input.py"):
         tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
         imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
         assert any(

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.entries import MessageEntry
+from miniclaw_sessions.core.protocol.messages import Message, ToolCall
+from miniclaw_sessions.core.session.journal import MAX_IDEMPOTENCY_KEY
 from miniclaw_sessions.errors import InvalidKey, InvalidMessage, SessionLimit, SessionNotFound
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.entries import MessageEntry
-from miniclaw_sessions.protocol.messages import Message, ToolCall
-from miniclaw_sessions.session.journal import MAX_IDEMPOTENCY_KEY
 from tests.bad_input.texts import MILLION, REFUSED_AS_CONTENT, REFUSED_AS_ID, TEXTS
 from tests.sampled import sampled
 

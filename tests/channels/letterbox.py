@@ -10,7 +10,7 @@ import anyio
 import msgspec
 
 from miniclaw_sessions.channels.base import Incoming, Outgoing
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.core.protocol.messages import Message
 
 
 class LetterboxSettings(msgspec.Struct, frozen=True, kw_only=True):

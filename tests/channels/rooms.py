@@ -18,7 +18,7 @@ from miniclaw_sessions.channels.base import (
     Outgoing,
     Progress,
 )
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.core.protocol.messages import Message
 
 PATIENCE_S = 120.0
 """How long a slow machine may take; nothing waits this long when all is well."""

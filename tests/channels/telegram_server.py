@@ -38,8 +38,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from miniclaw_sessions.channels.splitting import utf16_units
-from tests.gateway.daemons import PATIENCE_S
-from tests.providers.strict_server import SuddenServer
+from tests.agent.providers.strict_server import SuddenServer
+from tests.service.gateway.daemons import PATIENCE_S
 
 Json = dict[str, Any]
 TOKEN = "123456:local-token"

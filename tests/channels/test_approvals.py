@@ -16,18 +16,18 @@ from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.approving import MAX_ARGUMENTS, REFUSED
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.hooks import Generation, Hooks
-from miniclaw_sessions.api.chat import Chat, chat, list_approvals
-from miniclaw_sessions.api.context import Context
-from miniclaw_sessions.api.sessions import OneSession
-from miniclaw_sessions.api.shapes import ChatReply, ChatRequest
 from miniclaw_sessions.channels.base import Answered, Incoming, NotAnswered, Reason
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.channels.documents import event_document
-from miniclaw_sessions.client.transport import LocalTransport
+from miniclaw_sessions.core.protocol.entries import Custom
+from miniclaw_sessions.core.protocol.messages import ToolCall
 from miniclaw_sessions.errors import NothingToResume
-from miniclaw_sessions.gateway.chat import DispatchedChats
-from miniclaw_sessions.protocol.entries import Custom
-from miniclaw_sessions.protocol.messages import ToolCall
+from miniclaw_sessions.service.api.chat import Chat, chat, list_approvals
+from miniclaw_sessions.service.api.context import Context
+from miniclaw_sessions.service.api.sessions import OneSession
+from miniclaw_sessions.service.api.shapes import ChatReply, ChatRequest
+from miniclaw_sessions.service.client.transport import LocalTransport
+from miniclaw_sessions.service.gateway.chat import DispatchedChats
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.channels.rooms import Room, deleting_tool
 

@@ -15,17 +15,17 @@ from structlog.testing import capture_logs
 from miniclaw_sessions import Message, SessionManager, SessionSettings
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import Assistant
-from miniclaw_sessions.api.context import Context
-from miniclaw_sessions.api.messages import AppendEntries, append_entries
 from miniclaw_sessions.channels.allowed import Allowed, AllowSettings
 from miniclaw_sessions.channels.base import Answered, Incoming, NotAnswered, Obeyed, Reason
 from miniclaw_sessions.channels.commands import COMMANDS, Command, Said, command_in
 from miniclaw_sessions.channels.dispatcher import Dispatcher
-from miniclaw_sessions.client.transport import LocalTransport
+from miniclaw_sessions.core.protocol.entries import COMMAND, SUSPENDED, Entry, MessageEntry
+from miniclaw_sessions.core.protocol.messages import ImagePart, Role, TextPart
+from miniclaw_sessions.core.session.unit import Unit
 from miniclaw_sessions.errors import ModelError, NothingToResume
-from miniclaw_sessions.protocol.entries import COMMAND, SUSPENDED, Entry, MessageEntry
-from miniclaw_sessions.protocol.messages import ImagePart, Role, TextPart
-from miniclaw_sessions.session.unit import Unit
+from miniclaw_sessions.service.api.context import Context
+from miniclaw_sessions.service.api.messages import AppendEntries, append_entries
+from miniclaw_sessions.service.client.transport import LocalTransport
 from tests.channels.rooms import Doors, Room
 
 pytestmark = pytest.mark.anyio

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from miniclaw_sessions.channels.mail import Mail, answer_to, is_authenticated, read_header, read_message
 from miniclaw_sessions.channels.mail_text import text_of_html, unquoted, unsigned
-from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart
+from miniclaw_sessions.core.protocol.messages import ImagePart, Message, TextPart
 from tests.channels.post import ALICE, BOB, BOT, mail
 from tests.channels.telegram_server import PNG
 

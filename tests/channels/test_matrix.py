@@ -21,8 +21,8 @@ from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.channels.matrix import MatrixChannel, MatrixSettings
+from miniclaw_sessions.core.protocol.messages import ImagePart, TextPart
 from miniclaw_sessions.errors import ConfigError, Unreachable
-from miniclaw_sessions.protocol.messages import ImagePart, TextPart
 from tests.channels.daemon import killed_at_the_end
 from tests.channels.rooms import PATIENCE_S, Doors
 from tests.channels.synapse import Synapse, running_synapse, synapse_python

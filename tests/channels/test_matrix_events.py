@@ -19,9 +19,9 @@ from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.channels.matrix import MatrixChannel, MatrixSettings
+from miniclaw_sessions.core.protocol.messages import ImagePart, Message, TextPart, ToolCall
+from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.errors import ModelError, StoreFull
-from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart, ToolCall
-from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.testing import FaultyStore
 from tests.channels.homeserver import BOT, ROOM, Homeserver
 from tests.channels.rooms import PATIENCE_S, Doors, deleting_tool

@@ -16,9 +16,9 @@ from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.channels.base import Incoming, Obeyed
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.config import BudgetSettings, SessionSettings
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.entries import ModelChange
-from miniclaw_sessions.protocol.messages import Message, Role, Usage
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.entries import ModelChange
+from miniclaw_sessions.core.protocol.messages import Message, Role, Usage
 from tests.channels.rooms import Room
 
 pytestmark = pytest.mark.anyio

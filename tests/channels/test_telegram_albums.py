@@ -15,10 +15,10 @@ from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.agent.provider import ModelEvent, Reply
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.channels.telegram_exchanges import ALBUM_S
+from miniclaw_sessions.core.manager.following import Told
+from miniclaw_sessions.core.protocol.messages import ImagePart
+from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.errors import StoreFull
-from miniclaw_sessions.manager.following import Told
-from miniclaw_sessions.protocol.messages import ImagePart
-from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.testing import FaultyStore
 from tests.channels.rooms import Doors
 from tests.channels.telegram_bots import Bots

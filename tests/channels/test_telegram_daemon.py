@@ -16,9 +16,9 @@ import pytest
 from anyio.abc import Process
 from msgspec.structs import replace
 
+from tests.agent.providers.strict_server import Answer, Asked, Call, StrictServer
 from tests.channels.telegram_server import BOB, TOKEN, BotServer
-from tests.gateway.daemons import PATIENCE_S
-from tests.providers.strict_server import Answer, Asked, Call, StrictServer
+from tests.service.gateway.daemons import PATIENCE_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.proof]
 

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from miniclaw_sessions.channels.telegram_replies import fault_of
-from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart
+from miniclaw_sessions.core.protocol.messages import ImagePart, Message, TextPart
 from tests.channels.telegram_bots import Bots, Storyteller
 from tests.channels.telegram_server import BLOCKED, PNG, TOKEN, BotServer, Refused, Strange
 

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from miniclaw_sessions.core.protocol.entries import MessageEntry
+from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import StoreUnavailable
-from miniclaw_sessions.protocol.entries import MessageEntry
-from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.session import Session
 from tests.crash.verifier import Ledger, verify
 from tests.crash.writer import described
 

@@ -19,10 +19,10 @@ import anyio
 
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import SessionsError, StoreError
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.session import Session
 from tests.crash.acknowledgements import Acknowledgements
 from tests.crash.writer import UNSAVED_STATUS, described, log_past_the_injected_calls
 

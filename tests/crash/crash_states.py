@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import anyio
 
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.messages import Message
 from tests.crash.faulty_disk import Mark, State, contents, write_state
 from tests.crash.recording import Marks, Recorder, Recording, without_syncs
 from tests.crash.trials import Tally

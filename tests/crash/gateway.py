@@ -18,8 +18,8 @@ import anyio
 import msgspec
 
 from miniclaw_sessions import Message, Session, SessionManager, SessionSettings, ToolCall
+from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.errors import DuplicateMessage, StoreError, StoreUnavailable
-from miniclaw_sessions.protocol.entries import MessageEntry
 
 LEASE_S = 1.5
 AT_ONCE = 12

@@ -21,10 +21,10 @@ from typing import Self
 import anyio
 import msgspec
 
-from miniclaw_sessions.protocol.encoding import decode_entry
-from miniclaw_sessions.protocol.entries import MessageEntry
-from miniclaw_sessions.stores.reading import read_all
-from miniclaw_sessions.stores.sql.postgresql import PostgreSQLStore
+from miniclaw_sessions.core.protocol.encoding import decode_entry
+from miniclaw_sessions.core.protocol.entries import MessageEntry
+from miniclaw_sessions.core.stores.reading import read_all
+from miniclaw_sessions.core.stores.sql.postgresql import PostgreSQLStore
 from tests.crash.gateway import LEASE_S, Orders
 from tests.crash.launcher import Launcher, Writer
 from tests.crash.rack import wait_for

@@ -15,11 +15,11 @@ from typing import Any
 import anyio
 
 from miniclaw_sessions.config import LogSettings, SessionSettings
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import StoreError, StoreFull
 from miniclaw_sessions.log.records import configure_logging
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.session import Session
 from tests.crash.writer import described
 
 SESSIONS = 3

@@ -16,9 +16,9 @@ from unittest.mock import patch
 import pytest
 
 from miniclaw_sessions import disk
+from miniclaw_sessions.core.stores.jsonl.directory import Transcripts
+from miniclaw_sessions.core.stores.jsonl.file import Rest, Transcript
 from miniclaw_sessions.disk import Directory
-from miniclaw_sessions.stores.jsonl.directory import Transcripts
-from miniclaw_sessions.stores.jsonl.file import Rest, Transcript
 from tests.crash.crash_states import RECORDED_STORES, CrashStates, record_life, run_crash_states
 
 STATES = 60

@@ -19,9 +19,9 @@ import anyio
 import pytest
 
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.disk import Directory
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.messages import Message
 from tests.crash.crash_states import crashes_of, record_life
 from tests.crash.faulty_disk import State, read_state, write_state
 from tests.crash.recording import Recording, without_syncs

@@ -13,9 +13,9 @@ import anyio
 import pytest
 
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.errors import StoreFull
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.messages import Message
 from tests.crash.account import Account
 from tests.crash.filesystem import MEBIBYTE, MountSpace
 

@@ -17,11 +17,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from miniclaw_sessions.client import connect, following
-from miniclaw_sessions.manager.live import THOROUGH_EVERY_S
-from miniclaw_sessions.protocol.entries import MessageEntry
-from miniclaw_sessions.protocol.messages import Message
-from tests.gateway.daemons import Process
+from miniclaw_sessions.core.manager.live import THOROUGH_EVERY_S
+from miniclaw_sessions.core.protocol.entries import MessageEntry
+from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.service.client import connect, following
+from tests.service.gateway.daemons import Process
 
 pytestmark = [pytest.mark.anyio, pytest.mark.proof]
 

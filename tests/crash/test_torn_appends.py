@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.stores.base import SessionHead, StoredEntry
+from miniclaw_sessions.core.stores.jsonl.file import Rest, examine
+from miniclaw_sessions.core.stores.jsonl.lines import header_of, lines_of
 from miniclaw_sessions.disk import Directory
-from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.stores.base import SessionHead, StoredEntry
-from miniclaw_sessions.stores.jsonl.file import Rest, examine
-from miniclaw_sessions.stores.jsonl.lines import header_of, lines_of
 from tests.crash.faulty_disk import SECTOR
 
 KEY = SessionKey.of("telegram", "1")

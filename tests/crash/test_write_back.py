@@ -14,10 +14,10 @@ import anyio
 import pytest
 
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import StoreUnavailable
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.session import Session
 from tests.crash.account import Account
 from tests.crash.filesystem import KINDS, FailingFilesystem, MountSpace, reason_not_to_mount
 

@@ -18,7 +18,7 @@ import msgspec
 
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import ConfigError
-from miniclaw_sessions.transfer.backup import restore, verify_backup
+from miniclaw_sessions.files.transfer.backup import restore, verify_backup
 from tests.crash.acknowledgements import count_acknowledgements, read_acknowledgements
 from tests.crash.bare_writer import SAFE, survived
 from tests.crash.evidence import Evidence

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.history.conversation import Conversation
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.entries import Entry, LeafMove, MessageEntry, SessionInfo
+from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.disk import is_temporary
 from miniclaw_sessions.errors import SessionsError
-from miniclaw_sessions.history.conversation import Conversation
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.entries import Entry, LeafMove, MessageEntry, SessionInfo
-from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.session import Session
 from tests.crash.writer import digest
 
 LARGEST_UNIT = 2

@@ -19,12 +19,12 @@ import structlog
 
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.entries import MessageEntry
+from miniclaw_sessions.core.protocol.messages import Message, ToolCall
+from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import SessionDeleted, StoreError
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.entries import MessageEntry
-from miniclaw_sessions.protocol.messages import Message, ToolCall
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.transfer.backup import back_up
+from miniclaw_sessions.files.transfer.backup import back_up
 from tests.crash.acknowledgements import Acknowledgements
 
 SESSIONS = 20

@@ -18,12 +18,12 @@ import orjson
 from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.protocol.messages import Message, Usage
+from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import SessionDeleted, SessionExists, SessionNotFound, SessionsError, StoreConflict
-from miniclaw_sessions.formats.entry_line import ENTRY_LINE
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.protocol.messages import Message, Usage
-from miniclaw_sessions.session import Session
+from miniclaw_sessions.files.formats.entry_line import ENTRY_LINE
 
 STORES = ("sqlite:", "jsonl:", "none:", "memory:")
 DURABLE = ("sqlite:", "jsonl:")

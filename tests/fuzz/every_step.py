@@ -19,10 +19,10 @@ from typing import Any
 import anyio
 
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.errors import SessionsError
-from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.files.transfer.backup import back_up, restore
 from miniclaw_sessions.testing import FakeClock
-from miniclaw_sessions.transfer.backup import back_up, restore
 from tests.fuzz.cancelling import CALLS, PATIENCE_S, Round, insist, lost, prepare, somebody_else, usable
 
 WAYS = ("native", "scope", "native, on arrival", "scope, on arrival", "native, twice")

@@ -13,23 +13,23 @@ import msgspec
 import orjson
 
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.formats.registry import WRITABLE
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart, ToolCall, Usage
-from miniclaw_sessions.session import Session
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.messages import ImagePart, Message, TextPart, ToolCall, Usage
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.files.formats.registry import WRITABLE
 from miniclaw_sessions.testing.clock import FakeClock
-from tests.formats.entry_line_files import FLAT
-from tests.formats.entry_line_files import HEADER as ENTRY_HEADER
-from tests.formats.entry_line_files import entry as entry_line
-from tests.formats.pi_files import RESUMED, SESSION
-from tests.formats.test_claude_code import COMPACTED as CLAUDE_COMPACTED
-from tests.formats.test_claude_code import PRESERVED
-from tests.formats.test_codex import COMPACTED as CODEX_COMPACTED
-from tests.formats.test_codex import OLD as CODEX_OLD
-from tests.formats.test_dive import SESSION as DIVE_SESSION
-from tests.formats.test_nanobot import NEWEST, OLDEST
-from tests.formats.test_rust_miniclaw import DOCUMENT
-from tests.formats.test_snapshot import RUST_FILE, SAMPLE, without_checksum
+from tests.files.formats.entry_line_files import FLAT
+from tests.files.formats.entry_line_files import HEADER as ENTRY_HEADER
+from tests.files.formats.entry_line_files import entry as entry_line
+from tests.files.formats.pi_files import RESUMED, SESSION
+from tests.files.formats.test_claude_code import COMPACTED as CLAUDE_COMPACTED
+from tests.files.formats.test_claude_code import PRESERVED
+from tests.files.formats.test_codex import COMPACTED as CODEX_COMPACTED
+from tests.files.formats.test_codex import OLD as CODEX_OLD
+from tests.files.formats.test_dive import SESSION as DIVE_SESSION
+from tests.files.formats.test_nanobot import NEWEST, OLDEST
+from tests.files.formats.test_rust_miniclaw import DOCUMENT
+from tests.files.formats.test_snapshot import RUST_FILE, SAMPLE, without_checksum
 from tests.fuzz.reader import SECRET
 
 CHANNEL = "fuzz"

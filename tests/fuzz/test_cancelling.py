@@ -9,9 +9,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.manager.registry import SessionRegistry
-from miniclaw_sessions.session import Journal
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.manager.registry import SessionRegistry
+from miniclaw_sessions.core.session import Journal
 from tests.fuzz.cancelling import (
     CALLS,
     DURABLE,
@@ -38,9 +38,9 @@ def test_every_public_coroutine_of_a_manager_is_cancelled() -> None:
         if not name.startswith("_") and (inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member))
     }
     elsewhere = {
-        "acknowledge_losses": "needs a lost store: tests/manager/test_health.py",
+        "acknowledge_losses": "needs a lost store: tests/core/manager/test_health.py",
         "close": "is a scene of its own",
-        "purge": "tests/client/test_erasing.py",
+        "purge": "tests/service/client/test_erasing.py",
         "restore": "is a scene of its own",
         "hold": "is an append, which add_message is",
         "import_file": "is import_stream",
@@ -48,9 +48,9 @@ def test_every_public_coroutine_of_a_manager_is_cancelled() -> None:
         "import_stream": "is called import here",
         "get_session_history": "is called history here",
         "used_since": "is what usage goes through",
-        "follow": "never ends by itself: tests/manager/test_following.py leaves it",
-        "watch": "as follow: tests/manager/test_live.py",
-        "watch_all": "as follow: tests/manager/test_live.py",
+        "follow": "never ends by itself: tests/core/manager/test_following.py leaves it",
+        "watch": "as follow: tests/core/manager/test_live.py",
+        "watch_all": "as follow: tests/core/manager/test_live.py",
     }
     assert coroutines - CALLS.keys() == elsewhere.keys()
 

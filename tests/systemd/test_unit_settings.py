@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from miniclaw_sessions.config import ListenSettings, SessionSettings
+from miniclaw_sessions.core.stores.sql.server import CREDENTIAL as PASSWORD
 from miniclaw_sessions.encryption import CREDENTIAL
-from miniclaw_sessions.stores.sql.server import CREDENTIAL as PASSWORD
 
 UNITS = Path(__file__).parents[2] / "systemd"
 SERVICE = UNITS / "miniclaw-sessions.service"

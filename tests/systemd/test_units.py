@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import pytest
 
-from miniclaw_sessions.gateway.exit_status import ExitStatus
+from miniclaw_sessions.service.gateway.exit_status import ExitStatus
 from tests.systemd.booted import UNITS
 
 SERVICE = "miniclaw-sessions.service"

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from benchmarks.peers.adapters.base import Adapter, is_from_user, text_of
 from miniclaw_sessions import Message, Role, SessionManager
-from miniclaw_sessions.protocol.entries import MessageEntry
-from miniclaw_sessions.session import Session
+from miniclaw_sessions.core.protocol.entries import MessageEntry
+from miniclaw_sessions.core.session import Session
 
 IMPORTED_LATE = (
     *("anyio._backends._asyncio", "structlog"),
-    *("miniclaw_sessions.stores.jsonl.store", "miniclaw_sessions.stores.sql.sqlite"),
+    *("miniclaw_sessions.core.stores.jsonl.store", "miniclaw_sessions.core.stores.sql.sqlite"),
 )
 """What the package imports when it is first needed. Here it counts as part of the import, as it does for the others."""
 

@@ -27,8 +27,8 @@ from miniclaw_sessions.adapters.langgraph.records import (
     Reference,
     Version,
 )
-from miniclaw_sessions.protocol.entries import METADATA
-from miniclaw_sessions.stores.base import StoredEntry
+from miniclaw_sessions.core.protocol.entries import METADATA
+from miniclaw_sessions.core.stores.base import StoredEntry
 
 Channel = tuple[str, str, Version]
 """A channel at one version: its namespace, its name, the version."""

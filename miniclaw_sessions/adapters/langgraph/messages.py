@@ -20,10 +20,10 @@ from miniclaw_sessions.adapters.langchain import KEPT, as_langchain, from_langch
 from miniclaw_sessions.adapters.langgraph.index import Channel, Index, StoredMessage
 from miniclaw_sessions.adapters.langgraph.reading import Known, Reading, digest_of
 from miniclaw_sessions.adapters.langgraph.records import MessageList, Reference, Typed
+from miniclaw_sessions.core.protocol.encoding import encode_message
+from miniclaw_sessions.core.protocol.entries import MessageEntry
+from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.errors import InvalidMessage, StoreCorrupt
-from miniclaw_sessions.protocol.encoding import encode_message
-from miniclaw_sessions.protocol.entries import MessageEntry
-from miniclaw_sessions.protocol.messages import Message
 
 _ENTRY_BYTES = 1_024
 """What an entry has beside its message, at most."""

@@ -13,8 +13,8 @@ from langchain_core.messages import BaseMessage
 from miniclaw_sessions.adapters.chats import Chat
 from miniclaw_sessions.adapters.langchain import as_langchain
 from miniclaw_sessions.adapters.langgraph.records import Place, Typed, values_of
-from miniclaw_sessions.protocol.entries import MessageEntry
-from miniclaw_sessions.stores.reading import readable
+from miniclaw_sessions.core.protocol.entries import MessageEntry
+from miniclaw_sessions.core.stores.reading import readable
 
 K = TypeVar("K")
 V = TypeVar("V")

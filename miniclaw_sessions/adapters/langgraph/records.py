@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from miniclaw_sessions.stores.base import StoredEntry
+from miniclaw_sessions.core.stores.base import StoredEntry
 
 CHECKPOINT, WRITES, FORGET, PIECE = (f"langgraph.{name}" for name in ("checkpoint", "writes", "forget", "piece"))
 """The `custom_type` of a checkpoint, of a task's pending writes, of what was deleted, and of a piece of a value."""

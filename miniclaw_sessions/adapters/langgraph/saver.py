@@ -24,10 +24,10 @@ from miniclaw_sessions.adapters.home_loop import HomeLoop, at_home, waiting
 from miniclaw_sessions.adapters.langgraph.index import CheckpointId, Indexes
 from miniclaw_sessions.adapters.langgraph.reading import Memory
 from miniclaw_sessions.adapters.langgraph.thread import Thread
-from miniclaw_sessions.client import Client
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.errors import SessionNotFound
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.service.client import Client
 
 PAGE = 16
 """How many checkpoints are loaded at a time where several are asked for."""

@@ -34,9 +34,9 @@ from miniclaw_sessions.adapters.langgraph.records import (
     Typed,
     written,
 )
-from miniclaw_sessions.api.shapes import NewCustom
+from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.errors import StoreCorrupt
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.service.api.shapes import NewCustom
 
 BEGINNING = "00000000-0000-6000-8000-000000000000"
 """The id of the checkpoint that is made up for a session in which only others have spoken; it is never stored."""

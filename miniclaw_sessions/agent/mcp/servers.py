@@ -25,10 +25,10 @@ from miniclaw_sessions.agent.mcp.tools import Offer, content_of, offer
 from miniclaw_sessions.agent.mcp.transport import Program, ReplyRefused, ServerEnded, Streams, at_address
 from miniclaw_sessions.agent.tools import Content, Tool
 from miniclaw_sessions.config import MCPSettings
+from miniclaw_sessions.core.persistence.own_task import HeldOpen
+from miniclaw_sessions.core.protocol.printable import printable
 from miniclaw_sessions.errors import AgentError, ConfigError, first_cause
 from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.persistence.own_task import HeldOpen
-from miniclaw_sessions.protocol.printable import printable
 from miniclaw_sessions.secret import Secret, read_secret
 
 log = get_logger(__name__)

@@ -8,7 +8,7 @@ from typing import Any
 
 from miniclaw_sessions.agent.provider import ModelEvent, Reply
 from miniclaw_sessions.agent.tools import Tool
-from miniclaw_sessions.protocol.messages import Message, ToolCall
+from miniclaw_sessions.core.protocol.messages import Message, ToolCall
 
 
 class Obedient:

@@ -19,10 +19,10 @@ from typing import ClassVar, NamedTuple, Self
 import structlog
 from anyio import to_thread
 
-from miniclaw_sessions.cli import main
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.service.cli import main
 from tests.fuzz.mutations import damaged
 from tests.fuzz.reader import SECRET, Reader, tree_of
 from tests.fuzz.seeds import conversation

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.errors import SessionsError
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.testing.clock import FakeClock
 from tests.fuzz.reader import SECRET, Reader, refused, tree_of
 from tests.fuzz.seeds import CHAT, SESSION_ID, conversation, snapshots

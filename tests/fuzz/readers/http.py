@@ -18,15 +18,15 @@ from anyio.abc import SocketStream
 
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import Assistant
+from miniclaw_sessions.agent.providers.offline import OfflineProvider
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.config import ChannelSettings, ListenSettings, ModelSettings, SessionSettings, Settings
-from miniclaw_sessions.gateway.http import make_app
-from miniclaw_sessions.gateway.listeners import listen_unix
-from miniclaw_sessions.gateway.server import EmbeddedServer
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.providers.offline import OfflineProvider
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.service.gateway.http import make_app
+from miniclaw_sessions.service.gateway.listeners import listen_unix
+from miniclaw_sessions.service.gateway.server import EmbeddedServer
 from tests.fuzz.mutations import damaged
 from tests.fuzz.reader import SECRET, Reader
 from tests.fuzz.seeds import conversation

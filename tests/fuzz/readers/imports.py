@@ -7,15 +7,15 @@ from typing import ClassVar, Self
 from zlib import crc32
 
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.history.context import build_context, is_legal
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.errors import ImportRefused
-from miniclaw_sessions.formats.codec import Format
-from miniclaw_sessions.formats.entry_line import ENTRY_LINE
-from miniclaw_sessions.formats.registry import READABLE, WRITABLE
-from miniclaw_sessions.history.context import build_context, is_legal
-from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.transfer.importing import ImportReport
+from miniclaw_sessions.files.formats.codec import Format
+from miniclaw_sessions.files.formats.entry_line import ENTRY_LINE
+from miniclaw_sessions.files.formats.registry import READABLE, WRITABLE
+from miniclaw_sessions.files.transfer.importing import ImportReport
 from tests.fuzz.reader import SECRET, Reader, refused
 from tests.fuzz.seeds import foreign_files
 

@@ -8,9 +8,9 @@ from typing import ClassVar, Self
 
 import pytest
 
+from miniclaw_sessions.core.persistence.quarantine import Quarantine
 from miniclaw_sessions.disk import Directory, DirectoryLock
 from miniclaw_sessions.errors import DirectoryInUse
-from miniclaw_sessions.persistence.quarantine import Quarantine
 from tests.fuzz.reader import Reader, refused, tree_of
 
 _AT = datetime(2026, 1, 1, tzinfo=UTC)

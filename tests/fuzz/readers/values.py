@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from itertools import count
 from typing import ClassVar, Self
 
+from miniclaw_sessions.core.history.conversation import Conversation
+from miniclaw_sessions.core.history.state import Snapshot
+from miniclaw_sessions.core.protocol.encoding import decode_entry, encode_entry
 from miniclaw_sessions.errors import InvalidMessage, SchemaTooNew
-from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot, encode_snapshot
-from miniclaw_sessions.history.conversation import Conversation
-from miniclaw_sessions.history.state import Snapshot
-from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
+from miniclaw_sessions.files.formats.snapshot import DamagedSnapshot, decode_snapshot, encode_snapshot
 from tests.fuzz.reader import Reader, refused
 from tests.fuzz.seeds import SESSION_ID, conversation, snapshots
 

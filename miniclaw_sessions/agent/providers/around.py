@@ -1,0 +1,129 @@
+"""Around a provider of a model: what its replies cost by a table of prices, and who answers while it is overloaded."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Self
+
+import msgspec
+
+from miniclaw_sessions.agent.provider import (
+    AroundProvider,
+    ModelEvent,
+    Provider,
+    Reply,
+    TextDelta,
+    adjusted,
+    takes_items,
+)
+from miniclaw_sessions.agent.tools import Tool
+from miniclaw_sessions.config import PriceSettings
+from miniclaw_sessions.core.protocol.messages import Message, Usage
+from miniclaw_sessions.core.protocol.options import Options
+from miniclaw_sessions.errors import ModelOverloaded
+from miniclaw_sessions.log import get_logger
+
+_MILLION = 1_000_000
+
+log = get_logger(__name__)
+
+
+def priced(usage: Usage, price: PriceSettings) -> Usage:
+    """The usage with its cost; what the service reports wins."""
+    if usage.cost is not None:
+        return usage
+    read, written = (price.input if one < 0 else one for one in (price.cache_read, price.cache_write))
+    cost = usage.input_tokens * price.input + usage.output_tokens * price.output
+    cost += usage.cache_read_tokens * read + usage.cache_write_tokens * written
+    return msgspec.structs.replace(usage, cost=cost / _MILLION)
+
+
+class Priced(AroundProvider):
+    """A provider whose replies say what they cost, by the prices of this moment, so that later ones change no past.
+
+    Args:
+        provider: who answers.
+        prices: by the model's name, as the settings, the provider or the reply has it.
+        named: what the settings call the model, such as `anthropic:claude-...`; its price comes before the others.
+    """
+
+    def __init__(self, provider: Provider, prices: Mapping[str, PriceSettings], named: str = "") -> None:
+        super().__init__(provider)
+        self._prices = prices
+        self._named = named
+
+    async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
+        """Ask the provider."""
+        async with aclosing(self.provider.generate(messages, tools)) as answer:
+            async for event in answer:
+                yield Reply(self._priced(event.message)) if isinstance(event, Reply) else event
+
+    def with_cost(self, usage: Usage, model: str | None = None) -> Usage:
+        """The usage with its cost, if one of the names has a price: of the settings, the provider or the reply."""
+        names = (self._named, self.model, model or "")
+        price = next((self._prices[name] for name in names if name in self._prices), None)
+        return usage if price is None else priced(usage, price)
+
+    def _priced(self, reply: Message) -> Message:
+        if reply.usage is None:
+            return reply
+        return msgspec.structs.replace(reply, usage=self.with_cost(reply.usage, reply.model))
+
+
+class WithFallback(AroundProvider):
+    """A provider in whose place another one answers while it is overloaded; the reply names the model that gave it.
+
+    Args:
+        first: who answers.
+        second: who answers what the first one refuses for its load, before it has said anything.
+    """
+
+    def __init__(self, first: Provider, second: Provider) -> None:
+        super().__init__(first)
+        self._second = second
+
+    def __repr__(self) -> str:
+        return f"<{self.provider!r}, else {self._second!r}>"
+
+    def with_options(self, options: Options) -> Self:
+        """Both with these options.
+
+        Raises:
+            OptionRefused: one of them cannot do what one of them asks for.
+        """
+        other = super().with_options(options)
+        other._second = adjusted(self._second, options)  # noqa: SLF001 - its own class
+        return other
+
+    @property
+    def takes_items(self) -> bool:
+        """Whether both do."""
+        return super().takes_items and takes_items(self._second)
+
+    async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
+        """Ask the first one, and where it is overloaded the second one."""
+        has_begun = False
+        try:
+            async with aclosing(self.provider.generate(messages, tools)) as answer:
+                async for event in answer:
+                    has_begun = has_begun or isinstance(event, TextDelta | Reply)
+                    yield event
+        except ModelOverloaded:
+            if has_begun:
+                raise
+        else:
+            return
+        log.warning(
+            "the model is overloaded; another one answers",
+            action="model.fallback",
+            model=self.model,
+            fallback=self._second.model,
+        )
+        async with aclosing(self._second.generate(messages, tools)) as answer:
+            async for event in answer:
+                if isinstance(event, Reply):
+                    named = event.message.model or self._second.model
+                    yield Reply(msgspec.structs.replace(event.message, model=named))
+                else:
+                    yield event

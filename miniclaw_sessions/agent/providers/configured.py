@@ -1,0 +1,248 @@
+"""Who answers chats, as the settings say: a model, or, where none is named, the built-in responder.
+
+What it may call, and who takes part in its turns, are plug-ins; so are the providers, our own among them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from anyio import to_thread
+
+from miniclaw_sessions.agent.agent import Agent
+from miniclaw_sessions.agent.asking import ReplyLimits
+from miniclaw_sessions.agent.budgets import Budgets
+from miniclaw_sessions.agent.history_tool import history_tool
+from miniclaw_sessions.agent.hooks import Hooks, InTurn
+from miniclaw_sessions.agent.observer import Observer
+from miniclaw_sessions.agent.provider import Provider, adjusted
+from miniclaw_sessions.agent.providers.around import Priced, WithFallback
+from miniclaw_sessions.agent.providers.offline import OfflineProvider
+from miniclaw_sessions.agent.tools import Tool, calculator_tool, time_tool
+from miniclaw_sessions.clock import SystemClock
+from miniclaw_sessions.config import ModelSettings, Settings, Table
+from miniclaw_sessions.core.manager.reader import SessionReader
+from miniclaw_sessions.core.protocol.options import Options
+from miniclaw_sessions.errors import ConfigError, OptionRefused, PluginFailed, to_install
+from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.plugins import declared, in_time, load
+from miniclaw_sessions.secret import Secret, read_secret
+
+log = get_logger(__name__)
+
+_TOOLS: dict[str, Callable[[SessionReader | None], Tool]] = {
+    "time": lambda _: time_tool(SystemClock()),
+    "calculator": lambda _: calculator_tool(),
+    "search_history": history_tool,
+}
+"""Our own tools by their names in the settings; each is made with the sessions that it may search beside its own."""
+
+
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_KEYS = {
+    "openai": ("OPENAI_API_KEY",),
+    "openai-responses": ("OPENAI_API_KEY",),
+    "anthropic": ("ANTHROPIC_API_KEY",),
+    "google": ("GEMINI_API_KEY", "GOOGLE_API_KEY"),
+}
+"""Under which names the services' own packages find their keys; pydantic-ai looks for those of its services itself."""
+
+
+class _Parts(NamedTuple):
+    """What an agent is put together of; the providers by the names of their models in the settings, the usual first."""
+
+    providers: dict[str, AbstractAsyncContextManager[Provider]]
+    tools: list[Tool]
+    changing_tools: AbstractAsyncContextManager[Callable[[], Iterable[Tool]]]
+    hooks: Hooks
+
+
+@asynccontextmanager
+async def open_agent(
+    settings: Settings, manager: SessionReader | None = None, *, observer: Observer | None = None
+) -> AsyncGenerator[Agent, None]:
+    """An agent with the tools that the settings name, which sends its model as much as a session's window holds.
+
+    Its model's connections are closed at the end of the block.
+
+    Args:
+        settings: who answers, and how.
+        manager: whose sessions `search_history` may search, if the settings let it search them all.
+        observer: who counts and measures its turns, and the requests to its model.
+
+    Raises:
+        ConfigError: the key cannot be read, the model's library is not installed, a provider other than the
+            default is named without a model; or there is no such provider, tool or hook, or its settings are wrong.
+            A tool that cannot be loaded is left out, with a line in the log, and so are those of an MCP server that
+            is not there; without a hook, nothing is answered.
+    """
+    model = settings.model
+    everywhere = manager if model.search_all_chats else None
+    parts = await to_thread.run_sync(_parts, settings, everywhere)
+    async with AsyncExitStack() as stack:
+        changing_tools = await stack.enter_async_context(parts.changing_tools)
+        models: dict[str, Provider] = {}
+        for name, opening in parts.providers.items():
+            is_usual = _named(settings, name)[0] == model.provider
+            provider = _thinking(await stack.enter_async_context(opening), model, is_usual=is_usual)
+            provider = Priced(provider, settings.prices, name) if settings.prices else provider
+            models[name] = provider if observer is None else observer.model(provider)
+        if fallback := models.get(model.fallback):
+            models |= {name: WithFallback(one, fallback) for name, one in models.items() if one is not fallback}
+        yield Agent(
+            models[model.model],
+            choices={name: models[name] for name in (model.model, *model.choices)} if model.choices else {},
+            budgets=_budgets(settings, manager, models),
+            tools=parts.tools,
+            changing_tools=changing_tools,
+            hooks=parts.hooks,
+            system_prompt=model.system_prompt,
+            max_iterations=model.max_iterations,
+            history_limit=settings.sessions.window,
+            tool_timeout_s=model.tool_timeout_s,
+            limits=ReplyLimits(model.max_reply_bytes, model.reply_timeout_s),
+            observer=observer,
+        )
+
+
+def _parts(settings: Settings, manager: SessionReader | None) -> _Parts:
+    """Load and make them; it blocks."""
+    hooks = [load(table).made(*_HOOKS) for table in settings.plugins.get("hooks", {}).values()]
+    tools, changing_tools = _tools(settings, manager), _mcp_tools(settings)
+    return _Parts(_providers(settings), tools, changing_tools, InTurn(hooks) if hooks else Hooks())
+
+
+_HOOKS = ("before_generation", "after_generation", "before_tool", "after_tool")
+
+
+def _tools(settings: Settings, manager: SessionReader | None) -> list[Tool]:
+    """What `model.tools` chooses, in its order."""
+    tables = settings.plugins.get("tools", {})
+    known = dict.fromkeys([*_TOOLS, *declared("tools"), *tables])
+    chosen: dict[str, None] = {}
+    for pattern in settings.model.tools:
+        found = [name for name in known if fnmatchcase(name, pattern)]
+        if not found and "*" not in pattern and not pattern.startswith(tuple(f"{name}_" for name in settings.mcp)):
+            near = get_close_matches(pattern, known, n=1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"model.tools names {pattern!r}, and there is no such tool ({', '.join(known)}){meant}")
+        chosen |= dict.fromkeys(found)
+    tools = []
+    for name in [*chosen, *(name for name in tables if name not in chosen)]:
+        try:
+            if name in _TOOLS and name not in tables:
+                tools.append(_TOOLS[name](manager))
+            else:
+                plugin = load(tables.get(name, Table("tools", name, "model.tools")))
+                tools += [plugin.made(*Tool.__struct_fields__)] if name in chosen else []
+        except PluginFailed as error:
+            log.error(str(error), action="plugin.failed")
+    return tools
+
+
+def _mcp_tools(settings: Settings) -> AbstractAsyncContextManager[Callable[[], Iterable[Tool]]]:
+    if not settings.mcp:
+        return nullcontext(tuple)
+    try:
+        from miniclaw_sessions.agent.mcp.servers import open_servers  # noqa: PLC0415 - loads what takes a second
+    except ImportError:
+        raise ConfigError(f"[mcp.NAME] needs the package mcp: {to_install('mcp')}") from None
+    return open_servers(settings.mcp, chosen=settings.model.tools)
+
+
+def _providers(settings: Settings) -> dict[str, AbstractAsyncContextManager[Provider]]:
+    """The providers of all models that the settings name."""
+    model = settings.model
+    others = dict.fromkeys(name for name in (*model.choices, model.fallback) if name and name != model.model)
+    if model.provider == ModelSettings().provider and not (model.base_url or model.model):
+        if others:
+            raise ConfigError("model.choices and model.fallback need a model.model, which answers unless they do")
+        return {"": nullcontext(OfflineProvider())}
+    return {name: _provider(settings, name) for name in (model.model, *others)}
+
+
+def _provider(settings: Settings, name: str) -> AbstractAsyncContextManager[Provider]:
+    """The provider of one model; what the settings say of an address and a key is for `model.provider` alone."""
+    model = settings.model
+    service, named = _named(settings, name)
+    is_usual = service == model.provider
+    base_url = model.base_url if is_usual else ""
+    table = settings.plugins.get("providers", {}).get(service)
+    plugin = load(table or Table("providers", service, "model.provider"))
+    own: dict[str, Any] = {} if plugin.settings is None else {"settings": plugin.settings}
+    if is_usual and (model.thinking == "adaptive" or model.thinking.isdecimal()):
+        if "thinking" not in inspect.signature(plugin.factory).parameters:
+            raise ConfigError(f"{service} has no budget for thinking; set model.thinking to an effort, such as low")
+        own["thinking"] = int(model.thinking) if model.thinking.isdecimal() else model.thinking
+    key = _key(model, service, base_url)
+    made: AbstractAsyncContextManager[Provider] = in_time(
+        lambda: plugin.factory(
+            named,
+            base_url=base_url,
+            api_key=key,
+            timeout_s=model.timeout_s,
+            max_reply_bytes=model.max_reply_bytes,
+            **own,
+        ),
+        f"{plugin.title} cannot be made",
+    )
+    return made
+
+
+def _named(settings: Settings, name: str) -> tuple[str, str]:
+    """Which provider a model is of, and its name there: `PROVIDER:MODEL` where it is not of `model.provider`."""
+    usual, (service, _, rest) = settings.model.provider, name.partition(":")
+    is_another = (
+        rest and usual != "pydantic-ai" and service in {*declared("providers"), *settings.plugins.get("providers", ())}
+    )
+    return (service, rest) if is_another else (usual, name)
+
+
+def _key(model: ModelSettings, service: str, base_url: str) -> Secret | None:
+    """The key as set; else the one that the service's own package would find, but never for another address."""
+    if service == model.provider:
+        key = read_secret(model.api_key_file, "model_api_key", os.environ, variable=model.api_key_env)
+        if key is not None or base_url:
+            return key
+    variable = next((one for one in _KEYS.get(service, ()) if os.environ.get(one)), "")
+    return read_secret("", f"{service.replace('-', '_')}_api_key", os.environ, variable=variable)
+
+
+def _thinking(provider: Provider, model: ModelSettings, *, is_usual: bool) -> Provider:
+    """The provider, asked with the effort that is set, if it is `model.provider`."""
+    if not is_usual or not model.thinking or model.thinking == "adaptive" or model.thinking.isdecimal():
+        return provider
+    if model.thinking not in _EFFORTS:
+        raise ConfigError(f"model.thinking is {model.thinking!r}: write {', '.join(_EFFORTS)}, adaptive, or a number")
+    try:
+        return adjusted(provider, Options(effort=model.thinking))
+    except OptionRefused as error:
+        raise ConfigError(f"model.thinking is {model.thinking}: {error}; a number of tokens may be taken") from None
+
+
+def _budgets(settings: Settings, manager: SessionReader | None, models: Iterable[str]) -> Budgets:
+    """What may be spent.
+
+    Raises:
+        ConfigError: prices are in several currencies; or there are budgets in money, and a model without a price.
+    """
+    currency = settings.sessions.currency
+    if len(all_of_them := sorted({currency, *(one.currency or currency for one in settings.prices.values())})) > 1:
+        raise ConfigError(
+            f"[prices] and sessions.currency are in {' and '.join(all_of_them)}: state them in one currency, or they "
+            "add up wrong"
+        )
+    lacking = [name for name in models if name and name not in settings.prices]
+    if settings.budgets.has_any and settings.budgets.unit == "cost" and lacking:
+        table = f"[prices.{json.dumps(lacking[0])}]"
+        raise ConfigError(
+            f"[budgets] are in money, and {lacking[0]} has no price: state {table}, or set budgets.unit to tokens"
+        )
+    return Budgets(settings.budgets, manager, currency=currency)

@@ -1,0 +1,264 @@
+"""The built-in responder: no model and no network, so that a fresh installation can be tried at once.
+
+Every answer begins with "(offline)". `respond` is a pure function of the context: it recalls what the user said in this
+conversation, uses the tools `time` and `calculator` where they are offered, and otherwise says what it can do. Asked
+for a summary (`agent.summarizing`), it lists the beginnings of what the user said. The same context always gets the
+same answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+
+import orjson
+from anyio.lowlevel import checkpoint
+
+from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
+from miniclaw_sessions.agent.summarizing import INSTRUCTION
+from miniclaw_sessions.agent.tools import Tool
+from miniclaw_sessions.core.history.context import build_context
+from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall, Usage
+from miniclaw_sessions.core.protocol.options import Options
+from miniclaw_sessions.errors import OptionRefused
+
+LABEL = "(offline) "
+"""How every answer begins, so that nobody takes it for a model's."""
+
+_QUOTED = 80  # characters of a message that are quoted
+_READ = 1000  # characters of a message that are looked at: some patterns take the square of it
+_CHUNK = 4  # words of the answer that are streamed at once
+_SUMMARY = "Summary made without a model, of what the user said:"
+_FIRST_LINES, _LAST_LINES = 10, 90  # of a summary; what stands between them is left out
+_LEFT_OUT = "- …"
+_NOTHING_SAID = "You have not told me that in this conversation."
+
+_I = re.IGNORECASE
+_WORDS = r"([^\s.,;!?]+(?: (?!and\b|but\b|i\b)[^\s.,;!?]+){0,2})"
+_FACTS = {
+    "name": re.compile(rf"\b(?:my name(?: is|'s)|call me) +{_WORDS}", _I),
+    "home": re.compile(r"\bi(?: live|'m living| am living) in +([^\s.;!?][^.;!?\n]*)", _I),
+    "memory": re.compile(r"\bremember(?: that|:) +(\S[^\n]*)", _I),
+}
+_ASKS_NAME = re.compile(r"\bwhat(?:'s| is| was) my name\b|\bwho am i\b|\bdo you (?:know|remember) my name\b", _I)
+_ASKS_HOME = re.compile(r"\bwhere do i live\b", _I)
+_ASKS_MEMORY = re.compile(r"\bwhat (?:do|did) (?:you|i) (?:remember|ask you to remember|tell you to remember)\b", _I)
+_ASKS_FIRST = re.compile(
+    r"\bwhat (?:did i (?:say|ask|write|tell you)|was my) .*\bfirst\b|\bmy first (?:message|question)", _I
+)
+_ASKS_BEFORE = re.compile(
+    r"\bwhat did i (?:just )?(?:say|ask|write|tell you)\b|\bmy (?:last|previous) (?:message|question)", _I
+)
+_ASKS_COUNT = re.compile(r"\bhow many (?:messages|questions)\b", _I)
+_ASKS_TIME = re.compile(
+    r"\bwhat(?:'s| is)? (?:the )?(?:current )?(?:time|date|day)\b|\bwhat day is\b|\bhow late is it\b", _I
+)
+_ASKS_VALUE = re.compile(
+    r"(?:what(?:'s| is)|how much is|calculate|compute|evaluate)?\s*([\d.(+-][\d.()+*/%^ -]*)[\s=?.]*", _I
+)
+_OPERATION = re.compile(r"[\d)] *[-+*/%^]")
+
+
+class OfflineProvider:
+    """A `Provider` that answers with `respond`, in a few pieces."""
+
+    name = "offline"
+    model = "offline"
+
+    def __repr__(self) -> str:
+        return "<OfflineProvider>"
+
+    def __init__(self, *, tool_choice: str = "auto") -> None:
+        self._tool_choice = tool_choice
+
+    def with_options(self, options: Options) -> OfflineProvider:
+        """The same responder; of the options, only that it may call no tools means anything to it.
+
+        Raises:
+            OptionRefused: it cannot give JSON, nor call a tool because it has to.
+        """
+        if options.format is not None:
+            raise OptionRefused("format", "no model is configured, and the built-in responder gives no JSON")
+        if options.tool_choice not in (None, "auto", "none"):
+            raise OptionRefused(
+                "tool_choice", "no model is configured, and the built-in responder cannot be made to call"
+            )
+        return OfflineProvider(tool_choice=options.tool_choice or "auto")
+
+    async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
+        """Answer a context; never fails."""
+        message = respond(messages, {tool.name for tool in tools if self._tool_choice != "none"})
+        words = re.findall(r"\S+\s*", message.text)
+        for start in range(0, len(words), _CHUNK):
+            await checkpoint()
+            yield TextDelta("".join(words[start : start + _CHUNK]))
+        yield Reply(message)
+
+
+def respond(messages: Sequence[Message], tools: Collection[str] = ()) -> Message:
+    """The answer to a context: an assistant's message with text, or with one tool call.
+
+    Args:
+        messages: the context; any history will do.
+        tools: the names of the tools that may be called; it knows `time` and `calculator`.
+    """
+    context = build_context(messages)
+    if context and context[-1].is_tool_result:
+        return _answer(_report(context))
+    if context and context[-1].is_user and context[-1].text == INSTRUCTION:
+        return _answer(_summarize(context[:-1]))
+    return _respond_to_question(context, tools)
+
+
+def _respond_to_question(context: Sequence[Message], tools: Collection[str]) -> Message:
+    users = [message.text[:_READ] for message in context if message.is_user]
+    question = users[-1].strip() if users else ""
+    earlier = users[:-1]
+    if _ASKS_TIME.search(question):
+        if "time" in tools:
+            return _call("time", {}, context)
+        return _answer("I have no clock here.")
+    if (expression := _expression_in(question)) and "calculator" in tools:
+        return _call("calculator", {"expression": expression}, context)
+    for asked, recall in _RECALLS:
+        if asked.search(question):
+            return _answer(recall(earlier, context))
+    return _answer(_acknowledge(question) or _introduce(question))
+
+
+# --- recalling -------------------------------------------------------------------------------------------------------
+
+
+def _stated(fact: str, texts: Sequence[str]) -> list[str]:
+    """What was said of this kind, oldest first."""
+    found = [match for text in texts for match in _FACTS[fact].finditer(text)]
+    return [match[1].strip() for match in found if not match.string.startswith("?", match.end())]
+
+
+def _recall_name(earlier: Sequence[str], _: Sequence[Message]) -> str:
+    names = _stated("name", earlier)
+    return f"Your name is {names[-1]}." if names else _NOTHING_SAID
+
+
+def _recall_home(earlier: Sequence[str], _: Sequence[Message]) -> str:
+    homes = _stated("home", earlier)
+    return f"You live in {homes[-1]}." if homes else _NOTHING_SAID
+
+
+def _recall_memory(earlier: Sequence[str], _: Sequence[Message]) -> str:
+    memories = _stated("memory", earlier)
+    return (
+        "You asked me to remember: " + "; ".join(m.rstrip(".") for m in memories) + "." if memories else _NOTHING_SAID
+    )
+
+
+def _recall_first(earlier: Sequence[str], _: Sequence[Message]) -> str:
+    return f"The first thing I can still see is: {_quote(earlier[0])}" if earlier else "This is your first message."
+
+
+def _recall_before(earlier: Sequence[str], _: Sequence[Message]) -> str:
+    return f"Before this you said: {_quote(earlier[-1])}" if earlier else "This is your first message."
+
+
+def _count(earlier: Sequence[str], context: Sequence[Message]) -> str:
+    spoken = sum(message.role is not Role.SYSTEM for message in context)
+    return f"I can see {spoken} messages of this conversation, {len(earlier) + 1} of them yours."
+
+
+_RECALLS: list[tuple[re.Pattern[str], Callable[[Sequence[str], Sequence[Message]], str]]] = [
+    (_ASKS_NAME, _recall_name),
+    (_ASKS_HOME, _recall_home),
+    (_ASKS_MEMORY, _recall_memory),
+    (_ASKS_FIRST, _recall_first),
+    (_ASKS_BEFORE, _recall_before),
+    (_ASKS_COUNT, _count),
+]
+
+
+# --- summarizing -----------------------------------------------------------------------------------------------------
+
+
+def _summarize(context: Iterable[Message]) -> str:
+    """The beginning of every user's message, a line each; a former summary's lines come first."""
+    lines = [line for message in context if message.is_user for line in _summary_lines(message.text)]
+    if len(lines) > _FIRST_LINES + _LAST_LINES:
+        lines = [*lines[:_FIRST_LINES], _LEFT_OUT, *lines[-_LAST_LINES:]]
+    return "\n".join([_SUMMARY, *lines])
+
+
+def _summary_lines(text: str) -> list[str]:
+    _, is_summary, lines = text.partition(LABEL + _SUMMARY)
+    if is_summary:
+        return [line for line in lines.splitlines() if line.startswith("- ") and line != _LEFT_OUT]
+    return [f"- {_beginning(text)}"] if text.strip() else []
+
+
+# --- answering -------------------------------------------------------------------------------------------------------
+
+
+def _acknowledge(text: str) -> str | None:
+    """What to say to a statement worth recalling."""
+    if names := _stated("name", [text]):
+        return f"Nice to meet you, {names[-1]}. Ask me for your name whenever you like."
+    if homes := _stated("home", [text]):
+        return f"You live in {homes[-1]}: I will recall it in this conversation."
+    if _stated("memory", [text]):
+        return "I will recall it in this conversation."
+    return None
+
+
+def _introduce(text: str) -> str:
+    said = f"You said {_quote(text)}. " if text else ""
+    return (
+        f"{said}No model is configured, so I only recall what you told me, count messages, tell the time and "
+        "do arithmetic."
+    )
+
+
+def _report(context: Sequence[Message]) -> str:
+    """The answer that the tool results at the end of the context give."""
+    results = list(itertools.takewhile(lambda message: message.is_tool_result, reversed(context)))
+    return " ".join(_report_one(result) for result in reversed(results))
+
+
+def _report_one(result: Message) -> str:
+    name = result.name or "tool"
+    if result.is_error:
+        return f"The {name} could not help: {_quote(result.text)}"
+    if name == "time":
+        return f"It is {result.text}."
+    if name == "calculator":
+        return f"The result is {result.text}."
+    return f"The {name} says {_quote(result.text)}"
+
+
+def _expression_in(text: str) -> str | None:
+    """The arithmetic expression that a question consists of; a date or a phone number in a sentence is none."""
+    asked = _ASKS_VALUE.fullmatch(text)
+    if asked is None or not _OPERATION.search(asked[1]):
+        return None
+    return asked[1].strip(" .")
+
+
+def _answer(text: str) -> Message:
+    return Message(Role.ASSISTANT, LABEL + text, model="offline", usage=Usage(), stop_reason="stop")
+
+
+def _call(name: str, arguments: dict[str, str], context: Sequence[Message]) -> Message:
+    """A tool call whose id follows from the context, so that the same question has the same answer."""
+    digest = hashlib.blake2b(digest_size=8)
+    for message in context:
+        digest.update(f"{message.role.value}\0{message.text}\0{message.timestamp}\0".encode(errors="replace"))
+    call = ToolCall(f"call_{digest.hexdigest()}", name, orjson.dumps(arguments).decode())
+    return Message(Role.ASSISTANT, tool_calls=(call,), model="offline", usage=Usage(), stop_reason="tool_calls")
+
+
+def _quote(text: str) -> str:
+    return f"“{_beginning(text)}”"
+
+
+def _beginning(text: str) -> str:
+    shown = " ".join(text[:_READ].split())
+    return shown if len(shown) <= _QUOTED else shown[: _QUOTED - 1] + "…"

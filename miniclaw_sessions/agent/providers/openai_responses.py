@@ -1,0 +1,149 @@
+"""OpenAI's Responses, and servers that speak it: the one interface of OpenAI's that keeps a model's reasoning.
+
+Nothing is stored at the service: each request holds the whole conversation, with the reasoning as the encrypted items
+that the service gave. They are kept in the reply and go back verbatim, at their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
+
+import anyio
+
+from miniclaw_sessions.agent.provider import Begun, ModelEvent, Reply, TextDelta
+from miniclaw_sessions.agent.providers.openai import OpenAIClientProvider, function_of, schema_fields
+from miniclaw_sessions.agent.providers.service import ServiceOptions, plain_reply
+from miniclaw_sessions.agent.tools import Tool
+from miniclaw_sessions.core.protocol.messages import Message, Role
+from miniclaw_sessions.core.protocol.options import FUNCTION
+from miniclaw_sessions.errors import ModelError
+from miniclaw_sessions.files.formats.openai_items import from_response, to_items
+
+if TYPE_CHECKING:
+    from openai import AsyncStream
+    from openai.types.responses import ResponseStreamEvent
+
+
+class OpenAIResponsesProvider(OpenAIClientProvider):
+    """A `Provider` for one model of a service that speaks Responses.
+
+    Args:
+        model: the model's name.
+        reasoning: whether the model's reasoning is asked for. A model that does not reason (gpt-4o) refuses the
+            question, and is not asked again.
+        effort: how much the model reasons, such as "low"; empty: as it does by itself.
+        max_output_tokens: how long a reply may be, reasoning included; None: as long as the model can.
+        service: see `ServiceOptions`.
+
+    Raises:
+        ConfigError: the `openai` package is missing, no model is named, or OpenAI's own service is to be used without
+            a key.
+    """
+
+    name = "openai-responses"
+    takes_items = True
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        reasoning: bool = True,
+        effort: str = "",
+        max_output_tokens: int | None = None,
+        **service: Unpack[ServiceOptions],
+    ) -> None:
+        super().__init__(model, **service)
+        self._settings: dict[str, Any] = {}
+        if reasoning:
+            self._settings["include"] = ["reasoning.encrypted_content"]
+        if effort:
+            self._settings["reasoning"] = {"effort": effort}
+        if max_output_tokens is not None:
+            self._settings["max_output_tokens"] = max_output_tokens
+
+    async def _ask(self, context: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
+        response: Any = None
+        stream = await self._open(self._request(context, tools))
+        try:
+            yield Begun()
+            async for event in stream:
+                match event.type:
+                    case "response.output_text.delta" | "response.refusal.delta":
+                        yield TextDelta(event.delta)
+                    case "response.completed" | "response.incomplete":
+                        response = event.response
+                    case "response.failed":
+                        raise self._failed(event.response.error)
+                    case "error":
+                        raise self._failed(event)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await stream.close()
+        if response is None:
+            raise self._broken_off()
+        yield Reply(self._message(response.to_dict(mode="json")))
+
+    async def _open(self, request: dict[str, Any]) -> AsyncStream[ResponseStreamEvent]:
+        from openai import BadRequestError  # noqa: PLC0415 - loaded with the client
+
+        try:
+            return await self._create(request)
+        except BadRequestError as error:
+            if error.param != "include" or "include" not in request:
+                raise
+            self._settings.pop("include", None)
+            return await self._create({name: value for name, value in request.items() if name != "include"})
+
+    async def _create(self, request: dict[str, Any]) -> AsyncStream[ResponseStreamEvent]:
+        stream: AsyncStream[ResponseStreamEvent] = await self._client.responses.create(**request)
+        return stream
+
+    def _request(self, context: Sequence[Message], tools: Sequence[Tool]) -> dict[str, Any]:
+        request = {
+            "model": self.model,
+            "input": to_items(context, for_request=True),
+            "stream": True,
+            "store": False,
+            **self._settings,
+            **self._wanted(has_tools=bool(tools)),
+        }
+        if (
+            tools
+        ):  # strict is what the service makes of a tool by default, and refuses schemas with optional fields then
+            request["tools"] = [{"type": "function", "strict": False, **function_of(tool)} for tool in tools]
+        return request
+
+    def _wanted(self, *, has_tools: bool) -> dict[str, Any]:
+        """The options in the words of Responses; what is about tools only where there are any."""
+        wanted = self._options
+        text: dict[str, Any] = {} if wanted.verbosity is None else {"verbosity": wanted.verbosity}
+        if wanted.format is not None:
+            is_any = wanted.format.schema is None
+            text["format"] = (
+                {"type": "json_object"} if is_any else {"type": "json_schema", **schema_fields(wanted.format)}
+            )
+        fields: dict[str, Any] = {
+            "temperature": wanted.temperature,
+            "top_p": wanted.top_p,
+            "max_output_tokens": wanted.max_output_tokens,
+            "reasoning": None if wanted.effort is None else {"effort": wanted.effort},
+            "text": text or None,
+        }
+        if has_tools:
+            chosen = wanted.tool_choice or ""
+            name = chosen.removeprefix(FUNCTION)
+            fields["tool_choice"] = {"type": "function", "name": name} if name != chosen else chosen or None
+            fields["parallel_tool_calls"] = wanted.parallel_tool_calls
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def _failed(self, said: Any) -> ModelError:
+        """The error for a reply that the service itself ended with one."""
+        fields = {"code": getattr(said, "code", None), "message": getattr(said, "message", None)}
+        return self._overflowed() if self._is_about_overflow(fields) else self._broken_off(fields)
+
+    def _message(self, response: dict[str, Any]) -> Message:
+        messages = from_response(response) or [Message(Role.ASSISTANT)]
+        if len(messages) > 1 or not messages[0].is_assistant:
+            raise ModelError(f"{self._host} sent a reply with items that no model makes")
+        return plain_reply(messages[0])

@@ -1,0 +1,254 @@
+"""What a model is told of one branch: the entries from the leaf upwards, with the newest compaction resolved.
+
+Document 003, section 8.2: of a branch's compactions only the newest counts; its summary comes first, then the messages
+from its first kept entry on, to the leaf. A `BranchCollector` is fed the entries from the leaf towards the root, and
+says when it has seen enough, so that a context costs what it holds, however long the transcript is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from miniclaw_sessions.core.protocol.entries import (
+    BranchSummary,
+    Compaction,
+    Entry,
+    MessageEntry,
+    ModelChange,
+    ThinkingLevelChange,
+    place_of_parent,
+)
+from miniclaw_sessions.core.protocol.messages import Message, Role
+
+
+class Branch(msgspec.Struct, frozen=True, kw_only=True):
+    """One branch, as far as it matters at its leaf.
+
+    Attributes:
+        entries: what is kept, oldest first: from the compaction's first kept entry (or the root) to the leaf. The
+            compaction itself stands among them, at its own place.
+        compaction: the newest compaction; None when there is none.
+        is_whole: whether the entries are all that a model is told of the branch, and not only the newest.
+        provider, model, thinking_level: what was in force at the leaf, as far as these entries tell.
+        problems: what is wrong with the branch, one sentence each.
+    """
+
+    entries: tuple[Entry, ...] = ()
+    compaction: Compaction | None = None
+    is_whole: bool = True
+    provider: str | None = None
+    model: str | None = None
+    thinking_level: str | None = None
+    problems: tuple[str, ...] = ()
+
+    def messages(self) -> list[Message]:
+        """The summary, if there is one, and what is kept; not yet made legal for a model."""
+        told_entries = (told(entry) for entry in self.entries)
+        return [*summary_messages(self.compaction), *(message for message in told_entries if message is not None)]
+
+
+def told(entry: Entry) -> Message | None:
+    """What a model is told of an entry at its place: a message, or what happened on a branch that was left."""
+    if isinstance(entry, MessageEntry):
+        return entry.message
+    if isinstance(entry, BranchSummary) and entry.summary:
+        return Message(Role.BRANCH_SUMMARY, entry.summary, entry.timestamp)
+    return None
+
+
+def as_message_entry(entry: MessageEntry | BranchSummary) -> MessageEntry | None:
+    """An entry as the window holds it; None for a summary that says nothing."""
+    if isinstance(entry, MessageEntry):
+        return entry
+    message = told(entry)
+    if message is None:
+        return None
+    return MessageEntry(
+        id=entry.id,
+        parent_id=entry.parent_id,
+        timestamp=entry.timestamp,
+        sequence=entry.sequence,
+        parent_sequence=entry.parent_sequence,
+        message=message,
+    )
+
+
+def says_what_is_in_force(entry: Entry) -> bool:
+    """Whether an entry sets model or thinking level, or names the model that wrote it."""
+    if isinstance(entry, MessageEntry):
+        return entry.message.is_assistant and entry.message.model is not None
+    return isinstance(entry, ModelChange | ThinkingLevelChange)
+
+
+def summary_messages(compaction: Compaction | None) -> list[Message]:
+    """What stands in a context for everything that a compaction replaced."""
+    if compaction is None:
+        return []
+    summary = [Message(Role.COMPACTION_SUMMARY, compaction.summary, compaction.timestamp)] if compaction.summary else []
+    return [*summary, *compaction.messages]
+
+
+def rejoined(entries: Sequence[Entry], *, stored: int = 0) -> list[Entry]:
+    """Entries of one branch, oldest first, of which those between are lost: each becomes the child of the one before.
+
+    Args:
+        entries: what is left.
+        stored: up to this place nothing is lost.
+    """
+    joined: list[Entry] = []
+    before: Entry | None = None
+    for entry in entries:
+        if entry.parent_id is not None and not _is_stored(place_of_parent(entry), stored):
+            joined.append(_child_of(before, entry))
+        else:
+            joined.append(entry)
+        before = joined[-1]
+    reaches_back = bool(joined) and _is_stored(place_of_parent(joined[0]), stored)
+    return [_keeping(joined, entry, stored * reaches_back) for entry in joined]
+
+
+def _is_stored(place: int, stored: int) -> bool:
+    return 0 < place <= stored
+
+
+def _child_of(parent: Entry | None, entry: Entry) -> Entry:
+    parent_id, place = (None, None) if parent is None else (parent.id, parent.sequence)
+    return msgspec.structs.replace(
+        entry, parent_id=parent_id, parent_sequence=None if place == entry.sequence - 1 else place
+    )
+
+
+def _keeping(entries: Sequence[Entry], entry: Entry, stored: int) -> Entry:
+    """A compaction whose first kept entry is lost keeps what is left of what it kept."""
+    if not isinstance(entry, Compaction) or entry.first_kept_entry_id is None:
+        return entry
+    if _is_stored(entry.first_kept_sequence or 0, stored) or any(e.id == entry.first_kept_entry_id for e in entries):
+        return entry
+    oldest = entries[0] if entries[0].sequence < entry.sequence else None
+    return msgspec.structs.replace(
+        entry,
+        first_kept_entry_id=None if oldest is None else oldest.id,
+        first_kept_sequence=None if oldest is None else oldest.sequence,
+    )
+
+
+class BranchCollector:
+    """Gathers a branch from its leaf upwards.
+
+    Args:
+        at_most: gather no more once the messages have reached this size, and a user's is among them; None: all.
+        size: how large a message is, such as its tokens; without it, messages are counted.
+        needs_compaction: whether to look for the newest compaction even where the messages do not reach up to it.
+        needs_state: whether to look on towards the root until model and thinking level are known.
+    """
+
+    def __init__(
+        self,
+        *,
+        at_most: int | None = None,
+        size: Callable[[Message], int] = lambda _: 1,
+        needs_compaction: bool = True,
+        needs_state: bool = False,
+    ) -> None:
+        self._at_most = at_most
+        self._size_of = size
+        self._size = 0
+        self._needs_compaction = needs_compaction
+        self._needs_state = needs_state
+        self._entries: list[Entry] = []  # newest first
+        self._has_user = False
+        self._compaction: Compaction | None = None
+        self._after_compaction = 0  # how many of the entries are not older than the compaction
+        self._is_complete = False
+        self._left_out = False
+        self._provider: str | None = None
+        self._model: str | None = None
+        self._thinking_level: str | None = None
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether the rest of the branch would change nothing."""
+        has_compaction = self._compaction is not None or not self._needs_compaction
+        has_state = None not in (self._provider, self._model, self._thinking_level) or not self._needs_state
+        return self._has_messages and has_compaction and has_state
+
+    @property
+    def _has_messages(self) -> bool:
+        return self._is_complete or (self._at_most is not None and self._size >= self._at_most and self._has_user)
+
+    def feed(self, entry: Entry) -> None:
+        """The next entry towards the root."""
+        self._note_state(entry)
+        has_messages = self._has_messages
+        if not has_messages:
+            self._entries.append(entry)
+            if (message := told(entry)) is not None:
+                self._has_user = self._has_user or message.is_user
+                if self._at_most is not None:
+                    self._size += self._size_of(message)
+        elif not self._is_complete:
+            self._left_out = self._left_out or told(entry) is not None
+        if self._compaction is None and isinstance(entry, Compaction):
+            self._compaction = entry
+            self._after_compaction = len(self._entries)
+            self._is_complete = self._is_complete or entry.first_kept_entry_id is None
+        elif self._compaction is not None and entry.id == self._compaction.first_kept_entry_id:
+            self._is_complete = True
+
+    def branch(self, problems: Iterable[str] = ()) -> Branch:
+        """What was gathered; to be asked for when there is enough, or the branch has ended."""
+        found = list(problems)
+        entries = self._entries
+        if self._compaction is not None and not self._is_complete and not self.has_enough:
+            found.append(
+                f"compaction {self._compaction.id} keeps what follows {self._compaction.first_kept_entry_id}, which is "
+                "not on its branch; nothing from before the compaction is kept"
+            )
+            entries = entries[: self._after_compaction]
+        return Branch(
+            entries=tuple(reversed(entries)),
+            compaction=self._compaction,
+            is_whole=not self._left_out and (self._is_complete or not self.has_enough),
+            provider=self._provider or None,
+            model=self._model or None,
+            thinking_level=self._thinking_level or None,
+            problems=tuple(found),
+        )
+
+    def _note_state(self, entry: Entry) -> None:
+        """The newest change counts, which is the first that is met; an assistant's message names its model, too.
+
+        An empty text is an answer as well: it was removed.
+        """
+        match entry:
+            case ModelChange():
+                self._note_model(entry.provider, entry.model_id)
+            case ThinkingLevelChange() if self._thinking_level is None:
+                self._thinking_level = entry.thinking_level
+            case MessageEntry(message=message) if message.model is not None and message.is_assistant:
+                self._note_model(provider_of(message), message.model)
+            case _:
+                pass
+
+    def _note_model(self, provider: str | None, model: str) -> None:
+        """A message that names its model may leave the provider open: then an older entry says it."""
+        self._provider = provider if self._provider is None else self._provider
+        self._model = model if self._model is None else self._model
+
+
+def resolve(path: Iterable[Entry]) -> Branch:
+    """The branch whose entries are all at hand, root first."""
+    collector = BranchCollector()
+    for entry in reversed(list(path)):
+        collector.feed(entry)
+    return collector.branch()
+
+
+def provider_of(message: Message) -> str | None:
+    """Who served the model that wrote a message, as pi and others say beside it; None where nobody says."""
+    for kept in (message.extra, *((message.extra or {}).values())):
+        if isinstance(kept, dict) and isinstance(provider := kept.get("provider"), str):
+            return provider
+    return None

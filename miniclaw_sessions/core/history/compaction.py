@@ -1,0 +1,398 @@
+"""Where it is safe to cut, when a summary is to stand for the beginning of a branch (document 003, section 8.2).
+
+Compacting needs three steps, of which the middle one is not ours: `plan_compaction` chooses the cut, the caller lets a
+model summarize what stands before it, and `check_cut` is asked once more before the compaction entry is logged,
+because time has passed meanwhile. Nothing here changes a history.
+
+A cut comes before an entry, which becomes the first that is kept. It may come before everything but a tool result, and
+never between a call and its result, however far apart they are and whatever stands between them. Document 003 forbids
+the place before an assistant's message with tool calls, too; this is stricter than its own reason asks, for call and
+results stay together behind such a cut, and without it a long turn could not be compacted at all. While calls wait for
+their results, no compaction may be logged.
+
+Which result answers which call is decided in one place, `history.pairing`, over the list that a model will be sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+
+import msgspec
+
+from miniclaw_sessions.core.history.branch import Branch, resolve, summary_messages, told
+from miniclaw_sessions.core.history.context import build_context, is_whole, legal
+from miniclaw_sessions.core.history.pairing import open_calls
+from miniclaw_sessions.core.protocol.entries import Entry
+from miniclaw_sessions.core.protocol.messages import Message, Role, TextPart, ThinkingPart
+from miniclaw_sessions.errors import ConfigError, UnsafeCompaction
+
+KEEP_TOKENS = 20_000
+"""How many of the newest tokens stay as they are, unless told otherwise (pi's number)."""
+
+CHARACTERS_PER_TOKEN = 4
+"""What a token is taken for where nothing counts better: right for English, too few tokens for Chinese or Japanese."""
+
+TOKENS_PER_IMAGE = 1_200
+"""What an image costs, or any other part that is not text."""
+
+TokenCounter = Callable[[Message], int]
+"""How many tokens a message costs."""
+
+_USER = Message.user("-")  # in front of a list, it keeps build_context from dropping what no user's message precedes
+_KNOWN_TO_MODELS = frozenset({Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL_RESULT})
+_WITHIN_TURN = frozenset({Role.SYSTEM, Role.ASSISTANT, Role.TOOL_RESULT})
+_ENDS_WAITING = frozenset({Role.USER, Role.BRANCH_SUMMARY})
+_CAME_TO_NOTHING = frozenset({"aborted", "error"})
+
+
+class SummaryPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be summarized, and what is kept.
+
+    Attributes:
+        first_kept_entry_id: the entry before which the cut comes; None: it comes behind everything.
+        messages: what is to be summarized, oldest first, without the turn that is cut. The previous compaction's
+            summary and messages come first, because the new compaction replaces them.
+        turn_prefix: the beginning of the turn that the cut splits; it follows `messages` and is to be summarized,
+            too. Empty when the cut splits no turn, or one whose beginning was summarized before.
+        tokens_before: the size of the context now, as `tokens_of` gives it.
+        tokens_kept: the size of what is kept, as it is counted; without the new summary.
+    """
+
+    first_kept_entry_id: str | None = None
+    messages: tuple[Message, ...]
+    turn_prefix: tuple[Message, ...] = ()
+    tokens_before: int
+    tokens_kept: int
+
+    @property
+    def summarized(self) -> list[Message]:
+        """What the summary is made of: everything before the cut but the system's instructions."""
+        return [message for message in (*self.messages, *self.turn_prefix) if message.role is not Role.SYSTEM]
+
+    @property
+    def instructions(self) -> list[Message]:
+        """The system's messages before the cut, which no summary replaces."""
+        return [message for message in (*self.messages, *self.turn_prefix) if message.role is Role.SYSTEM]
+
+
+class CompactionPlan(SummaryPlan, frozen=True, kw_only=True):
+    """A cut that keeps something; its first kept entry is a message or a branch's summary."""
+
+    first_kept_entry_id: str
+
+    @property
+    def is_split_turn(self) -> bool:
+        """Whether a turn's beginning is summarized and its end kept."""
+        return bool(self.turn_prefix)
+
+
+# --- counting --------------------------------------------------------------------------------------------------------
+
+
+def count_by_characters(message: Message) -> int:
+    """A quarter of its characters, rounded up: text, thinking, tool calls and results; images at a constant."""
+    characters = sum(map(len, _texts(message)))
+    return -(-characters // CHARACTERS_PER_TOKEN) + TOKENS_PER_IMAGE * _other_parts(message)
+
+
+def tiktoken_counter(encoding: str = "o200k_base") -> TokenCounter:
+    """A counter that uses OpenAI's tokenizer; images count as in `count_by_characters`.
+
+    tiktoken downloads an encoding's table when it is first used, and keeps it in the directory that the environment
+    variable TIKTOKEN_CACHE_DIR names. It happens here and not while counting.
+
+    Raises:
+        ConfigError: tiktoken is not installed, does not know the encoding, or cannot get its table.
+    """
+    try:
+        import tiktoken  # noqa: PLC0415 - an optional dependency
+
+        tokenizer = tiktoken.get_encoding(encoding)
+    except ImportError as error:
+        raise ConfigError(
+            "cannot count tokens with tiktoken, which is not installed; run `pip install tiktoken`, or count by "
+            "characters"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"cannot count tokens with tiktoken's encoding {encoding!r}: it is unknown, or its table is neither in "
+            "the directory TIKTOKEN_CACHE_DIR nor can be downloaded; provide it there, or count by characters"
+        ) from error
+
+    def count(message: Message) -> int:
+        tokens = sum(len(tokenizer.encode_ordinary(text)) for text in _texts(message))
+        return tokens + TOKENS_PER_IMAGE * _other_parts(message)
+
+    return count
+
+
+def count_tokens(messages: Iterable[Message], count: TokenCounter = count_by_characters) -> int:
+    """What messages cost; those of roles that no model knows, as `build_context` words them, if it shows them."""
+    return sum(count(shown) for message in messages for shown in _shown(message))
+
+
+def tokens_of(path: Iterable[Entry], count: TokenCounter = count_by_characters) -> int:
+    """The size of the context that a branch gives now.
+
+    What the provider said for the newest reply is what was really sent, with system prompt and tools; only what came
+    later is counted. All of it is counted where no reply since the newest compaction tells: the older ones tell of
+    what the compaction has replaced.
+
+    Args:
+        path: the branch, root first, or from the newest compaction's first kept entry on.
+        count: counts what no provider has counted.
+    """
+    return _size(resolve(path), count)
+
+
+def tokens_with(tokens: int, said: Iterable[Entry], count: TokenCounter = count_by_characters) -> int:
+    """What `tokens_of` a branch becomes when these entries follow, no compaction among them.
+
+    Args:
+        tokens: its size without them.
+        said: oldest first.
+        count: counts what no provider has counted.
+    """
+    for entry in said:
+        if (message := told(entry)) is not None:
+            tokens = _reported(message) or tokens + count_tokens((message,), count)
+    return tokens
+
+
+def _size(branch: Branch, count: TokenCounter) -> int:
+    tokens = 0
+    is_current = True
+    for entry in reversed(branch.entries):
+        is_current = is_current and entry is not branch.compaction
+        message = told(entry)
+        if message is None:
+            continue
+        if is_current and (reported := _reported(message)):
+            return reported + tokens
+        tokens += count_tokens((message,), count)
+    return tokens + count_tokens(summary_messages(branch.compaction), count)
+
+
+def _reported(message: Message) -> int:
+    """The size of a context with this reply, if its provider told; a reply that broke off tells nothing."""
+    usage = message.usage
+    if usage is None or not message.is_assistant or message.stop_reason in _CAME_TO_NOTHING:
+        return 0
+    return usage.total if usage.total > usage.output_tokens else 0  # some count the reply alone
+
+
+def _shown(message: Message) -> Sequence[Message]:
+    """The message as `build_context` words it for a model, or nothing."""
+    return (message,) if message.role in _KNOWN_TO_MODELS else build_context((_USER, message))[1:]
+
+
+def _texts(message: Message) -> Iterator[str]:
+    if isinstance(message.content, str):
+        yield message.content
+    else:
+        for part in message.content:
+            if isinstance(part, TextPart):
+                yield part.text
+            elif isinstance(part, ThinkingPart):
+                yield part.thinking
+    for call in message.tool_calls or ():
+        yield call.name
+        yield call.arguments
+        yield call.output or ""
+
+
+def _other_parts(message: Message) -> int:
+    if isinstance(message.content, str):
+        return 0
+    return sum(not isinstance(part, TextPart | ThinkingPart) for part in message.content)
+
+
+# --- planning --------------------------------------------------------------------------------------------------------
+
+
+def plan_compaction(
+    path: Sequence[Entry], *, keep_tokens: int = KEEP_TOKENS, count: TokenCounter = count_by_characters
+) -> CompactionPlan | None:
+    """Choose the cut that keeps the newest `keep_tokens`, and as little more as is safe.
+
+    From the newest message backwards, tokens are added up until there are enough; the cut comes at the nearest safe
+    place there or further back. So a turn that fits is kept whole together with what stands before it, and one that
+    does not is split. (pi takes the nearest place there or further on: it keeps less than was asked for, and
+    everything when there is no such place.)
+
+    Args:
+        path: the branch, root first, or from its newest compaction's first kept entry on; entries before that are
+            summarized already.
+        keep_tokens: how much is kept at least; 0 keeps what cannot be parted from the newest message.
+        count: counts one message.
+
+    Returns:
+        None when there is nothing to compact: everything fits, nothing but system messages and what no model is shown
+        stands before the cut, nothing was said since the newest compaction, or calls wait for their results.
+    """
+    branch = resolve(path)
+    context = _Context(branch)
+    if not context.has_news or _waits(context.messages):
+        return None
+    cut, tokens = context.cut(keep_tokens, count)
+    summarized = context.messages[:cut]
+    if not any(map(_says_something, summarized[context.first :])):
+        return None
+    turn = _start_of_turn(context, cut)
+    return CompactionPlan(
+        first_kept_entry_id=context.entry_ids[cut - context.first],
+        messages=tuple(summarized[:turn]),
+        turn_prefix=tuple(summarized[turn:]),
+        tokens_before=_size(branch, count),
+        tokens_kept=tokens,
+    )
+
+
+def plan_compaction_of_all(path: Sequence[Entry], *, count: TokenCounter = count_by_characters) -> SummaryPlan | None:
+    """Put the cut behind everything that was said.
+
+    Args:
+        path: as for `plan_compaction`.
+        count: counts one message.
+
+    Returns:
+        None when nothing was said since the newest compaction, or calls wait for their results.
+    """
+    branch = resolve(path)
+    if has_open_calls(branch.entries) or all(told(entry) is None for entry in branch.entries):
+        return None
+    return SummaryPlan(messages=tuple(branch.messages()), tokens_before=_size(branch, count), tokens_kept=0)
+
+
+class _Context:
+    """What a model is told of a branch now, and which entries tell it.
+
+    Attributes:
+        messages: the messages of the summary, and then one for each of `entry_ids`.
+        first: where in `messages` the first entry stands that can be kept.
+        entry_ids: the entries that tell something.
+        has_news: whether anything was said since the newest compaction.
+    """
+
+    __slots__ = ("entry_ids", "first", "has_news", "messages")
+
+    def __init__(self, branch: Branch) -> None:
+        self.messages = summary_messages(branch.compaction)
+        self.first = len(self.messages)
+        self.entry_ids: list[str] = []
+        self.has_news = False
+        for entry in branch.entries:
+            if entry is branch.compaction:
+                self.has_news = False
+            elif (message := told(entry)) is not None:
+                self.messages.append(message)
+                self.entry_ids.append(entry.id)
+                self.has_news = True
+
+    def cut(self, keep_tokens: int, count: TokenCounter) -> tuple[int, int]:
+        """The last safe place with this many tokens behind it, and how many there are; the first place of all if none.
+
+        The place is one in `messages`.
+        """
+        safe = _safe_places(self.messages)
+        tokens = 0
+        for place in range(len(self.messages) - 1, self.first - 1, -1):
+            tokens += count_tokens((self.messages[place],), count)
+            if tokens >= keep_tokens and safe[place]:
+                return place, tokens
+        return self.first, tokens
+
+
+def _says_something(message: Message) -> bool:
+    """Whether there is anything to summarize in a message; in a result there is nothing without its call."""
+    return message.role is not Role.SYSTEM and len(build_context((_USER, message))) > 1
+
+
+def _start_of_turn(context: _Context, cut: int) -> int:
+    """Where the turn begins that a cut splits; the cut's own place when it splits none."""
+    if context.messages[cut].role not in _WITHIN_TURN:
+        return cut
+    places = range(cut - 1, context.first - 1, -1)
+    return next((place for place in places if context.messages[place].role not in _WITHIN_TURN), cut)
+
+
+# --- safety ----------------------------------------------------------------------------------------------------------
+
+
+def check_cut(path: Sequence[Entry], first_kept_entry_id: str) -> None:
+    """Refuse a compaction that would damage the history.
+
+    Args:
+        path: the branch at whose end the compaction is to be logged, as for `plan_compaction`.
+        first_kept_entry_id: the entry before which the cut comes, of any kind.
+
+    Raises:
+        UnsafeCompaction: the entry is not on the branch, or an older compaction stands for it already; the cut parts
+            a call from its result; or calls at the end of the branch wait for their results.
+    """
+    branch = resolve(path)
+    index = next((index for index, entry in enumerate(branch.entries) if entry.id == first_kept_entry_id), None)
+    if index is None:
+        raise UnsafeCompaction(_why_not_kept(path, branch, first_kept_entry_id))
+    messages = branch.messages()
+    if _waits(messages):
+        raise UnsafeCompaction(
+            "cannot compact while tool calls wait for their results; append these first, then compact"
+        )
+    behind = sum(told(entry) is not None for entry in branch.entries[index:])
+    cut = len(messages) - behind
+    if any(call < cut <= result for call, result in _pairs(messages)):
+        raise UnsafeCompaction(
+            f"cannot keep what follows {first_kept_entry_id!r}: the cut would part a tool call from its result; "
+            "plan_compaction chooses a safe one"
+        )
+
+
+def has_open_calls(path: Iterable[Entry]) -> bool:
+    """Whether calls at the end of a branch still wait for their results.
+
+    They do until every one is answered, or somebody goes on without the answers: the user, the assistant, or a branch
+    that was left. What nobody answered then is answered by `build_context`.
+    """
+    return _waits(resolve(path).messages())
+
+
+def _why_not_kept(path: Iterable[Entry], branch: Branch, entry_id: str) -> str:
+    if branch.compaction is not None and any(entry.id == entry_id for entry in path):
+        return (
+            f"cannot keep what follows {entry_id!r}: compaction {branch.compaction.id} stands for it already; "
+            "keep an entry that is still in the context"
+        )
+    return f"cannot keep what follows {entry_id!r}: it is not on the current branch; keep an entry that is"
+
+
+def _waits(messages: Sequence[Message]) -> bool:
+    """Whether the newest calls are neither answered nor given up."""
+    for place in range(len(messages) - 1, -1, -1):
+        if messages[place].is_assistant:
+            return any(is_whole(call) for call in open_calls(messages[place:]))
+        if messages[place].role in _ENDS_WAITING:
+            return False
+    return False
+
+
+def _safe_places(messages: Sequence[Message]) -> list[bool]:
+    """Before which messages a cut may come."""
+    parted = [0] * (len(messages) + 1)  # at each place, how many pairs begin to be parted, less those that end
+    for call, result in _pairs(messages):
+        parted[call + 1] += 1
+        parted[result + 1] -= 1
+    depths = accumulate(parted)
+    return [depth == 0 and not message.is_tool_result for message, depth in zip(messages, depths, strict=False)]
+
+
+def _pairs(messages: Sequence[Message]) -> Iterator[tuple[int, int]]:
+    """The places of every message that calls tools and of each result for it, as a model is shown them."""
+    caller = 0
+    for message, shifted in legal((_USER, *messages)):
+        place = 0 if shifted is None else shifted - 1
+        if message.is_assistant:
+            caller = place
+        elif message.is_tool_result and shifted is not None:
+            yield caller, place

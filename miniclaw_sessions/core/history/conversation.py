@@ -1,0 +1,293 @@
+"""A session's state as the fold of its entries.
+
+`Conversation.apply` is the one place that knows what an entry does: live appending, catching up with the store at
+startup and rebuilding a lost snapshot all go through it, so they cannot disagree. A `Snapshot` is a conversation at one
+moment, ready to be written; folding the later entries over it gives the later conversation.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from datetime import datetime
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from miniclaw_sessions.core.history.branch import Branch, as_message_entry, provider_of
+from miniclaw_sessions.core.history.state import NO_COMPACTION, Snapshot, State, said_at
+from miniclaw_sessions.core.history.window import Kept, Packed, Window
+from miniclaw_sessions.core.protocol.encoding import encode_entry, message_from_dict
+from miniclaw_sessions.core.protocol.entries import (
+    FORK,
+    INCOMPLETE,
+    METADATA,
+    SPENT,
+    BranchSummary,
+    Compaction,
+    Custom,
+    Entry,
+    LeafMove,
+    MessageEntry,
+    ModelChange,
+    SessionInfo,
+    ThinkingLevelChange,
+    moves_leaf,
+    place_of_parent,
+)
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.protocol.messages import Role
+from miniclaw_sessions.errors import InvalidMessage
+
+REMEMBERED_KEYS = 256
+"""How many idempotency keys a session remembers, newest first."""
+
+
+class Conversation:
+    """The state that a sequence of entries leads to, and the window.
+
+    A move of the leaf changes the window to another branch's, which only the store knows. Until `rebuild` has been told
+    it, `lacks_branch` is true and the window means nothing.
+
+    Attributes:
+        state: what a snapshot is a copy of.
+        window: the newest messages.
+        extra: what else the session's file says.
+        lacks_branch: whether `rebuild` is waited for.
+        lacks_messages: the same, but the compaction and the metadata are right.
+        state_sequence: the newest entry that changed more than the window's tail.
+    """
+
+    __slots__ = ("extra", "lacks_branch", "lacks_messages", "state", "state_sequence", "window")
+
+    def __init__(self, state: State, window: Window, extra: Mapping[str, Any] | None = None) -> None:
+        self.state = state
+        self.window = window
+        self.extra = extra
+        self.lacks_branch = self.lacks_messages = False
+        self.state_sequence = state.last_sequence
+
+    @classmethod
+    def new(cls, key: SessionKey, *, incarnation: str, created_at: datetime, capacity: int) -> Conversation:
+        """One without entries."""
+        return cls(State.new(key, incarnation=incarnation, created_at=created_at), Window(capacity))
+
+    @classmethod
+    def from_snapshot(cls, snapshot: Snapshot, *, capacity: int) -> Conversation:
+        """The conversation that a snapshot was taken of, its window cut to `capacity` by the unit rule."""
+        window = Window(capacity, kept=snapshot.kept)
+        window.newest_evicted = max(window.newest_evicted, snapshot.state.newest_evicted)
+        conversation = cls(snapshot.state.copy(complete=True), window, snapshot.extra or None)
+        conversation.lacks_messages = not snapshot.state.complete
+        conversation.lacks_branch = not _is_one_branch(snapshot.kept)
+        return conversation
+
+    def metadata_with(self, entries: Iterable[Entry]) -> dict[str, Any]:
+        """The metadata as these entries would change it."""
+        changed = dict(self.state.metadata)
+        for entry in entries:
+            if not isinstance(entry, MessageEntry):
+                changed.update(_metadata_of(entry))
+        return {name: value for name, value in changed.items() if value is not None}
+
+    @property
+    def window_is_whole(self) -> bool:
+        """Whether the window holds all that a model is told of the branch, and not only the newest of it."""
+        if self.state.encoded_compaction is NO_COMPACTION:
+            return self.window.newest_evicted == 0
+        return self.window.newest_evicted < self.kept_from
+
+    @property
+    def kept_from(self) -> int:
+        """The sequence number from which on entries are kept by the newest compaction of the branch; 0 without one."""
+        compaction = self.state.compaction
+        if compaction is None:
+            return 0
+        return compaction.sequence if compaction.first_kept_entry_id is None else compaction.first_kept_sequence or 0
+
+    def branch(self) -> Branch:
+        """What is in memory of the branch: the window's messages, with the compaction at its place among them."""
+        entries: list[Entry] = list(self.window)
+        compaction = self.state.compaction
+        if compaction is not None:
+            entries.insert(bisect(entries, compaction.sequence, key=lambda entry: entry.sequence), compaction)
+        return Branch(entries=tuple(entries), compaction=compaction)
+
+    def apply(self, entry: Entry, encoded: bytes | None = None) -> int:
+        """Fold one more entry in; return how many messages left the window for it.
+
+        Args:
+            entry: the entry.
+            encoded: its JSON, if that has just been made.
+        """
+        state = self.state
+        state.last_sequence = entry.sequence
+        if entry.timestamp > state.updated_at:  # noqa: PLR1730 - the path of every append: max() costs twice
+            state.updated_at = entry.timestamp
+        if entry.timestamp > state.last_accessed:  # noqa: PLR1730 - same
+            state.last_accessed = entry.timestamp
+        if entry.idempotency_key is not None:
+            self._remember(entry.idempotency_key, entry.id)
+        if entry.parent_id != state.leaf_id and moves_leaf(entry) and not isinstance(entry, LeafMove):
+            self._change_branch(entry)
+        if isinstance(entry, MessageEntry):
+            state.leaf_id = entry.id
+            state.leaf_sequence = entry.sequence
+            totals, message = state.totals, entry.message
+            totals.messages += 1  # `Totals.add`, written out: this is the path of every append
+            if not entry.continues:
+                totals.events += 1
+            if message.usage is not None:
+                totals.add_usage(message.usage, said_at(entry), message.model, is_copy=self._is_copying)
+            if message.model is not None and message.role is Role.ASSISTANT:
+                self._note_model(entry)
+            return self.window.push(entry, encoded)
+        return self._apply_event(entry, encoded)
+
+    def _apply_event(self, entry: Entry, encoded: bytes | None) -> int:
+        """Fold in an entry that is not a message."""
+        self.state_sequence = entry.sequence
+        if isinstance(entry, LeafMove):
+            self._move_leaf(entry)
+            return 0
+        if moves_leaf(entry):
+            self.state.leaf_id, self.state.leaf_sequence = entry.id, entry.sequence
+        if isinstance(entry, BranchSummary):
+            told = as_message_entry(entry)
+            return 0 if told is None else self.window.push(told)
+        if isinstance(entry, ModelChange):
+            self.state.chosen_model = entry.model_id or None
+        if isinstance(entry, Compaction):
+            self._compact(entry, encoded)
+        else:
+            changes = dict(_metadata_of(entry))
+            if (said := changes.pop(SPENT, None)) is not None:
+                self._spend(said, entry.timestamp)
+            self._set_metadata(changes)
+        return 0
+
+    @property
+    def _is_copying(self) -> bool:
+        """Whether a fork is being made, so that what is said was said elsewhere before."""
+        return self.state.metadata.get(INCOMPLETE) == FORK
+
+    def _note_model(self, entry: MessageEntry) -> None:
+        """Whoever answered is the model in force."""
+        known = self.state.metadata
+        provider, model = provider_of(entry.message) or known.get("provider"), entry.message.model
+        if (known.get("provider"), known.get("model")) != (provider, model):
+            self.state_sequence = entry.sequence
+            self._set_metadata({"provider": provider, "model": model})
+
+    def _move_leaf(self, move: LeafMove) -> None:
+        self.state.leaf_id, self.state.leaf_sequence = move.target_id, move.target_sequence or 0
+        self.window.clear()
+        self.state.compaction = None
+        self.lacks_branch = move.target_id is not None
+
+    def _change_branch(self, entry: Entry) -> None:
+        """The entry follows another than the leaf: the files of other programs tell a branch in this way alone.
+
+        What the window has from before the parent is of both branches; the store knows the rest.
+        """
+        place = place_of_parent(entry)
+        self.window.keep_to(place)
+        if self.state.compaction is not None and self.state.compaction.sequence > place:
+            self.state.compaction = None
+        self.state_sequence = entry.sequence
+        self.lacks_branch = True
+
+    def _compact(self, compaction: Compaction, encoded: bytes | None) -> None:
+        self.state.totals.events += 1
+        if (usage := compaction.usage) is not None:
+            self.state.totals.add_usage(usage, compaction.timestamp, compaction.model, is_copy=self._is_copying)
+        self.state.encoded_compaction = msgspec.Raw(encode_entry(compaction) if encoded is None else encoded)
+        self.window.keep_from(
+            compaction.sequence
+            if compaction.first_kept_entry_id is None
+            else compaction.first_kept_sequence or self._place_in_window(compaction.first_kept_entry_id)
+        )
+
+    def _spend(self, said: object, at: datetime) -> None:
+        """Add what a request has cost that gave no message."""
+        with suppress(InvalidMessage):
+            message = message_from_dict(said)
+            if message.usage is not None:
+                self.state.totals.add_usage(message.usage, at, message.model, is_copy=self._is_copying)
+
+    def _place_in_window(self, entry_id: str) -> int:
+        return next((entry.sequence for entry in self.window.kept if entry.id == entry_id), 0)
+
+    def rebuild(self, branch: Branch) -> None:
+        """Take the window of the branch that the leaf is on, as the store has it."""
+        entries = [as_message_entry(e) for e in branch.entries if isinstance(e, MessageEntry | BranchSummary)]
+        self.window = Window(self.window.capacity, (entry for entry in entries if entry is not None))
+        if not branch.is_whole and branch.entries:
+            self.window.newest_evicted = max(self.window.newest_evicted, branch.entries[0].sequence - 1)
+        if self.lacks_branch:
+            self.state.compaction = branch.compaction
+            self._set_metadata(
+                {"provider": branch.provider, "model": branch.model, "thinking_level": branch.thinking_level}
+            )
+        self.lacks_branch = self.lacks_messages = False
+
+    def capture(self, committed: int) -> Snapshot | None:
+        """What a snapshot may say when the store has committed everything up to `committed`.
+
+        A snapshot is never ahead of the store: younger messages are left out. None when that cannot be done yet,
+        because a younger entry changed more than the window's tail, has left the window already (folding it in again
+        would bring back what it answers), or because nothing in a full window is committed.
+        """
+        state = self.state
+        if self.state_sequence > committed or self.lacks_branch or self.lacks_messages:
+            return None
+        kept = self.window.for_snapshot
+        captured = state.copy(newest_evicted=self.window.newest_evicted)
+        if state.last_sequence > committed:
+            younger = [entry for entry in kept if entry.sequence > committed]
+            if len(younger) != state.last_sequence - committed or len(younger) == self.window.capacity:
+                return None
+            kept = kept[: -len(younger)]
+            ids = {entry.id for entry in younger}
+            captured.idempotency_keys = {key: one for key, one in state.idempotency_keys.items() if one not in ids}
+            captured.leaf_id, captured.leaf_sequence = younger[0].parent_id, place_of_parent(younger[0])
+            captured.last_sequence, captured.complete = committed, False
+            for entry in younger:
+                captured.totals.add(entry.entry, -1)
+        return Snapshot(captured, kept, self.extra or {})
+
+    def _remember(self, key: str, entry_id: str) -> None:
+        keys = self.state.idempotency_keys
+        keys[key] = entry_id
+        if len(keys) > REMEMBERED_KEYS:
+            del keys[next(iter(keys))]
+
+    def _set_metadata(self, changes: Mapping[str, Any]) -> None:
+        merged = {**self.state.metadata, **changes}
+        self.state.metadata = {name: value for name, value in merged.items() if value is not None}
+
+
+def _is_one_branch(entries: Sequence[Kept]) -> bool:
+    """Whether each can follow the one before; a window of an older version may hold messages of several branches."""
+    return isinstance(entries, Packed) or all(
+        child.parent_id is not None and (child.parent_sequence is None or child.parent_sequence >= parent.sequence)
+        for parent, child in pairwise(entries)
+    )
+
+
+def _metadata_of(entry: Entry) -> Mapping[str, Any]:
+    """What an entry sets in the session's metadata; an empty text removes a key, as None does."""
+    match entry:
+        case SessionInfo():
+            return {"title": entry.name or None}
+        case ModelChange():
+            return {"provider": entry.provider or None, "model": entry.model_id or None}
+        case ThinkingLevelChange():
+            return {"thinking_level": entry.thinking_level or None}
+        case Custom(custom_type=custom_type) if custom_type == METADATA:
+            return deepcopy(entry.data)  # whoever made the entry may go on changing its lists
+        case _:
+            return {}

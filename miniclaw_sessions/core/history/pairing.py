@@ -1,0 +1,72 @@
+"""Which result answers which call: the one place that says so, for windows, contexts, compaction and turns.
+
+A result answers the nearest call before it that has its id and no answer yet; ids may be used again later. A result
+without an id (document 004's sample has such) answers, in order, what no result with an id has answered of the newest
+message before it that calls tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from miniclaw_sessions.core.protocol.messages import Message, ToolCall
+
+
+def pair(messages: Sequence[Message]) -> Mapping[tuple[int, str], int]:
+    """The place of each result that answers a call, by the place of the calling message and the call's id."""
+    answers: dict[tuple[int, str], int] = {}
+    waiting: dict[str, list[int]] = {}  # the places with an unanswered call of this id, oldest first
+    by_position: list[tuple[int, int]] = []
+    last_calling: int | None = None
+    for place, message in enumerate(messages):
+        if message.is_assistant:
+            for call in message.tool_calls or ():
+                waiting.setdefault(call.id, []).append(place)
+                last_calling = place
+        elif message.is_tool_result:
+            ids = answered_ids(message)
+            for call_id in ids:
+                if asking := waiting.get(call_id):
+                    answers[asking.pop(), call_id] = place
+            if not ids and last_calling is not None:
+                by_position.append((place, last_calling))
+    for place, caller in by_position:
+        unanswered = [call.id for call in messages[caller].tool_calls or () if (caller, call.id) not in answers]
+        if unanswered:
+            answers[caller, unanswered[0]] = place
+    return answers
+
+
+def answered_ids(result: Message) -> Sequence[str]:
+    """The ids of the calls that a result answers; several where a source keeps them on one message (document 002)."""
+    if result.tool_calls:
+        return [call.id for call in result.tool_calls]
+    return [result.tool_call_id] if result.tool_call_id else []
+
+
+def open_calls(messages: Sequence[Message]) -> list[ToolCall]:
+    """The calls of the newest assistant's message that nothing has answered."""
+    start = next((place for place in range(len(messages) - 1, -1, -1) if messages[place].is_assistant), None)
+    if start is None:
+        return []
+    answers = pair(messages[start:])
+    return [call for call in messages[start].tool_calls or () if (0, call.id) not in answers and call.output is None]
+
+
+def with_answers(messages: Sequence[Message], missing: str) -> list[Message]:
+    """The same messages, with an error result that says `missing` for every call that has none.
+
+    It stands right behind the results that the calling message has.
+    """
+    answers = pair(messages)
+    complete: list[Message] = []
+    due: list[Message] = []
+    for place, message in enumerate(messages):
+        if not message.is_tool_result:
+            complete += due
+            due = []
+        complete.append(message)
+        if message.is_assistant:
+            unanswered = [call for call in message.tool_calls or () if (place, call.id) not in answers]
+            due += [Message.tool_result(call, missing, is_error=True) for call in unanswered]
+    return complete + due

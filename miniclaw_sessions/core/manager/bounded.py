@@ -1,0 +1,188 @@
+"""A manager's sessions as somebody sees them for whom there are only some: all others are as if they were not there.
+
+Whatever is not about single sessions, such as the manager's numbers or its store, is refused: what this view lacks
+cannot be asked of it by mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+
+from miniclaw_sessions.core.history.search import Found, Search
+from miniclaw_sessions.core.manager.cache import Listing
+from miniclaw_sessions.core.manager.feed import Event, Only
+from miniclaw_sessions.core.manager.follower import everything
+from miniclaw_sessions.core.manager.following import Told
+from miniclaw_sessions.core.manager.manager import SessionManager
+from miniclaw_sessions.core.manager.reader import SessionReader
+from miniclaw_sessions.core.persistence.losses import Loss
+from miniclaw_sessions.core.protocol.entries import Entry
+from miniclaw_sessions.core.protocol.keys import KeyBounds, SessionKey
+from miniclaw_sessions.core.session import Journal, Session
+from miniclaw_sessions.core.stores.base import Store
+from miniclaw_sessions.core.stores.shared import ListPosition
+from miniclaw_sessions.errors import InvalidKey, NotArchived, NotPermitted, SessionNotFound
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.files.transfer.importing import ImportReport
+
+
+@dataclass(frozen=True)
+class _Within:
+    """Which sessions a watcher within bounds is told of; not of one whose key nobody knows any more."""
+
+    bounds: KeyBounds
+    only: Only
+
+    def __call__(self, session_id: str, key: SessionKey | None) -> bool:
+        """Whether it is one of them."""
+        return key is not None and self.bounds.covers(key) and self.only(session_id, key)
+
+
+class BoundedSessions(SessionReader):
+    """The sessions of a manager within bounds; made for one request.
+
+    Args:
+        manager: an open one.
+        bounds: which of its sessions there are.
+        permit: raises where a session of a key must not be made.
+    """
+
+    def __init__(self, manager: SessionManager, bounds: KeyBounds, permit: Callable[[SessionKey], None]) -> None:
+        self.clock, self.settings = manager.clock, manager.settings
+        self._manager = manager
+        self._bounds = bounds
+        self._permit = permit
+        self._visible: frozenset[str] | None = None
+        self._deleted: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<{self._bounds} of {self._manager!r}>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Refuse whatever is not here: it is about all sessions."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NotPermitted(f"this is about all sessions, and this token is for {self._bounds}")
+
+    # --- looking up --------------------------------------------------------------------------------------------------
+
+    async def _journal(self, session_id: str) -> Journal | None:
+        if not self._bounds.may_cover(session_id):  # nothing is loaded: not even the time it takes tells of it
+            return None
+        journal = await self._manager._journal(session_id)  # noqa: SLF001 - as one reader of another
+        return journal if journal is not None and self._bounds.covers(journal.key) else None
+
+    async def _missing(self, session_id: str) -> SessionNotFound:
+        if self._owns(session_id):
+            return await self._manager._missing(session_id)  # noqa: SLF001 - same
+        return SessionNotFound(session_id)
+
+    def _owns(self, session_id: str) -> bool:
+        """Whether an id is within bounds; no for a shortened one, which cannot be told without its session."""
+        try:
+            return self._bounds.covers(SessionKey.parse(session_id))
+        except InvalidKey:
+            return False
+
+    async def _listing(self) -> Listing:
+        raise NotImplementedError("the manager lists: see `_newest`")
+
+    def _transcripts(self) -> Store:
+        return self._manager._transcripts()  # noqa: SLF001 - same
+
+    @property
+    def losses(self) -> Mapping[str, Loss]:
+        """What older messages were lost with a former store, by session id."""
+        return {one: loss for one, loss in self._manager.losses.items() if self._owns(one)}
+
+    async def _newest(  # type: ignore[override]  # noqa: PLR0913 - those that a list and a search name
+        self,
+        *,
+        channel: str | None = None,
+        only: Callable[[str], bool] | None = None,
+        behind: ListPosition | None = None,
+        since: datetime | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[ListPosition]:
+        def is_visible(session_id: str) -> bool:
+            return self._bounds.may_cover(session_id) and (only is None or only(session_id))
+
+        channels = self._bounds.channels
+        if channel is None and channels is not None and len(channels) == 1:
+            (channel,) = channels  # which a database can look for itself
+        wanted = None if limit is None else offset + limit
+        found: list[ListPosition] = []
+        while True:
+            page = await self._manager._newest(  # noqa: SLF001 - same
+                channel=channel, only=is_visible, behind=behind, since=since, limit=wanted
+            )
+            found += [one for one in page if "~" not in one.session_id or await self._journal(one.session_id)]
+            if wanted is None or len(page) < wanted or len(found) >= wanted:
+                return found[offset:wanted]
+            behind = page[-1]
+
+    async def _look(self, search: Search) -> Found:
+        """Search what is there and nothing else: a cursor would tell of what was passed over."""
+        if search.session_ids is None:
+            if self._visible is None:
+                self._visible = frozenset(one.session_id for one in await self._newest(limit=None))
+            search = msgspec.structs.replace(search, session_ids=self._visible)
+        return await super()._look(search)
+
+    async def watch(self, session_id: str, *, after: int | None = None) -> AsyncGenerator[list[Entry | Told], None]:
+        """`SessionManager.watch`."""
+        await self.find(session_id)
+        async with aclosing(self._manager.watch(session_id, after=after)) as watched:
+            async for told in watched:
+                yield told
+
+    def watch_all(self, *, only: Only = everything, **asked: Any) -> AsyncGenerator[list[Event], None]:
+        """`SessionManager.watch_all`."""
+        return self._manager.watch_all(only=_Within(self._bounds, only), **asked)
+
+    # --- making and removing -----------------------------------------------------------------------------------------
+
+    async def get_or_create(self, channel: str, chat_id: str | int, **given: Any) -> Session:
+        """`SessionManager.get_or_create`.
+
+        Raises:
+            NotPermitted: such a session must not be made here.
+        """
+        self._permit(SessionKey.of(channel, chat_id))
+        return await self._manager.get_or_create(channel, chat_id, **given)
+
+    async def import_stream(self, chunks: AsyncIterator[bytes], **given: Any) -> ImportReport:
+        """`SessionManager.import_stream`.
+
+        Raises:
+            NotPermitted: the session that the file names, or that was named, must not be made here.
+        """
+        return await self._manager.import_stream(chunks, **given, check=self._permit)
+
+    async def restore(self, session_id: str) -> Session:
+        """`SessionManager.restore`; a session whose id is shortened is not found in the archive."""
+        if not self._owns(session_id):
+            raise NotArchived(session_id)
+        return await self._manager.restore(session_id)
+
+    async def delete(self, session_id: str, *, if_sequence: int | None = None) -> bool:
+        """`SessionManager.delete`."""
+        if not self._owns(session_id) and await self._journal(session_id) is None:
+            return False
+        self._deleted.add(session_id)
+        return await self._manager.delete(session_id, if_sequence=if_sequence)
+
+    async def purge(self, *session_ids: str) -> list[str]:
+        """`SessionManager.purge`, of what `delete` has just removed."""
+        for session_id in session_ids:
+            if not self._owns(session_id) and session_id not in self._deleted:
+                raise SessionNotFound(session_id)
+        return await self._manager.purge(*session_ids)

@@ -1,0 +1,239 @@
+"""Which sessions are in memory, and which are on disk only: a cache of at most `limit` of what may be a million.
+
+What is cached is a session's journal; people hold the `Session` of it. Beyond the limit those that were used longest
+ago are evicted, as soon as their file and the store have all of them; whoever asks for one again has it loaded. One
+that was evicted while somebody still holds it is the same object when it is asked for again: it is remembered for as
+long as it lives, so that there are never two live objects for one key. What such a holder appends is saved as ever,
+because the flusher holds what is dirty. Who evicts: the registry when it adds one, and after each flush, when what was
+dirty may go.
+
+Where the sessions are in a shared database, that knows which there are: no names are kept here, and what is not in
+memory may be there or not.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import chain
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+from miniclaw_sessions.core.protocol.keys import of_channel
+from miniclaw_sessions.core.session import Journal
+from miniclaw_sessions.core.stores.shared import ListPosition
+
+LOOK = 16
+"""How many sessions are looked at when one must go: where all of them are dirty, the next flush settles it."""
+
+_NOT_KNOWN = 0.0
+
+
+class Listing(NamedTuple):
+    """All sessions and when they were last used, at one moment; to be put in order in a thread, where there are many.
+
+    Times are in seconds since the epoch; that of a session on disk may not be known, and is then 0.
+    """
+
+    in_memory: Sequence[tuple[float, str, str]]  # with the channel
+    on_disk: Sequence[str]
+    used: Sequence[float]
+
+    def newest(  # noqa: PLR0913 - each can be left out
+        self,
+        *,
+        channel: str | None = None,
+        only: Callable[[str], bool] | None = None,
+        behind: ListPosition | None = None,
+        since: datetime | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[tuple[float, str]]:
+        """A part of them, the most recently used first: when each was last used, and its id.
+
+        Args:
+            channel: only this channel's; one on disk whose id is shortened may be of another.
+            only: only those whose id this is true of.
+            behind: only those that stand behind this position.
+            since: only those that were used then or later.
+            limit: at most this many.
+            offset: after this many others.
+        """
+        is_asked_for = of_channel(channel) if channel is not None else bool
+        everybody: Iterable[tuple[float, str]] = chain(
+            # the last ones first: most of those behind them are then no candidates
+            ((used, session_id) for used, session_id, its in reversed(self.in_memory) if channel in (None, its)),
+            (one for one in zip(self.used, self.on_disk, strict=True) if is_asked_for(one[1])),
+        )
+        if only is not None:
+            everybody = (one for one in everybody if only(one[1]))
+        if since is not None:
+            first = since.timestamp()
+            everybody = (one for one in everybody if one[0] >= first)
+        if behind is not None:
+            last = (behind.last_accessed.timestamp(), behind.session_id)
+            everybody = (one for one in everybody if one < last)
+        chosen = sorted(everybody, reverse=True) if limit is None else heapq.nlargest(offset + limit, everybody)
+        return chosen[offset:]
+
+    def on_disk_since(self, moment: datetime) -> list[str]:
+        """Those on disk only that were not used since, and those of which it is not known."""
+        limit = moment.timestamp()
+        return [session_id for used, session_id in zip(self.used, self.on_disk, strict=True) if used < limit]
+
+
+class SessionCache:
+    """The sessions of an open manager by id; synchronous, so nobody else runs in between.
+
+    Attributes:
+        limit: how many may be in memory.
+        knows_names: whether all sessions are known here; else they are in a database that others change, too.
+        loads: how many were loaded from disk after the start.
+        evictions: how many left the memory.
+        knows_times: it was looked up when those on disk were last used.
+        newest_on_disk: when the session was last used that was used last before the start, once the times are known.
+    """
+
+    def __init__(self, limit: int, *, knows_names: bool = True) -> None:
+        self.limit = limit
+        self.knows_names = knows_names
+        self._counted = 0
+        self.loads = 0
+        self.evictions = 0
+        self._cached: OrderedDict[str, Journal] = OrderedDict()
+        self._on_disk: dict[str, float] = {}  # when each was last used, in seconds since the epoch
+        self._held: WeakValueDictionary[str, Journal] = WeakValueDictionary()  # evicted, but somebody has the object
+        self.knows_times = True
+        self.newest_on_disk: datetime | None = None
+        self._forgiven = timedelta(0)
+
+    def __repr__(self) -> str:
+        return f"<SessionCache {len(self._cached)} of at most {self.limit}, {len(self._on_disk)} on disk>"
+
+    def __len__(self) -> int:
+        return len(self._cached) + len(self._on_disk) if self.knows_names else self._counted
+
+    def counted(self, count: int) -> None:
+        """So many sessions there are, in memory or not, where names are not known."""
+        self._counted = max(0, count)
+
+    def __contains__(self, session_id: object) -> bool:
+        return session_id in self._cached or session_id in self._on_disk
+
+    @property
+    def cached(self) -> int:
+        """How many sessions are in memory."""
+        return len(self._cached)
+
+    def in_memory(self) -> Iterator[Journal]:
+        """Every session that is in memory, whoever holds it."""
+        return chain(self._cached.values(), self._held.values())
+
+    def get(self, session_id: str) -> Journal | None:
+        """The live session, which counts as the one used last; None if it must be loaded, or there is none."""
+        journal = self._cached.get(session_id)
+        if journal is not None:
+            self._cached.move_to_end(session_id)
+        elif self._held and (journal := self._held.get(session_id)) is not None:
+            self.add(journal)
+        return journal
+
+    def must_load(self, session_id: str) -> bool:
+        """True if there is such a session, or may be, and not in memory."""
+        if self.knows_names:
+            return session_id in self._on_disk and session_id not in self._held
+        return session_id not in self._cached and session_id not in self._held
+
+    def add(self, journal: Journal) -> bool:
+        """Cache a session. Returns False if the cache is over its limit, and what it looked at may not go."""
+        self._on_disk.pop(journal.session_id, None)
+        if self._held:  # at the start it is empty, and each look costs
+            self._held.pop(journal.session_id, None)
+        self._cached[journal.session_id] = journal
+        return len(self._cached) <= self.limit or self.evict(LOOK)
+
+    def remove(self, session_id: str) -> None:
+        """Forget a session: there is none of this id any more."""
+        self._cached.pop(session_id, None)
+        self._on_disk.pop(session_id, None)
+        self._held.pop(session_id, None)
+
+    def evict(self, look: int | None = None) -> bool:
+        """Let clean sessions go, those used longest ago first, never the newest. Returns True if `limit` is kept.
+
+        Args:
+            look: look at this many at most; None: at all of them.
+        """
+        others = len(self._cached) - 1
+        for _ in range(others if look is None else min(look, others)):
+            if len(self._cached) <= self.limit:
+                return True
+            session_id, journal = self._cached.popitem(last=False)
+            if _may_go(journal):
+                self.evictions += 1
+                if self.knows_names:
+                    self._on_disk[session_id] = journal.last_accessed.timestamp()
+                self._held[session_id] = journal
+            else:
+                self._cached[session_id] = journal
+        return len(self._cached) <= self.limit
+
+    # --- those on disk only ------------------------------------------------------------------------------------------
+
+    def learn_names(self, session_ids: Iterable[str]) -> None:
+        """Note sessions that are on disk, not knowing when they were last used."""
+        before = len(self._on_disk)
+        self._on_disk.update(dict.fromkeys(session_ids, _NOT_KNOWN))
+        self.knows_times = self.knows_times and len(self._on_disk) == before
+
+    def learn_times(self, modified: Iterable[tuple[str, float]]) -> None:
+        """Take the times of their files for those of which nothing better is known.
+
+        Args:
+            modified: session ids, and seconds since the epoch.
+        """
+        newest, shift = _NOT_KNOWN, self._forgiven.total_seconds()
+        for session_id, time in modified:
+            if self._on_disk.get(session_id) == _NOT_KNOWN:
+                newest = max(newest, time)
+                self._on_disk[session_id] = time + shift
+        if newest != _NOT_KNOWN:
+            self.newest_on_disk = max(moment_of(newest), self.newest_on_disk or moment_of(newest))
+
+    def unknown(self) -> list[str]:
+        """Those on disk of which it is not known when they were last used."""
+        return [session_id for session_id, known in self._on_disk.items() if known == _NOT_KNOWN]
+
+    def last_use(self, session_id: str, on_disk: datetime) -> datetime:
+        """When a session that is being loaded was last used; its file has what was known when it was written."""
+        known = self._on_disk.get(session_id, _NOT_KNOWN)
+        return on_disk + self._forgiven if known == _NOT_KNOWN else max(on_disk, moment_of(known))
+
+    def forgive(self, jump: timedelta, *, before: datetime) -> None:
+        """Let those on disk that were not used since age by no jump of the wall clock."""
+        self._forgiven += jump
+        limit, shift = before.timestamp(), jump.total_seconds()
+        for session_id, known in self._on_disk.items():
+            if known != _NOT_KNOWN and known <= limit:
+                self._on_disk[session_id] = known + shift
+
+    def listing(self) -> Listing:
+        """All of them as they are at this moment."""
+        states = [(one.session_id, one.conversation.state) for one in self.in_memory()]
+        in_memory = [(state.last_accessed.timestamp(), session_id, state.channel) for session_id, state in states]
+        if not self._held:
+            return Listing(in_memory, list(self._on_disk), list(self._on_disk.values()))
+        on_disk = [(one, used) for one, used in self._on_disk.items() if one not in self._held]
+        return Listing(in_memory, [one for one, _ in on_disk], [used for _, used in on_disk])
+
+
+def _may_go(journal: Journal) -> bool:
+    """True if nothing is lost when its object goes: all of it is on disk, and nobody is about to remove it."""
+    return not journal.is_dirty and not journal.is_deleted and journal.log.rejected is None
+
+
+def moment_of(seconds: float) -> datetime:
+    """A time of a listing as a `datetime`; the same to the microsecond."""
+    return datetime.fromtimestamp(seconds, UTC)

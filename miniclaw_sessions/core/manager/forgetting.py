@@ -1,0 +1,309 @@
+"""What a rule or a person's name means among all sessions, those that have expired included; and forgetting it.
+
+Where a person is looked for, every session is read to its end: an index leaves out what was cleared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import msgspec
+
+from miniclaw_sessions.core.history.searched import searched
+from miniclaw_sessions.core.persistence.archive import Archive, lines_in, session_of, time_of
+from miniclaw_sessions.core.protocol.encoding import decode_entry
+from miniclaw_sessions.core.protocol.entries import SUSPENDED, Custom, Entry, SessionInfo
+from miniclaw_sessions.core.protocol.keys import of_channel
+from miniclaw_sessions.core.stores.shared import ListPosition
+from miniclaw_sessions.errors import InvalidMessage, InvalidSearch, LeafMoved, SessionHeld, SessionNotFound
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.core.manager.manager import SessionManager
+    from miniclaw_sessions.core.session import Session
+
+
+class Which(msgspec.Struct, frozen=True, kw_only=True):
+    """Which sessions are meant: those of which all is true that is said here.
+
+    Attributes:
+        channel: they are of this channel.
+        older_than_s: nobody has used them for longer than so many seconds.
+        user: this person is their chat, or the author of a message in them, by the very name that is kept there.
+    """
+
+    channel: str | None = None
+    older_than_s: float | None = None
+    user: str | None = None
+
+    def require_something(self) -> None:
+        """Raise InvalidSearch where nothing is said: then all sessions would be meant."""
+        if self.channel is None and self.older_than_s is None and self.user is None:
+            raise InvalidSearch("say which sessions: of a channel, not used for a time, or of a person")
+
+
+class Meant(msgspec.Struct, frozen=True, kw_only=True):
+    """A session that is meant.
+
+    Attributes:
+        session_id, channel, chat_id, title: how it is called.
+        last_used: when it was used last; of an expired one, when something was said in it last.
+        entries: how many it has.
+        is_chat: the person is its chat.
+        messages: how many messages the person is the author of.
+        held: why nothing may delete it; None: it may be deleted.
+        archived: the archived file, where it has expired.
+        problems: what of it cannot be read, where a person was looked for.
+    """
+
+    session_id: str
+    channel: str
+    chat_id: str
+    title: str | None
+    last_used: datetime
+    entries: int
+    is_chat: bool = False
+    messages: int = 0
+    held: str | None = None
+    archived: str | None = None
+    problems: list[str] = []
+
+    def is_of(self, which: Which) -> bool:
+        """Whether it is the person's, if one is looked for."""
+        return which.user is None or self.is_chat or self.messages > 0
+
+
+class Forgotten(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the sessions that were meant.
+
+    Attributes:
+        gone: those that are deleted.
+        held: those that are under legal hold, and stay.
+        changed: those that somebody used in between, and stay.
+        remains: what may still hold their words, one sentence each.
+    """
+
+    gone: list[Meant] = []
+    held: list[Meant] = []
+    changed: list[Meant] = []
+    remains: list[str] = []
+
+
+class Readable(Protocol):
+    """What `meant` reads: a manager, or who reads without a lock."""
+
+    @property
+    def archive(self) -> Archive:
+        """What has expired."""
+        ...
+
+    @property
+    def clock(self) -> Any:
+        """By which it is told how long something was not used."""
+        ...
+
+    async def _newest(self, *, channel: str | None, behind: ListPosition | None) -> list[ListPosition]:
+        """When all sessions behind a position were last used, and their ids; nothing is loaded for it."""
+        ...
+
+    async def find(self, session_id: str) -> Session:
+        """One session."""
+        ...
+
+
+async def meant(reader: Readable, which: Which) -> AsyncIterator[Meant]:
+    """The sessions that are meant, those that have expired behind all others.
+
+    Raises:
+        InvalidSearch: nothing is said of them.
+        StoreUnavailable: the store or the archive cannot be read.
+        WrongKey, DamagedSeal: an archived file does not open.
+    """
+    which.require_something()
+    archive = reader.archive  # first: who may not see all sessions is refused
+    before = None if which.older_than_s is None else _ago(reader.clock.now(), which.older_than_s)
+    for one in await _in_use(reader, which, before):
+        yield one
+    is_its = of_channel(which.channel) if which.channel is not None else bool
+    for name in await archive.names():
+        if is_its(session_of(name)):
+            expired = await _looked_into_archived(archive, name, which)
+            if expired is not None and expired.is_of(which) and (before is None or expired.last_used < before):
+                yield await _with_hold(reader, expired)
+
+
+def _ago(now: datetime, seconds: float) -> datetime:
+    """When it was so long ago; the beginning of the calendar, where that is later: nothing is older."""
+    try:
+        return now - timedelta(seconds=seconds)
+    except OverflowError:
+        return datetime.min.replace(tzinfo=UTC)
+
+
+async def _in_use(reader: Readable, which: Which, before: datetime | None) -> list[Meant]:
+    """Those that have not expired.
+
+    All are listed before the first is read, for that takes long, and what is used meanwhile changes its place in the
+    list. They are listed once more behind the last: what has come meanwhile, or has changed its place between two pages
+    of a database's list, is read then; and what was used meanwhile is no longer old.
+    """
+    behind = None if before is None else ListPosition(before, "")
+    found: dict[str, Meant | None] = {}
+    listed: list[ListPosition] = []
+    for _ in range(2):
+        listed = await reader._newest(channel=which.channel, behind=behind)  # noqa: SLF001 - `list` would load them
+        for used_at, session_id in listed:
+            if session_id not in found:
+                found[session_id] = None
+                with suppress(SessionNotFound):  # it was deleted meanwhile
+                    one = await _looked_into(await reader.find(session_id), used_at, which)
+                    is_its = which.channel in (None, one.channel)  # of a shortened id only the session itself says it
+                    found[session_id] = one if is_its and one.is_of(which) else None
+    still_old = found.keys() if behind is None else {session_id for _, session_id in listed}
+    return [one for session_id, one in found.items() if one is not None and session_id in still_old]
+
+
+async def _looked_into(session: Session, used_at: datetime, which: Which) -> Meant:
+    authored = _Authored(which.user)
+    problems: list[str] = []
+    if which.user is not None:
+        async for entry in session.tree.read_entries(problems):
+            authored.see(entry)
+    return Meant(
+        session_id=session.session_id,
+        channel=session.key.channel,
+        chat_id=session.key.chat_id,
+        title=session.title,
+        last_used=used_at,
+        entries=session.last_sequence,
+        is_chat=session.key.chat_id == which.user,
+        messages=authored.messages,
+        held=session.journal.legal_hold,
+        problems=problems,
+    )
+
+
+async def _looked_into_archived(archive: Archive, name: str, which: Which) -> Meant | None:
+    """What an archived file has, read to its end; None where it has no beginning that could be understood."""
+    authored, entries, problems = _Authored(which.user), 0, list[str]()
+    head: dict[str, Any] | None = None
+    async for line in lines_in(archive.read(name)):
+        if head is None:
+            with suppress(msgspec.DecodeError):
+                head = msgspec.json.decode(line, type=dict[str, Any])
+            if head is None or not {"channel", "chat_id"} <= head.keys():
+                return None
+            continue
+        entries += 1
+        try:
+            authored.see(decode_entry(line))
+        except InvalidMessage as error:
+            problems.append(f"line {entries + 1} of {name} is damaged: {error}")
+    archived_at = time_of(name)
+    last_used = authored.newest or archived_at
+    if head is None or last_used is None:
+        return None
+    return Meant(
+        session_id=session_of(name),
+        channel=head["channel"],
+        chat_id=head["chat_id"],
+        title=authored.title,
+        last_used=last_used,
+        entries=entries,
+        is_chat=head["chat_id"] == which.user,
+        messages=authored.messages,
+        archived=name,
+        problems=problems,
+    )
+
+
+async def _with_hold(reader: Readable, one: Meant) -> Meant:
+    """An archived copy of a session that is in use again, and held, is held with it."""
+    with suppress(SessionNotFound):
+        return msgspec.structs.replace(one, held=(await reader.find(one.session_id)).journal.legal_hold)
+    return one
+
+
+class _Authored:
+    """What is told of a person while entries go by."""
+
+    def __init__(self, user: str | None) -> None:
+        self._user = user
+        self.messages = 0
+        self.newest: datetime | None = None
+        self.title: str | None = None
+
+    def see(self, entry: Entry) -> None:
+        if self.newest is None or entry.timestamp > self.newest:
+            self.newest = entry.timestamp
+        if isinstance(entry, SessionInfo):
+            self.title = entry.name or None
+        if self._user is not None:
+            self.messages += self._user in _authors(entry)
+
+
+def _authors(entry: Entry) -> Collection[str]:
+    """Who said what an entry holds: a message, or a yes or no to what waited for it."""
+    if isinstance(entry, Custom) and entry.custom_type == SUSPENDED:
+        answer = entry.data.get("answer")
+        return [str(answer.get("author"))] if isinstance(answer, dict) else []
+    found = searched(entry)
+    return found.authors if found is not None else []
+
+
+async def as_seen(
+    reader: Readable, found: list[Meant], seen: Collection[tuple[str, int]]
+) -> tuple[list[Meant], list[Meant]]:
+    """Of what is meant, what somebody has seen as it is now; and what of that has changed, or is no longer meant.
+
+    Args:
+        reader: whose they are.
+        found: what `meant` has given.
+        seen: the ids of sessions, each with how many entries it had.
+    """
+    ids = {session_id for session_id, _ in seen}
+    same = [one for one in found if (one.session_id, one.entries) in seen]
+    changed = [one for one in found if one.session_id in ids and (one.session_id, one.entries) not in seen]
+    for session_id in sorted(ids - {one.session_id for one in found}):
+        with suppress(SessionNotFound):
+            session = await reader.find(session_id)
+            changed.append(await _looked_into(session, session.last_accessed, Which()))
+    return same, changed
+
+
+async def forget(manager: SessionManager, chosen: list[Meant]) -> Forgotten:
+    """Delete sessions as they were found, so that their words are in no file but those that `remains` names.
+
+    One that is under legal hold stays, and so does one that was used since it was found.
+
+    Args:
+        manager: whose they are.
+        chosen: what `meant` has given.
+
+    Raises:
+        StoreUnavailable: not all of it could be done; what is left is found again.
+    """
+    fates: dict[str, list[Meant]] = {"gone": [], "held": [], "changed": []}
+    for one in chosen:
+        fates[await _fate(manager, one)].append(one)
+    gone = fates["gone"]
+    deleted = dict.fromkeys(one.session_id for one in gone if one.archived is None)
+    return Forgotten(**fates, remains=await manager.purge(*deleted) if gone else [])
+
+
+async def _fate(manager: SessionManager, one: Meant) -> Literal["gone", "held", "changed"]:
+    """Delete one session, if that may be."""
+    if one.held is not None:
+        return "held"
+    try:
+        if one.archived is not None:
+            await manager.archive.delete(one.archived)
+        else:
+            await manager.delete(one.session_id, if_sequence=one.entries)
+    except SessionHeld:
+        return "held"
+    except LeafMoved:
+        return "changed"
+    return "gone"

@@ -1,0 +1,561 @@
+"""SessionManager: opens, shares, commits, flushes, expires and closes the sessions of one directory or database.
+
+    async with SessionManager("~/.miniclaw/workspace") as manager:
+        session = await manager.get_or_create("telegram", "123456789")
+        await session.add_message(Message.user("Hello miniclaw!"))
+
+It is composed of its storage, the registry (one live object for each key, with its cache), the committer, the flusher
+and the expiry, which run in the background. There is never more than one live object for a key. Opening takes the
+directory's lock, opens the store and recovers; closing commits and flushes.
+
+On a database that several gateways share (`postgresql:`) all is in there, and no directory is needed:
+
+    async with SessionManager(store="postgresql://chat@db.example/sessions") as manager:
+        ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import islice
+from operator import attrgetter
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+import msgspec
+
+from miniclaw_sessions.clock import Clock, SystemClock
+from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.history.conversation import Conversation
+from miniclaw_sessions.core.manager.background import Background
+from miniclaw_sessions.core.manager.cache import Listing, SessionCache
+from miniclaw_sessions.core.manager.database_expiry import DatabaseExpiry
+from miniclaw_sessions.core.manager.database_lists import newest_in, sessions_in
+from miniclaw_sessions.core.manager.expiry import DirectoryExpiry, Expiry, SweepReport
+from miniclaw_sessions.core.manager.follower import SessionFollower
+from miniclaw_sessions.core.manager.keeper import SessionKeeper
+from miniclaw_sessions.core.manager.live import Live
+from miniclaw_sessions.core.manager.maker import SessionMaker
+from miniclaw_sessions.core.manager.registry import SessionRegistry
+from miniclaw_sessions.core.manager.saving import Saving
+from miniclaw_sessions.core.persistence.archive import Archive
+from miniclaw_sessions.core.persistence.checking import CheckReport
+from miniclaw_sessions.core.persistence.database import Database
+from miniclaw_sessions.core.persistence.flusher import FlushReport
+from miniclaw_sessions.core.persistence.losses import Loss
+from miniclaw_sessions.core.persistence.mending import Mended
+from miniclaw_sessions.core.persistence.own_task import HeldOpen
+from miniclaw_sessions.core.persistence.recovery import Progress, RecoveryReport
+from miniclaw_sessions.core.persistence.workspace import Workspace
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.session import Journal, Owner, Session, guarded
+from miniclaw_sessions.core.session.copying import copy_session
+from miniclaw_sessions.core.stores import is_shared_url, open_store
+from miniclaw_sessions.core.stores.base import Store
+from miniclaw_sessions.core.stores.shared import ListPosition
+from miniclaw_sessions.core.stores.watched import WatchedStore
+from miniclaw_sessions.encryption import KeyRing
+from miniclaw_sessions.errors import (
+    ManagerClosed,
+    SessionDeleted,
+    SessionExpired,
+    SessionNotFound,
+    StoreError,
+)
+from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.statistics import Health, ManagerStatistics, Saved
+
+DEFAULT_WORKSPACE = Path("~/.miniclaw/workspace")
+
+FEW_RECENT = 10
+"""So many sessions are asked for at a time by who wants the one used last; it may just have been deleted."""
+
+LISTED_LOSSES = 20
+"""At most this many sessions that have lost something are named by `health`."""
+
+log = get_logger(__name__)
+
+
+@guarded(attrgetter("_owner"), anywhere=("statistics", "health"))
+class SessionManager(SessionMaker, SessionKeeper, SessionFollower):
+    """The sessions of one directory or database; an async context manager that any task may enter, and any other leave.
+
+    Attributes:
+        workspace: the directory; None where there is none.
+        on_saved: called after each commit and each flush, on the event loop; to be set before it is opened.
+        on_expired: called with the id of each session that has expired, or that the archive has forgotten.
+    """
+
+    _storage: Workspace | Database
+    _store: WatchedStore
+    _registry: SessionRegistry
+    _saving: Saving
+    _expiry: Expiry
+    _archive: Archive
+    _background: Background
+
+    def __init__(  # noqa: PLR0913 - one argument per thing that a user may choose
+        self,
+        workspace: str | Path | None = None,
+        *,
+        settings: SessionSettings | None = None,
+        store: str | Store | None = None,
+        clock: Clock | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+        encryption: KeyRing | None = None,
+        create: bool = True,
+        wait_s: float = 0.0,
+    ) -> None:
+        """Nothing is opened yet.
+
+        Args:
+            workspace: the directory, by default `~/.miniclaw/workspace`; or the URL of a database that several
+                processes share, which is as if it was given as `store`. Beside such a store nothing is in a directory.
+            settings: see `SessionSettings`; the defaults are the card's.
+            store: a store, or the URL of one, instead of `settings.store`.
+            clock: time and ids; the machine's by default.
+            on_progress: called during recovery, flushes and checks, on the event loop.
+            encryption: the keys that everything is encrypted with; None: nothing is.
+            create: make the workspace if there is none.
+            wait_s: seconds to wait for another process that has the directory, before DirectoryInUse is raised.
+        """
+        self.settings = settings or SessionSettings()
+        self.clock = clock or SystemClock()
+        if isinstance(workspace, str) and is_shared_url(workspace):
+            store = workspace
+        choice = self._store_choice = store if store is not None else self.settings.store
+        is_shared = is_shared_url(choice) if isinstance(choice, str) else choice.shared
+        directory = Path(workspace or DEFAULT_WORKSPACE)
+        self.workspace = None if is_shared else directory.expanduser().resolve()
+        self.on_progress = on_progress or _ignore
+        self.on_saved: Callable[[Saved], object] = _ignore
+        self.on_expired: Callable[[str], object] = _ignore
+        self.recovery = RecoveryReport()
+        self._encryption = encryption
+        self._create = create
+        self._wait_s = wait_s
+        self._cache = SessionCache(self.settings.max_cached, knows_names=not is_shared)
+        self._known_entries = {}
+        self._also_at = {}
+        self._held: HeldOpen[None] | None = None
+        self._owner: Owner | None = None  # while it is open
+        self._closed = False
+        self._patience: anyio.CancelScope | None = None  # of closing
+
+    def __repr__(self) -> str:
+        state = "closed" if self._held is None else "open"
+        where = self.workspace or "of a shared store"
+        return f"<SessionManager {where}, {len(self)} sessions, {state}>"
+
+    @property
+    def live(self) -> Live:
+        """What those are told who follow a session or watch all; whoever answers in one says there what he is saying.
+
+        Raises:
+            ManagerClosed: the manager was never open.
+        """
+        if "_registry" not in vars(self):
+            self._require_open()
+        return self._registry.live
+
+    @property
+    def store(self) -> Store:
+        """The store that is open, for whoever copies it; changing it behind the sessions' backs would harm them."""
+        return self._store
+
+    def __len__(self) -> int:
+        return len(self._cache)
+
+    def __bool__(self) -> bool:
+        return True  # a manager without sessions is one all the same
+
+    def _require_open(self) -> None:
+        if self._held is None or self._closed:
+            raise ManagerClosed("the session manager is not open; use `async with SessionManager(...)`")
+
+    async def _journal(self, session_id: str) -> Journal | None:
+        self._require_open()
+        return await self._registry.load(session_id)
+
+    def _transcripts(self) -> Store:
+        self._require_open()
+        return self._store
+
+    async def _listing(self) -> Listing:
+        self._require_open()
+        return await self._registry.listing()
+
+    async def _newest(self, **part: Any) -> list[ListPosition]:
+        self._require_open()
+        if not isinstance(self._storage, Database):
+            return await super()._newest(**part)
+        return await newest_in(self._storage, own=self._registry.known.unsaved_uses(), **part)
+
+    async def _load_listed(self, session_ids: Sequence[str]) -> dict[str, Session]:
+        self._require_open()
+        if not isinstance(self._storage, Database):
+            return await super()._load_listed(session_ids)
+        folded: list[Conversation] = []
+        found = await sessions_in(self._storage, session_ids, self._registry, folded)
+        if folded:  # once is enough; a list waits for nothing that is written
+            self._registry.known.soon(partial(self._storage.write_checkpoints, folded))
+        return found
+
+    async def count(self) -> int:
+        """How many sessions there are; of a shared store it is asked, and `len` gives what was counted last."""
+        self._require_open()
+        return await self._registry.known.count()
+
+    # --- opening and closing -----------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Lock the directory, open the store, recover, start the background tasks.
+
+        Raises:
+            DirectoryInUse: another process has the directory, and did not let it go within `wait_s`.
+            SnapshotUnreadable, SchemaTooNew, QuarantineFull: something is there that must not be touched; it was not.
+            StoreError: the store cannot be opened.
+            NotAWorkspace: there is no workspace, or the directory is another program's; it was not touched.
+            ConfigError: the store's URL is not one, or the directory cannot be used.
+            WrongKey, KeyNeeded, NotEncrypted: the keys do not go with what is there; it was not touched.
+        """
+        if self._closed:
+            raise ManagerClosed("a closed session manager is not opened again; make a new one")
+        held = HeldOpen(self._opened(), name="sessions")
+        await held.__aenter__()
+        self._held, self._owner = held, self._registry.owner
+        return self
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[None]:
+        async with self._new_storage() as storage, anyio.create_task_group() as tasks:
+            self._compose(storage, Background(tasks, self.clock))
+            self._saving.start(self._background)
+            self._background.start(self._expiry.run, name="expiry")
+            try:
+                await self._registry.remove_unfinished()
+                with anyio.CancelScope(shield=True):  # whatever fails or is cancelled: `close` saves first
+                    yield
+            except BaseException:
+                self._background.cut_off()
+                raise
+            if not self._closed:  # who opened it was cancelled when it was just open: nobody has it to close it
+                self._background.cut_off()
+
+    def _new_storage(self) -> Workspace | Database:
+        if self.workspace is None:
+            store = self._store_choice
+            if isinstance(store, str):
+                store = open_store(store, postgresql=self.settings.postgresql)
+            return Database(store, self.settings, clock=self.clock, encryption=self._encryption)
+        return Workspace(
+            self.workspace,
+            self.settings,
+            self._store_choice,
+            clock=self.clock,
+            on_progress=self._progress,
+            encryption=self._encryption,
+            create=self._create,
+            wait_s=self._wait_s,
+        )
+
+    def _compose(self, storage: Workspace | Database, background: Background) -> None:
+        settings, clock = self.settings, self.clock
+        self._storage, self._background = storage, background
+        self._store = storage.store
+        self._saving = Saving(
+            storage,
+            settings=settings,
+            clock=clock,
+            on_progress=self._progress,
+            on_flushed=self._cache.evict,
+            on_saved=self.on_saved,
+        )
+        self._registry = SessionRegistry(
+            storage, self._saving, background, settings=settings, clock=clock, cache=self._cache
+        )
+        self._registry.adopt(storage.sessions, storage.on_disk)
+        storage.sessions, storage.on_disk = {}, {}
+        self._archive = storage.archive
+        self._expiry = (
+            DatabaseExpiry(self._registry, storage, settings=settings, clock=clock)
+            if isinstance(storage, Database)
+            else DirectoryExpiry(self._registry, storage.archive, settings=settings, clock=clock)
+        )
+        self._expiry.on_gone = lambda session_id: self.on_expired(session_id)  # noqa: PLW0108 - may be set later
+        self.recovery = report = storage.report
+        log.info(
+            "recovered",
+            action="recovery.done",
+            sessions=len(self),
+            cached=self._cache.cached,
+            messages=report.messages,
+            brought_up=report.brought_up,
+            rebuilt=report.rebuilt,
+            written_back=report.written_back,
+            quarantined=len(report.quarantined),
+            ignored=len(report.ignored),
+            seconds=round(report.seconds, 3),
+        )
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close; when the body already failed, what could not be saved is logged instead of raised."""
+        try:
+            await self.close()
+        except StoreError as unsaved:
+            if error is None:
+                raise
+            log.error("not everything was saved", action="shutdown.unsaved", error=str(unsaved))
+
+    async def close(self) -> None:
+        """Accept nothing more, commit and flush everything, let the directory go. A second call waits for the first.
+
+        Runs to its end even when the caller is being cancelled, as long as it advances every `shutdown_timeout_s`
+        seconds; only a disk that hangs within a call of the system can hold it longer. Any task may call it.
+
+        Raises:
+            StoreFull, StoreUnavailable: something accepted, or some snapshot, could not be saved.
+        """
+        if self._held is None:
+            return
+        if self._closed:
+            await self._held.watch()
+        else:
+            await self._close(self._held)
+
+    async def _close(self, held: HeldOpen[None]) -> None:
+        self._closed = True
+        self._registry.close()
+        self._saving.committer.accepting = False
+        try:
+            await self._background.complete(self._wind_down)
+        finally:  # also when asyncio itself cancels the caller: what was begun is waited for
+            try:
+                await held.__aexit__(None, None, None)
+            finally:
+                self._held = self._owner = None
+        self._saving.refuse_to_forget(
+            session.log.rejected for session in self._cache.in_memory() if session.log.rejected
+        )
+
+    async def _wind_down(self) -> None:
+        with anyio.move_on_after(self.settings.shutdown_timeout_s) as self._patience:
+            self._expiry.close()
+            await self._saving.finish()
+            await self._background.ended()
+        self._background.cut_off()
+
+    # --- upkeep ------------------------------------------------------------------------------------------------------
+
+    async def flush(self) -> FlushReport:
+        """Commit what was accepted and write every dirty session's snapshot, now.
+
+        Raises:
+            StoreFull, StoreUnavailable: not everything could be committed; the snapshots of what is committed are
+                written all the same.
+            ManagerClosed: the manager is not open.
+        """
+        self._require_open()
+        return await self._saving.flush()
+
+    async def sweep(self, *, dry_run: bool = False) -> SweepReport:
+        """Expire idle sessions now: archive them if the setting says so, then delete them.
+
+        Never a session with an open turn. Does nothing while the clock is in doubt.
+
+        Args:
+            dry_run: change nothing, and list what would expire.
+        """
+        self._require_open()
+        report = await self._expiry.sweep(dry_run=dry_run)
+        remains = [self._storage.log_remains] if self._expiry.is_to_be_purged and not dry_run else []
+        return msgspec.structs.replace(report, remains=remains)
+
+    async def check(self) -> CheckReport:
+        """Verify every snapshot against the store; changes nothing."""
+        self._require_open()
+        async with self._saving.flusher.lock:
+            return await self._storage.check(self._store, self._progress)
+
+    async def repair(self) -> Mended:
+        """Write what the session files have whole over what is damaged in the store; reads all of both.
+
+        Raises:
+            StoreError: the store cannot be read or written.
+            ManagerClosed: the manager is not open.
+        """
+        await self.flush()
+        async with self._saving.flusher.lock:
+            return await self._storage.repair(self._store)
+
+    @property
+    def losses(self) -> Mapping[str, Loss]:
+        """Sessions whose older messages were lost with a former store, until that is acknowledged; by session id."""
+        return {} if self._held is None else self._storage.losses
+
+    async def acknowledge_losses(self, session_id: str | None = None) -> int:
+        """Let `check`, `list` and `health` tell no more of what one session lost, or all; of how many, is returned.
+
+        Raises:
+            StoreUnavailable: it could not be written down; they go on telling.
+            ManagerClosed: the manager is not open.
+        """
+        self._require_open()
+        return await self._storage.acknowledge_losses(session_id)
+
+    def statistics(self) -> ManagerStatistics:
+        """The manager's numbers at this moment."""
+        return ManagerStatistics(
+            **self._saving.numbers,
+            sessions=len(self),
+            cached=self._cache.cached,
+            cache_loads=self._cache.loads,
+            cache_evictions=self._cache.evictions,
+            messages_in_memory=sum(len(one.conversation.window) for one in self._cache.in_memory()),
+            evicted_from_window=self._registry.evicted_of_gone + sum(one.evicted for one in self._cache.in_memory()),
+            recovered=self.recovery.from_snapshots + self.recovery.rebuilt,
+            quarantined=len(self.recovery.quarantined),
+            expired=self._expiry.expired,
+            followers=self._registry.live.followers,
+            store=self._store_name,
+        )
+
+    def health(self) -> Health:
+        """Whether messages can be acknowledged and snapshots written."""
+        if self._held is None or self._closed:
+            return Health(ok=False, store=self._store_name, store_state="closed", problems=["the manager is not open"])
+        problems = self._saving.problems
+        if (failure := self._background.failure) is not None:
+            problems.append(f"a part of the session manager has failed ({type(failure).__name__}); restart the program")
+        losses = [loss.sentence(session_id) for session_id, loss in islice(self.losses.items(), LISTED_LOSSES)]
+        return Health(
+            ok=not problems, store=self._store_name, store_state=self._saving.state, problems=problems, losses=losses
+        )
+
+    @property
+    def progressed_at(self) -> float:
+        """The monotonic second at which committer, flusher and all others were last known to be alive: see `Saving`."""
+        return min(self._saving.progressed_at, self._background.failed_at)
+
+    @property
+    def _store_name(self) -> str:
+        choice = self._store_choice
+        return choice.partition(":")[0] if isinstance(choice, str) else type(choice).__name__
+
+    def _progress(self, progress: Progress) -> None:
+        if self._patience is not None:
+            self._patience.deadline = anyio.current_time() + self.settings.shutdown_timeout_s
+        try:
+            self.on_progress(progress)
+        except Exception as error:  # noqa: BLE001 - whoever watches must not fail what is watched
+            log.warning("telling the progress failed", action="progress.failed", error=type(error).__name__)
+
+    # --- sessions ----------------------------------------------------------------------------------------------------
+
+    async def get_or_create(
+        self,
+        channel: str,
+        chat_id: str | int,
+        *,
+        agent_id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Session:
+        """The session of this chat, made if there is none. Renews its time to live.
+
+        Any number of tasks may ask for the same chat at once: all get the same object. A new session is written at the
+        next flush, and is in the store from its first entry on.
+
+        Args:
+            channel: where the conversation takes place, such as telegram.
+            chat_id: which chat of the channel it is; a number becomes its decimal text.
+            agent_id: stored with the session if it is new.
+            metadata: title and whatever else is stored with the session if it is new.
+
+        Raises:
+            InvalidKey: the channel or chat id cannot name a session.
+            InvalidMessage: it is new, and its metadata cannot be stored; there is no session then.
+            SessionLimit: there are `max_sessions` sessions already.
+            ManagerClosed: the manager is not open.
+            StoreError: the store had refused this session's entries, and what it has instead cannot be read now.
+        """
+        self._require_open()
+        key = SessionKey.of(channel, chat_id)
+        journal = await self._registry.fresh(key.session_id)
+        if journal is None:
+            if self.settings.restore_archived and not await self._registry.exists(key.session_id):
+                await self._restore_if_archived(key)
+            given = {**(metadata or {}), **({} if agent_id is None else {"agent_id": agent_id})}
+            journal = await self._registry.get_or_create(key, given)
+        used_before = journal.last_accessed
+        journal.touch()
+        await self._expiry.renewed(key.session_id, used_before)
+        return Session.of(journal)
+
+    async def _missing(self, session_id: str) -> SessionNotFound:
+        return (SessionExpired if await self._archive.has(session_id) else SessionNotFound)(session_id)
+
+    async def open(self, session_id: str) -> Session:
+        """`get_or_create` by session id, in the words of document 001.
+
+        Raises:
+            InvalidKey: the text is not a session id, or a shortened one that no session has.
+            SessionLimit, ManagerClosed, StoreError: as for `get_or_create`.
+        """
+        known = await self._load(session_id)
+        key = known.key if known is not None else SessionKey.parse(session_id)
+        return await self.get_or_create(key.channel, key.chat_id)
+
+    async def put(self, session: Session) -> Session:
+        """Return when everything of a session is acknowledged, in the words of document 001.
+
+        Sessions of this manager save themselves; this waits for it, and is `Session.saved`. A session from elsewhere,
+        such as a fork of `Session.new()` or another manager's, is copied: go on with the copy, which is returned and is
+        what this manager gives for its id from now on.
+
+        Raises:
+            SessionExists: this manager has another session of that id; nothing was stored.
+            SessionDeleted: the session was deleted or has expired.
+            ManagerClosed: the manager is not open.
+            StoreError: it cannot be saved now.
+        """
+        self._require_open()
+        known = await self._load(session.session_id)
+        if known is session:
+            await session.saved()
+            return session
+        if session.journal.is_deleted:
+            raise SessionDeleted(f"session {session.session_id} was deleted; it cannot be put")
+        async with self._registry.new_journal(session.key, purpose="put", created_at=session.created_at) as copy:
+            await copy_session(session.journal, copy, None)
+        return Session.of(copy)
+
+    async def continue_recent(self, *, channel: str | None = None) -> Session:
+        """The session that was used last, of all or of one channel; renews its time to live.
+
+        Raises:
+            SessionNotFound: there is none.
+            ManagerClosed: the manager is not open.
+        """
+        self._require_open()
+        behind: ListPosition | None = None
+        while page := await self._newest(channel=channel, limit=FEW_RECENT, behind=behind):
+            for _, session_id in page:
+                recent = await self._registry.load(session_id)
+                if (
+                    recent is not None
+                    and recent is self._registry.usable(session_id)
+                    and channel in (None, recent.key.channel)
+                ):
+                    return await self.get_or_create(recent.key.channel, recent.key.chat_id)
+            behind = page[-1]
+        raise SessionNotFound("" if channel is None else f"{channel}_...")
+
+
+def _ignore(_: object) -> None:
+    """Nobody watches."""

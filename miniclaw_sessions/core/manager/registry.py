@@ -1,0 +1,596 @@
+"""The sessions of an open manager: one live object for each key, made, loaded, replaced and removed here only.
+
+Which lock protects what, in the order in which they are taken:
+
+- the *turn lock* of a session: its open turn. Whoever deletes or expires a session holds it.
+- a *reservation* of a session id: what is on disk under it. Held while a session is loaded, removed, or put together
+  by a fork or an import; whoever else wants the key waits for it, or is refused. It belongs to the work and not to the
+  caller: what is to be undone is undone before the key is free again, even if asyncio cancels whoever began it.
+- `_lock`: the decision that a key is free and whose it will be. Never held during work on the disk, but for the reload
+  of a session that the store refused.
+- `Flusher.lock`: the files in `sessions/`. Held during a flush, a check, and while a session's file is removed, so that
+  no flush brings it back.
+- `Snapshots` lets one thread write at a time, and the store has one thread of its own: an older state never overtakes a
+  newer one.
+
+Everything else happens between two awaits, where nobody else runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import anyio
+import msgspec
+from anyio.lowlevel import checkpoint
+
+from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.history.conversation import Conversation
+from miniclaw_sessions.core.manager.background import Background
+from miniclaw_sessions.core.manager.cache import Listing, SessionCache
+from miniclaw_sessions.core.manager.erasing import Eraser, require_removable
+from miniclaw_sessions.core.manager.known import Known
+from miniclaw_sessions.core.manager.live import Live
+from miniclaw_sessions.core.manager.ownership import TurnKeeper
+from miniclaw_sessions.core.manager.saving import Saving
+from miniclaw_sessions.core.persistence.committer import Claim, anew
+from miniclaw_sessions.core.persistence.recovery import Recovered, catch_up
+from miniclaw_sessions.core.persistence.storage import Storage
+from miniclaw_sessions.core.protocol.entries import INCOMPLETE
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.session import Journal, Owner, Session
+from miniclaw_sessions.core.session.rebasing import rebase_of, refresh
+from miniclaw_sessions.core.session.restoring import restore
+from miniclaw_sessions.core.stores.base import Append, Store, TurnClaim
+from miniclaw_sessions.disk import is_no_space
+from miniclaw_sessions.errors import (
+    ManagerClosed,
+    SessionExists,
+    SessionLimit,
+    StoreConflict,
+    StoreFull,
+    StoreUnavailable,
+)
+from miniclaw_sessions.log import get_logger
+
+LEARNED_AT_ONCE = 10_000
+"""How many files' times are noted before others run."""
+
+MAKING_S = 5.0
+"""So long a session is waited for that another process restores, imports or forks."""
+
+_LOOK_EVERY_S = 0.1
+
+log = get_logger(__name__)
+
+
+class SessionRegistry:
+    """The live sessions of an open manager, and how they come and go; the home of their journals.
+
+    Attributes:
+        cache: which of them are in memory.
+        known: what is known of how many there are, and what others know of those used here.
+        live: what those are told who follow one of them, or watch all.
+        evicted_of_gone: how many messages had left the windows of sessions that are gone.
+        clock, committer, flusher, store, turn_lease_s, max_message_bytes, max_metadata_bytes, owner: what every journal
+            works with.
+    """
+
+    def __init__(  # noqa: PLR0913 - it works with what the manager has
+        self,
+        storage: Storage,
+        saving: Saving,
+        background: Background,
+        *,
+        settings: SessionSettings,
+        clock: Clock,
+        cache: SessionCache,
+    ) -> None:
+        self.cache = cache
+        self.evicted_of_gone = 0
+        self.store: Store = saving.store
+        self.known = Known(saving.store, cache, clock)
+        self.committer = saving.committer
+        self.flusher = saving.flusher
+        self.clock = clock
+        self.turn_lease_s = settings.turn_lease_s
+        self.max_message_bytes = settings.max_message_bytes
+        self.max_metadata_bytes = settings.max_metadata_bytes
+        self.owner = Owner()
+        self._storage = storage
+        self._eraser = Eraser(storage, saving, cache)
+        self._background = background
+        self._settings = settings
+        self._keeper = TurnKeeper(self.store, clock, cache.in_memory, lease_s=settings.turn_lease_s)
+        self.live = Live(self.store, clock)
+        self.committer.on_append = self.live.appended
+        self.committer.restore = partial(restore, cache.get)
+        self._lock = anyio.Lock()
+        self._reserved: dict[str, anyio.Event] = {}
+        self._in_the_making = 0
+        self._unfinished: dict[str, Journal] = {}  # what is left of them could not be removed yet
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<SessionRegistry {self.cache!r}, {len(self._reserved)} reserved>"
+
+    def close(self) -> None:
+        """Give out nothing more: whoever waits for a session is refused."""
+        self._closed = True
+        self._keeper.close()
+        self.live.close()
+        self.known.close()
+
+    def require_open(self) -> None:
+        """Raise ManagerClosed unless sessions are given out."""
+        if self._closed:
+            raise ManagerClosed("the session manager is not open; use `async with SessionManager(...)`")
+
+    def adopt(self, found: dict[str, Recovered], names: dict[str, None]) -> None:
+        """Take over what recovery found: sessions, and the names of those that stay on disk."""
+        if self.store.shared:
+            self._background.start(self._keeper.run, name="turns")
+            self._background.start(self.known.run, name="count")
+        self._background.start(self.live.run, name="live events")
+        for one in found.values():
+            self._admit(self._journal_of(one.conversation, dirty=one.dirty))
+        self.cache.learn_names(names)
+
+    # --- looking up --------------------------------------------------------------------------------------------------
+
+    async def get_or_create(self, key: SessionKey, given: Mapping[str, Any]) -> Journal:
+        """The session of a key, made if there is none; see `SessionManager.get_or_create`."""
+        session_id = key.session_id
+        journal = self.usable(session_id)
+        while journal is None:
+            await self._wait_until_free(session_id)
+            loaded = await self.load(session_id)  # held, so that it is not evicted again before it is used
+            await self._make_room()
+            if self.store.shared and self.cache.get(session_id) is None:
+                self.require_open()
+                journal = await self._make_shared(key, given)
+                if journal is None and session_id not in self._reserved and await self.load(session_id) is None:
+                    raise SessionExists(
+                        f"session {session_id!r} is being imported or forked by another process, or was, and that was "
+                        "cut off; try again later"
+                    )
+                continue
+            async with self._lock:
+                self.require_open()
+                journal = self.usable(session_id)
+                if journal is None and session_id not in self._reserved and not self.cache.must_load(session_id):
+                    await self._clear(session_id)
+                    refused = self.cache.get(session_id)
+                    journal = self._create(key, given) if refused is None else await self._reload(refused)
+            del loaded
+        return journal
+
+    async def fresh(self, session_id: str) -> Journal | None:
+        """The live session as it is now, whoever has written it; None as for `usable`.
+
+        Raises:
+            StoreUnavailable: others may write the store, and it cannot be read.
+        """
+        await self.look(session_id)
+        return self.usable(session_id)
+
+    async def exists(self, session_id: str) -> bool:
+        """Whether there is a session of this id, loaded or not."""
+        return session_id in self.cache if self.cache.knows_names else await self.load(session_id) is not None
+
+    async def is_in_the_making(self, session_id: str) -> bool:
+        """Whether a session that `load` did not find is there, because another process is putting it together."""
+        return self.store.shared and await self.store.head(session_id) is not None
+
+    def usable(self, session_id: str) -> Journal | None:
+        """The live session, unless it is being deleted or the store has refused it."""
+        journal = self.cache.get(session_id)
+        is_usable = journal is not None and journal.log.rejected is None and session_id not in self._reserved
+        return journal if is_usable else None
+
+    async def load(self, session_id: str) -> Journal | None:
+        """The live session, loaded if it is on disk only; None if there is none. However many ask, one loads it.
+
+        Raises:
+            SnapshotUnreadable, SchemaTooNew, QuarantineFull: its file is there and must not be touched; it was not.
+            StoreError: the store cannot be read.
+        """
+        await self.look(session_id)
+        patient_until = self.clock.monotonic() + MAKING_S
+        while self.cache.must_load(session_id):
+            if session_id in self._reserved:
+                await self._wait_until_free(session_id)
+                continue
+            self._reserved[session_id] = anyio.Event()
+            try:
+                await self._make_room()
+                journal = await self._load_now(session_id)
+            except _InTheMakingError:
+                self._release(session_id)
+                if self.clock.monotonic() >= patient_until:
+                    return None
+                await self.clock.sleep(_LOOK_EVERY_S)
+                continue
+            except BaseException:
+                self._release(session_id)
+                raise
+            if journal is None:
+                self._release(session_id)
+            else:
+                await self._background.complete(partial(self._discard, journal))
+            if not self.cache.knows_names:
+                break  # it is in memory now, or nowhere
+        return self.cache.get(session_id)
+
+    async def look(self, session_id: str) -> None:
+        """Where other processes write the same store, see what they have done with a session since.
+
+        Raises:
+            StoreUnavailable: the store cannot be read.
+        """
+        if not self.store.shared or session_id in self._reserved:
+            return
+        journal = self.cache.get(session_id)
+        if journal is not None and not journal.is_deleted and not await refresh(journal):
+            self._forget(journal)
+
+    def gone(self, session_ids: Iterable[str]) -> None:
+        """Sessions were removed from the store that others write, too."""
+        for session_id in session_ids:
+            self.cache.counted(len(self.cache) - 1)
+            if (journal := self.cache.get(session_id)) is not None:
+                self._forget(journal, kind="expired")
+            else:
+                self.live.gone(session_id, kind="expired")
+
+    def _forget(self, journal: Journal, *, kind: str = "deleted") -> None:
+        """Another process has deleted a session, or there is another one of its name: absence is deletion."""
+        if self.cache.get(journal.session_id) is not journal or journal.is_deleted:
+            return
+        log.info("deleted by another process", action="session.gone", session_id=journal.session_id)
+        journal.retire()
+        self.live.gone(journal.session_id, journal.key, kind=kind)
+        self.flusher.remove(journal)
+        self.committer.refusals.forget(journal.session_id)
+        self.evicted_of_gone += journal.evicted
+        self.cache.remove(journal.session_id)
+
+    async def listing(self) -> Listing:
+        """All sessions and when they were last used; of those on disk, their files tell."""
+        if not self.cache.knows_times:
+            times = await self._storage.modified()
+            self.cache.knows_times = True
+            for start in range(0, len(times), LEARNED_AT_ONCE):
+                self.cache.learn_times(times[start : start + LEARNED_AT_ONCE])
+                await checkpoint()
+        return self.cache.listing()
+
+    async def _wait_until_free(self, session_id: str) -> None:
+        if (reserved := self._reserved.get(session_id)) is not None:
+            await reserved.wait()
+            self.require_open()
+
+    def _release(self, session_id: str) -> None:
+        self._reserved.pop(session_id).set()
+
+    async def _load_now(self, session_id: str) -> Journal | None:
+        """Load a session into the cache; what is returned was never finished, and must be discarded."""
+        found, report = await self._storage.load(session_id)
+        self.require_open()
+        self._storage.report.add(report)
+        recovered = found.pop(session_id, None)
+        self.cache.learn_names(found)  # a file of another program may turn out to be another session
+        if recovered is None:
+            self.cache.remove(session_id)  # somebody else deleted its files
+            return None
+        conversation = recovered.conversation
+        conversation.state.last_accessed = self.cache.last_use(session_id, conversation.state.last_accessed)
+        if recovered.is_held and INCOMPLETE in conversation.state.metadata:
+            raise _InTheMakingError
+        journal = self._journal_of(conversation, dirty=recovered.dirty)
+        if INCOMPLETE in journal.conversation.state.metadata:
+            self.cache.remove(session_id)
+            return journal
+        self.cache.loads += 1
+        self._admit(journal)
+        return None
+
+    async def _reload(self, refused: Journal) -> Journal | None:
+        """The store refused a session's entries: go on from what the store has, as a new object for the same key.
+
+        None if it is being deleted, or was deleted meanwhile. If the store cannot be read, nothing has changed.
+        """
+        session_id = refused.session_id
+        stored = await self.store.head(session_id)
+        if stored is None and self.store.shared:
+            self._forget(refused)
+            return None
+        head = stored.head if stored is not None else refused.log.head
+        conversation = Conversation.new(
+            head.key, incarnation=head.incarnation, created_at=head.created_at, capacity=self._settings.window
+        )
+        if stored is None or stored.last_sequence < refused.log.committed:  # it has lost what it had acknowledged
+            found, report = await self._storage.load(session_id)
+            self._storage.report.add(report)
+            conversation = found[session_id].conversation if session_id in found else conversation
+        else:
+            await catch_up(conversation, self.store)
+        if self.cache.get(session_id) is not refused or session_id in self._reserved:
+            return None
+        refused.retire()
+        self.flusher.remove(refused)
+        self.evicted_of_gone += refused.evicted
+        journal = self._journal_of(conversation, dirty=True)
+        self._admit(journal)
+        log.warning("reloaded from the store", action="session.reloaded", session_id=journal.session_id)
+        return journal
+
+    # --- coming into being -------------------------------------------------------------------------------------------
+
+    def _journal_of(self, conversation: Conversation, *, dirty: bool) -> Journal:
+        journal = Journal(conversation, self, committed=conversation.state.last_sequence, dirty=dirty)
+        if self.store.shared:
+            journal.log.share(rebase_of(journal))
+        return journal
+
+    async def _make_shared(self, key: SessionKey, given: Mapping[str, Any]) -> Journal | None:
+        """Make a session in the store that others write, too; None where somebody else was first, or is at it.
+
+        It is there before anything is accepted for it. So no append ever makes a session: one that is not there any
+        more was deleted, also where the answer to the first append never came.
+        """
+        session_id = key.session_id
+        if session_id in self._reserved:
+            return None
+        self._reserved[session_id] = anyio.Event()
+        try:
+            await self._count_again()
+            journal = self._new(key)
+            if not await self._begin(journal):
+                return None
+            if given:
+                await self._give(journal, given)
+            self._admit(journal)
+            self.live.made(journal.log.head)
+        finally:
+            self._release(session_id)
+        return journal
+
+    async def _give(self, journal: Journal, given: Mapping[str, Any]) -> None:
+        try:
+            Session.of(journal).update(**given)
+        except BaseException:
+            await self.store.delete(journal.session_id)
+            raise
+
+    async def _begin_with_others(self, journal: Journal) -> None:
+        """Begin a session that takes a while, holding its turn: whose turn is over has been cut off."""
+        if not self.store.shared:
+            return
+        claim = Claim(TurnClaim(1, self.clock.new_id(), self.turn_lease_s))
+        if not await self._begin(journal, claim.turn):
+            raise _exists(journal.session_id)
+        claim.is_held, journal.log.claim, journal.log.fence = True, claim, claim.turn.fence
+        self._keeper.making.add(journal)
+
+    async def _begin(self, journal: Journal, turn: TurnClaim | None = None) -> bool:
+        """Write down that there is a session now; False where there is another one of its name already."""
+        (outcome,) = await self.store.append([Append(journal.log.head, (), turn=turn)])
+        if isinstance(outcome, StoreConflict):
+            return False
+        if outcome is not None:
+            raise outcome
+        self.cache.counted(len(self.cache) + 1)
+        return True
+
+    async def _count_again(self) -> None:
+        """Where others make sessions, too, look how many there are before one is refused."""
+        if len(self.cache) + self._in_the_making >= self._settings.max_sessions:
+            await self.known.count()
+
+    def _new(self, key: SessionKey, *, dirty: bool = False, created_at: datetime | None = None) -> Journal:
+        limit = self._settings.max_sessions
+        if len(self.cache) + self._in_the_making >= limit:
+            raise SessionLimit(f"there are {limit} sessions already (max_sessions); delete some or raise the limit")
+        conversation = Conversation.new(
+            key,
+            incarnation=self.clock.new_id(),
+            created_at=created_at or self.clock.now(),
+            capacity=self._settings.window,
+        )
+        return self._journal_of(conversation, dirty=dirty)
+
+    def _create(self, key: SessionKey, given: Mapping[str, Any]) -> Journal:
+        journal = self._new(key, dirty=not given)
+        if given:  # which may be refused: until then nobody may know of the session
+            Session.of(journal).update(**given)
+        self._admit(journal)
+        self.live.made(journal.log.head)
+        return journal
+
+    def _admit(self, journal: Journal) -> None:
+        """Cache a session; if that makes too many, the dirty ones are saved soon so that some can go."""
+        if not self.cache.add(journal):
+            self.flusher.hurry()
+
+    async def _make_room(self) -> None:
+        """Wait for a flush when sessions change faster than they are saved: the memory has a bound.
+
+        Raises:
+            StoreFull, StoreUnavailable: they cannot be saved.
+        """
+        if self.cache.cached < 2 * self._settings.max_cached:
+            return
+        await self.flusher.flush()
+        crowded = not self.cache.evict()
+        if crowded and self.flusher.problem is not None:
+            raise anew(self.flusher.problem, "no more sessions can be in memory until they are saved")
+
+    @asynccontextmanager
+    async def new_journal(
+        self, key: SessionKey, *, purpose: str, created_at: datetime | None = None
+    ) -> AsyncIterator[Journal]:
+        """A session that nobody else sees until the block has ended well; else nothing of it is left.
+
+        Its content is committed as it comes, however much that is. After a crash in between, the next start removes it.
+        The key is reserved until the session is there, or all that was begun of it is gone.
+
+        Args:
+            key: its key.
+            purpose: what makes it: fork or import.
+            created_at: when it began; by default now.
+
+        Raises:
+            SessionExists: there is a session with this key, or one is being made.
+            SessionLimit: there are `max_sessions` sessions already.
+            StoreError: it could not be stored; nothing of it is left.
+        """
+        session_id = key.session_id
+        await self.look(session_id)
+        await self._count_again()
+        async with self._lock:
+            self.require_open()
+            await self._clear(session_id)
+            if session_id in self.cache or session_id in self._reserved:
+                raise _exists(session_id)
+            journal = self._new(key, created_at=created_at)
+            self._reserved[session_id] = anyio.Event()
+            self._in_the_making += 1
+            self.live.making.add(session_id)
+        try:
+            await self._begin_with_others(journal)
+            journal.note({INCOMPLETE: purpose})
+            yield journal
+            if (claim := journal.log.claim) is not None:
+                claim.turn = msgspec.structs.replace(claim.turn, seconds=0.0)
+            journal.note({INCOMPLETE: None})
+            await journal.settle()
+            await journal.saved()
+        except BaseException:
+            await self._background.complete(partial(self._discard, journal))
+            raise
+        else:
+            self._admit(journal)
+            self._release(session_id)
+            self.live.made(journal.log.head, journal.committed_sequence)
+        finally:
+            self._in_the_making -= 1
+            self._keeper.making.discard(journal)
+            self.live.making.discard(session_id)
+
+    # --- going -------------------------------------------------------------------------------------------------------
+
+    async def remove_unfinished(self) -> None:
+        """Finish what a crash interrupted: half a fork or half an import is no session."""
+        for journal in [one for one in self.cache.in_memory() if INCOMPLETE in one.conversation.state.metadata]:
+            purpose = journal.conversation.state.metadata[INCOMPLETE]
+            log.warning("unfinished", action="session.unfinished", session_id=journal.session_id, purpose=purpose)
+            self.cache.remove(journal.session_id)
+            self._reserved[journal.session_id] = anyio.Event()
+            await self._discard(journal)
+
+    async def remove(
+        self,
+        journal: Journal,
+        *,
+        kind: str = "deleted",
+        if_sequence: int | None = None,
+        afterwards: Callable[[], Awaitable[object]] = checkpoint,
+    ) -> None:
+        """Take a session out of memory and off the disk; on failure it is back as it was.
+
+        A task of the manager does it, because nothing keeps asyncio's own cancellation from the caller's: the file
+        would be gone and the transcript not.
+
+        Args:
+            journal: of the session.
+            kind: what those are told that follow it.
+            if_sequence: only if this is its last sequence number.
+            afterwards: what is to be done before its key is free again; where that fails, the session is gone.
+
+        Raises:
+            LeafMoved, SessionHeld: it may not be removed.
+            StoreError: it could not be.
+        """
+        if self._background.closed:
+            raise ManagerClosed(f"the session manager was closed; session {journal.session_id} is as it was")
+        require_removable(journal, if_sequence)
+        self._reserved[journal.session_id] = anyio.Event()
+        await self._background.complete(partial(self._remove_now, journal, kind, if_sequence, afterwards))
+
+    async def _remove_now(
+        self,
+        journal: Journal,
+        gone_as: str,
+        if_sequence: int | None,
+        afterwards: Callable[[], Awaitable[object]],
+    ) -> None:
+        session_id = journal.session_id
+        try:
+            await self._eraser.erase(journal, if_sequence)
+        except OSError as error:
+            journal.revive()
+            kind = StoreFull if is_no_space(error) else StoreUnavailable
+            raise kind(f"session {session_id} could not be deleted: {error.strerror}; it is as it was") from error
+        except BaseException:
+            journal.revive()
+            raise
+        else:
+            self.live.gone(session_id, journal.key, kind=gone_as)
+            self.evicted_of_gone += journal.evicted
+            self.cache.remove(session_id)
+            await afterwards()
+        finally:
+            self._release(session_id)
+
+    async def _discard(self, journal: Journal) -> None:
+        """Remove what there is of a session that was never finished, and free its key.
+
+        What cannot be removed now is kept in mind: whoever wants the key tries again, or else the next start.
+        """
+        session_id = journal.session_id
+        try:
+            await self.committer.drain()  # the store may have recovered without anybody having tried
+            await self._eraser.erase_unfinished(journal)
+            self._unfinished.pop(session_id, None)
+        except (StoreUnavailable, OSError) as error:
+            self.flusher.remove(journal)
+            self._unfinished[session_id] = journal
+            log.error(
+                "an unfinished session could not be removed; it is tried again",
+                action="session.unfinished",
+                session_id=session_id,
+                error=str(error),
+            )
+        finally:
+            self._release(session_id)
+
+    async def _clear(self, session_id: str) -> None:
+        """Make sure that nothing unfinished is left under a key: a new session would continue it.
+
+        Raises:
+            StoreUnavailable: it cannot be removed now.
+        """
+        journal = self._unfinished.get(session_id)
+        if journal is None or session_id in self._reserved:
+            return
+        self._reserved[session_id] = anyio.Event()
+        await self._background.complete(partial(self._discard, journal))
+        if session_id in self._unfinished:
+            raise StoreUnavailable(
+                f"session {session_id!r} cannot be made: what is left of an interrupted import or fork cannot be "
+                "removed while the store fails; try again later"
+            )
+
+
+class _InTheMakingError(Exception):
+    """Another process is putting the session together: it is none yet."""
+
+
+def _exists(session_id: str) -> SessionExists:
+    return SessionExists(f"session {session_id!r} exists already; delete it first, or choose another name")

@@ -1,0 +1,82 @@
+"""How long what is said is kept: one rule for all channels, and those of single ones."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from miniclaw_sessions.config import RetentionSettings, SessionSettings
+from miniclaw_sessions.core.persistence.archive import Archive, session_of, time_of
+from miniclaw_sessions.core.protocol.keys import of_channel
+
+Held = Callable[[Sequence[str]], Awaitable[list[str]]]
+"""Gives those of some sessions, by their ids, that are under legal hold."""
+
+
+class Rule(NamedTuple):
+    """For how long the sessions of a channel live, whether the archive gets them then, and for how long it has them.
+
+    The channel is None for all that have no rule of their own; no time at all stands for ever.
+    """
+
+    channel: str | None
+    ttl: timedelta
+    archives: bool
+    archived_for: timedelta
+
+    def is_idle(self, last_accessed: datetime, at: datetime) -> bool:
+        """True if it was idle for strictly longer than its time to live by then; a use in the future counts as now."""
+        return self.ttl > timedelta(0) and at - last_accessed > self.ttl
+
+
+class Retention:
+    """The rules of a workspace.
+
+    Attributes:
+        rules: those of single channels, and last the one for all others.
+        expires: whether anything ever goes.
+    """
+
+    def __init__(self, settings: SessionSettings) -> None:
+        own = [_rule(settings, channel, said) for channel, said in settings.retention.items()]
+        self._others = _rule(settings, None, RetentionSettings())
+        self._by_channel = {rule.channel: rule for rule in own}
+        self._by_id: list[tuple[Callable[[str], bool], Rule]] = [(of_channel(rule.channel or ""), rule) for rule in own]
+        self.rules = (*own, self._others)
+        self.expires = any(rule.ttl or rule.archived_for for rule in self.rules)
+
+    @property
+    def channels(self) -> list[str]:
+        """Those that have a rule of their own."""
+        return [rule.channel for rule in self.rules if rule.channel is not None]
+
+    def of(self, channel: str) -> Rule:
+        """The rule for a channel."""
+        return self._by_channel.get(channel, self._others)
+
+    def of_id(self, session_id: str) -> Rule:
+        """The rule for the channel of a session that is only known by its id."""
+        return next((rule for is_its, rule in self._by_id if is_its(session_id)), self._others)
+
+    async def outdated(self, archive: Archive, now: datetime, held: Held) -> tuple[list[str], list[str]]:
+        """The names of the archived files that have been kept for longer than they are to be.
+
+        Behind them the ids of those sessions whose files have been, and stay: they are in use again, and held.
+        """
+        if not any(rule.archived_for for rule in self.rules):
+            return [], []
+        names = [name for name in await archive.names() if self._is_outdated(name, now)]
+        kept = await held(list(dict.fromkeys(map(session_of, names))))
+        return [name for name in names if session_of(name) not in kept], kept
+
+    def _is_outdated(self, name: str, now: datetime) -> bool:
+        kept_for, archived_at = self.of_id(session_of(name)).archived_for, time_of(name)
+        return bool(kept_for) and archived_at is not None and now - archived_at > kept_for
+
+
+def _rule(settings: SessionSettings, channel: str | None, said: RetentionSettings) -> Rule:
+    ttl_days = settings.ttl_days if said.ttl_days is None else said.ttl_days
+    archives = settings.archive_expired if said.archive_expired is None else said.archive_expired
+    archive_days = settings.archive_days if said.archive_days is None else said.archive_days
+    return Rule(channel, timedelta(days=ttl_days), archives, timedelta(days=archive_days))

@@ -1,0 +1,153 @@
+"""How a manager's sessions are saved: entries by the committer, snapshots by the flusher; and indexed, beside that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.manager.background import Background
+from miniclaw_sessions.core.manager.indexing import Indexing
+from miniclaw_sessions.core.persistence.committer import Committer
+from miniclaw_sessions.core.persistence.flusher import Flusher, FlushReport
+from miniclaw_sessions.core.persistence.recovery import Progress
+from miniclaw_sessions.core.persistence.storage import Storage
+from miniclaw_sessions.errors import StoreError, StoreFull, StoreUnavailable, named
+from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.statistics import Saved
+
+log = get_logger(__name__)
+
+
+class Saving:
+    """The committer and the flusher of an open manager, and what indexes."""
+
+    def __init__(  # noqa: PLR0913 - it works with what the manager has
+        self,
+        storage: Storage,
+        *,
+        settings: SessionSettings,
+        clock: Clock,
+        on_progress: Callable[[Progress], None],
+        on_flushed: Callable[[], object],
+        on_saved: Callable[[Saved], object] = bool,
+    ) -> None:
+        self.store = store = storage.store
+        self.committer = Committer(store, clock=clock, max_unsaved_bytes=settings.max_unsaved_bytes)
+        self.flusher = Flusher(
+            storage.checkpoints,
+            self.committer,
+            clock=clock,
+            interval_s=settings.flush_interval_s,
+            on_progress=on_progress,
+            on_flushed=self._flushed,
+        )
+        self.indexing = Indexing(store, clock=clock)
+        self.committer.on_commit = self._committed
+        self._on_flushed, self._on_saved = on_flushed, on_saved
+        self._storage = storage
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return f"<Saving {self.committer!r}, {self.flusher!r}>"
+
+    def start(self, background: Background) -> None:
+        """Run them in the background until `finish`."""
+        background.start(self.committer.run, name="committer")
+        background.start(self.flusher.run, name="flusher")
+        background.start(self.indexing.run, name="indexing")
+
+    def _committed(self, saved: Saved) -> None:
+        self.indexing.committed()
+        self._on_saved(saved)
+
+    def _flushed(self, report: FlushReport) -> None:
+        self._on_flushed()
+        self._on_saved(Saved("flush", report.written, report.seconds))
+
+    async def flush(self) -> FlushReport:
+        """Commit what was accepted and write every dirty session's snapshot, now.
+
+        Raises:
+            StoreFull, StoreUnavailable: not everything could be committed; the snapshots of what is committed are
+                written all the same.
+        """
+        report = await self.flusher.flush()
+        self.committer.check_store()
+        return report
+
+    async def finish(self) -> None:
+        """Save the rest, and let them end."""
+        self.indexing.close()
+        try:
+            await self.flusher.flush()
+        except Exception as error:  # noqa: BLE001 - closing goes on; `refuse_to_forget` says what is not saved
+            log.error("the last flush failed", action="flush.failed", error=named(error))
+        self.flusher.close()
+        self.committer.close()
+
+    def refuse_to_forget(self, rejections: Iterable[StoreError]) -> None:
+        """Raise if something was not saved: silence would be a lie (rule R31).
+
+        Args:
+            rejections: why the store refused sessions, for where nothing else says what is wrong.
+
+        Raises:
+            StoreFull, StoreUnavailable: something is not saved.
+        """
+        unsaved, dirty = self.committer.counts.unsaved_entries, self.flusher.dirty
+        if not unsaved and not dirty:
+            return
+        cause = self.committer.failure or self.flusher.problem or next(iter(rejections), None) or "time ran out"
+        kind = StoreFull if isinstance(cause, StoreFull) else StoreUnavailable
+        where = self._storage.where
+        raise kind(f"closed with {unsaved} messages and {dirty} snapshots unsaved in {where}: {cause}")
+
+    @property
+    def problems(self) -> list[str]:
+        """What keeps messages from being acknowledged, or snapshots from being written."""
+        problems = []
+        if (failure := self.committer.failure or self.committer.lost) is not None:
+            problems.append(f"messages are not acknowledged: {failure}")
+        elif self.committer.refusals:
+            problems += self.committer.refusals.problems
+        elif self.store.unreachable is not None:
+            problems.append(f"the store cannot be used: {self.store.unreachable}")
+        problems += self.store.problems
+        if self.flusher.problem is not None:
+            problems.append(str(self.flusher.problem))
+        return problems
+
+    @property
+    def state(self) -> str:
+        """Whether all is well, in a word."""
+        return "failing" if self.problems else "ok"
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """What committer and flusher have done, and have to do: fields of `ManagerStatistics`."""
+        commits, flushes = self.committer.counts, self.flusher.counts
+        return {
+            "dirty": self.flusher.dirty,
+            "unsaved_entries": commits.unsaved_entries,
+            "unsaved_bytes": commits.unsaved_bytes,
+            "appended": commits.committed + commits.unsaved_entries,
+            "committed": commits.committed,
+            "commits": commits.commits,
+            "commit_failures": commits.failures,
+            "flushes": flushes.flushes,
+            "flush_failures": flushes.failures,
+            "snapshots_written": flushes.written,
+            "last_flush_seconds": flushes.last_seconds,
+            "store_state": self.state,
+        }
+
+    @property
+    def progressed_at(self) -> float:
+        """The monotonic second at which both were last known to be alive: now, when both are idle.
+
+        A full disk is progress (it answers); a disk that hangs is not. The watchdog watches this (rule R29).
+        """
+        starts = [since for since in (self.committer.busy_since, self.flusher.busy_since) if since is not None]
+        return min(starts, default=self._clock.monotonic())

@@ -1,0 +1,565 @@
+"""Group commit: everything that waits goes to the store in one transaction, with one sync.
+
+While a commit is on its way the next group gathers; there is no waiting window, it would only cost. When the store
+cannot be written, nothing is acknowledged: waiters get the error, what was accepted stays in memory in order, and the
+committer tries again with a capped, jittered backoff until the store takes it (rules R6-R8).
+
+Where other processes write the same store, a session may have gone on without us. What we sent is refused then, the
+session makes it anew for the places behind (`SessionLog.rebase`), and it goes with the next group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from copy import copy
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import anyio
+from anyio.abc import TaskGroup
+
+from miniclaw_sessions.clock import Clock, sleep_unless
+from miniclaw_sessions.core.persistence.accepted import Waiting
+from miniclaw_sessions.core.persistence.refusals import Refusals
+from miniclaw_sessions.core.persistence.rounds import Round
+from miniclaw_sessions.core.stores.base import Append, SessionHead, Store, StoredEntry, TurnClaim
+from miniclaw_sessions.errors import ManagerClosed, StoreConflict, StoreError, StoreUnavailable, UnsavedLimit
+from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.statistics import Saved
+
+_STILL_THERE = (
+    "what was accepted before is kept in memory and saved when the store recovers; "
+    "send it again only with the same idempotency key"
+)
+_CUT_OFF = "closing did not wait for the store any longer; what it had not acknowledged by then may be lost"
+FIRST_RETRY_S = 0.1
+LAST_RETRY_S = 10.0
+RARELY = 10
+"""So many times as long as a commit took in vain for one session is waited at least before that is tried again."""
+
+E = TypeVar("E", bound=StoreError)
+
+
+class Rebased(NamedTuple):
+    """By how much what waits has shrunk, in entries and in bytes."""
+
+    entries: int
+    size: int
+
+
+Rebase = Callable[[StoreConflict], Awaitable[Rebased]]
+"""Makes what waits anew behind what others have stored; raises StoreError where that cannot be, and nothing changed."""
+
+log = get_logger(__name__)
+
+
+class Claim:
+    """The turn of a session that this process has, or asks for, where others answer the same sessions.
+
+    Attributes:
+        turn: what every append of the session says of it; with no seconds left it is given back.
+        ids: the entries that belong to it: they are stored in this turn or not at all.
+        is_held: whether the store has granted it.
+        is_over: whether the store has been told that it is given back.
+        error: why it is not ours, or no longer.
+    """
+
+    __slots__ = ("error", "ids", "is_held", "is_over", "turn")
+
+    def __init__(self, turn: TurnClaim) -> None:
+        self.turn = turn
+        self.ids: set[str] = set()
+        self.is_held = self.is_over = False
+        self.error: StoreConflict | None = None
+
+    def granted(self, turn: TurnClaim) -> None:
+        """The store has taken an append that said this of the turn."""
+        self.is_held = True
+        self.is_over = turn.seconds <= 0
+
+
+class SessionLog:
+    """One session's way to the store: what waits, what is on its way, what has arrived.
+
+    Attributes:
+        accepted: how many entries it was ever given; places in the session may change, the order of these does not.
+        settled: how many of them are in the store, or were there before.
+        held: how many of them were there before, but are not acknowledged yet, because others before them wait.
+        rebase: what to do when others were first; None: they never are.
+        units: what is not acknowledged, as it stands now; None: others are never first, and it stands where it was put.
+        claim: the turn that is open, or asked for; None: none, or nobody else could have it.
+        fence: the highest number of a turn that is known.
+        must_exist: whether the session was made before anything was accepted for it; no append makes it then.
+        failure: why the last attempt failed for this session alone; None: it did not.
+        tried: how many of all that were accepted that attempt was about.
+    """
+
+    __slots__ = (
+        *("_sent_turn", "_waiting", "accepted", "claim", "committed", "failure", "fence", "head", "held"),
+        *("must_exist", "rebase", "rejected", "sending", "settled", "tried", "units"),
+    )
+
+    def __init__(self, head: SessionHead, committed: int = 0) -> None:
+        self.head = head
+        self.committed = committed
+        self.accepted = self.settled = self.held = self.tried = 0
+        self.rebase: Rebase | None = None
+        self.units: Waiting | None = None
+        self.claim: Claim | None = None
+        self.fence = 0
+        self.must_exist = False
+        self._sent_turn: TurnClaim | None = None
+        self._waiting: list[StoredEntry] | None = None
+        self.sending: list[StoredEntry] | None = None
+        self.rejected: StoreError | None = None
+        self.failure: StoreUnavailable | None = None
+
+    def share(self, rebase: Rebase) -> None:
+        """Others write the session, too: it is there before anything is accepted for it, and they may be first."""
+        self.rebase, self.units, self.must_exist = rebase, Waiting(), True
+
+    @property
+    def waiting(self) -> Sequence[StoredEntry]:
+        """Accepted entries that no commit has taken up yet."""
+        return self._waiting or ()
+
+    @property
+    def pending(self) -> list[StoredEntry]:
+        """Accepted entries that are not committed, as far as is known."""
+        return [*(self.sending or ()), *(self._waiting or ())]
+
+    def add(self, entry: StoredEntry) -> bool:
+        """Let an entry wait for the next commit; whether it is the first that waits."""
+        self.accepted += 1
+        if self._waiting:
+            self._waiting.append(entry)
+            return False
+        self._waiting = [entry]
+        return True
+
+    def take(self) -> Append:
+        """Everything that waits, now on its way."""
+        self.sending, self._waiting = self._waiting, None
+        self._sent_turn = None if self.claim is None else self.claim.turn
+        return Append(self.head, self.sending or [], turn=self._sent_turn, must_exist=self.must_exist)
+
+    def failed(self, error: StoreUnavailable) -> None:
+        """What was on its way waits again, for it could not be stored now; what came since was not tried."""
+        self.failure = error
+        self.tried = self.accepted if self.sending is None else self.settled + self.held + len(self.sending)
+        self.put_back()
+
+    def put_back(self) -> None:
+        """What was on its way waits again, in front."""
+        self._waiting = [*(self.sending or ()), *(self._waiting or ())]
+        self.sending = None
+
+    def arrived(self, sent: Sequence[StoredEntry]) -> None:
+        """What was on its way is in the store."""
+        self.committed = sent[-1].sequence
+        self.settled += len(sent) + self.held
+        self.held = 0
+        if self._sent_turn is not None and self.claim is not None:
+            self.claim.granted(self._sent_turn)
+            if self.claim.is_over:
+                self.claim = None
+        if self.units:
+            self.units.discard(entry.entry_id for entry in sent)
+
+    def number_of(self, sequence: int) -> int:
+        """The how manieth of all that was accepted the entry at a place is; of one that was refused, the next one."""
+        newest = (self._waiting or self.sending or ())[-1:]
+        return self.accepted - max(0, newest[0].sequence - sequence) if newest else self.settled + 1
+
+    def replace(self, head: SessionHead, waiting: list[StoredEntry], *, committed: int) -> Rebased:
+        """Let other entries wait in the place of those that do: the same ones made anew, without those stored before.
+
+        Args:
+            head: whose they are: of two who make a session at the same time, one goes on with the other's.
+            waiting: what waits now, in order.
+            committed: where the store ends.
+        """
+        before = self.waiting
+        shrunk = Rebased(len(before) - len(waiting), _bytes_of(before) - _bytes_of(waiting))
+        self.head, self.committed, self._waiting = head, committed, waiting or None
+        self.held += shrunk.entries
+        if not waiting:
+            self.settled, self.held = self.settled + self.held, 0
+        return shrunk
+
+    def drop(self) -> int:
+        """Forget what waits; the bytes of it."""
+        size = _bytes_of(self.waiting)
+        self._waiting = None
+        if self.units:
+            self.units.clear()
+        return size
+
+
+def _ignore(_: Saved) -> None:
+    """Nobody wants to know."""
+
+
+def _bytes_of(entries: Iterable[StoredEntry]) -> int:
+    return sum(len(entry.encoded) for entry in entries)
+
+
+class CommitCounts(NamedTuple):
+    """What the committer has done so far."""
+
+    unsaved_entries: int
+    unsaved_bytes: int
+    committed: int
+    commits: int
+    failures: int
+
+
+class Committer:
+    """Carries the accepted entries of all sessions to one store.
+
+    Attributes:
+        loop: the event loop that it runs on, where its sessions live; None before `run`.
+    """
+
+    def __init__(self, store: Store, *, clock: Clock, max_unsaved_bytes: int) -> None:
+        self.failure: StoreUnavailable | None = None
+        self.on_append: Callable[[SessionHead, Sequence[StoredEntry]], None] | None = None
+        """Called with each session that the store has taken entries of, and those entries."""
+        self.restore: Callable[[SessionLog, StoreConflict], Awaitable[Rebased]] | None = None
+        """As `SessionLog.rebase`, for those sessions that have none: the store may lack what it had acknowledged."""
+        self.refusals = Refusals(clock)
+        """Which sessions' commits were refused, and not taken since."""
+        self.lost: StoreUnavailable | None = None
+        """Why what is appended would go where nobody looks for it, as `drain` has found it."""
+        self.accepting = True
+        self.busy_since: float | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.on_commit: Callable[[Saved], object] = _ignore
+        """Called after each commit."""
+        self._store = store
+        self._clock = clock
+        self._max_unsaved_bytes = max_unsaved_bytes
+        self._queued: dict[SessionLog, None] = {}
+        self._rebasing: dict[SessionLog, None] = {}  # which others were first with
+        self._tasks: TaskGroup | None = None
+        self._delayed: dict[SessionLog, None] = {}  # which the store could not write, and are tried again
+        self._retry_at = self._hurried_at = 0.0
+        self._retry_delay_s = FIRST_RETRY_S
+        self._wake = anyio.Event()
+        self._hurry = anyio.Event()
+        self._next_round = Round(None)
+        self._this_round = Round(None)
+        self._closing = False
+        self._unsaved_entries = 0
+        self._unsaved_bytes = 0
+        self._committed = self._commits = self._failures = 0
+
+    def __repr__(self) -> str:
+        state = f"failing: {self.failure}" if self.failure else "ok"
+        return f"<Committer {self._unsaved_entries} unsaved, {state}>"
+
+    @property
+    def counts(self) -> CommitCounts:
+        """What waits and what was done."""
+        return CommitCounts(self._unsaved_entries, self._unsaved_bytes, self._committed, self._commits, self._failures)
+
+    def check_room(self, size: int) -> None:
+        """Whether `size` more bytes may be accepted.
+
+        Raises:
+            ManagerClosed: nothing is accepted any more.
+            UnsavedLimit: accepted but uncommitted state is at its bound.
+        """
+        if not self.accepting:
+            raise ManagerClosed("the session manager is closing; the message was not accepted, send it again later")
+        if self._unsaved_bytes + size > self._max_unsaved_bytes:
+            raise UnsavedLimit(
+                f"{self._unsaved_bytes} bytes are accepted but not saved, the limit is {self._max_unsaved_bytes}: "
+                f"nothing more is accepted until the store takes them ({self.failure or 'it is behind'})"
+            )
+
+    def check_store(self) -> None:
+        """Whether the store took what it was given last.
+
+        Raises:
+            StoreUnavailable: it did not.
+        """
+        if (failure := self.failure or self.lost) is not None:
+            raise anew(failure)
+
+    def submit(self, session: SessionLog, entry: StoredEntry) -> None:
+        """Accept an entry; it goes with the next commit."""
+        if session.add(entry):
+            if not self._queued:
+                self._wake.set()
+            self._queued[session] = None
+        self._unsaved_entries += 1
+        self._unsaved_bytes += len(entry.encoded)
+
+    async def wait(self, session: SessionLog, sequence: int) -> None:
+        """Return when the store has committed the session's entries up to `sequence`, wherever they come to stand.
+
+        Where the session alone could not be written, that is tried once more: what was wrong may be mended by now.
+
+        Raises:
+            StoreUnavailable: the store cannot take them now; they stay in memory and are tried again.
+            StoreError: the store refused this session's entries.
+        """
+        if session.committed >= sequence:
+            return
+        number, known = session.number_of(sequence), session.failure
+        if session in self._delayed:
+            self._retry_at = min(self._retry_at, self._hurried_at)
+            self._wake.set()
+        while session.settled < number:
+            if session.rejected is not None:
+                raise anew(session.rejected)
+            is_news = session.failure is not known and number <= session.tried
+            if (failure := self.failure or (session.failure if is_news else None)) is not None:
+                raise anew(failure, _STILL_THERE if self.accepting else "")
+            settled = session.settled + session.held
+            on_its_way = session.sending is not None and number <= settled + len(session.sending)
+            await (self._this_round if on_its_way else self._next_round).wait()
+
+    async def drain(self) -> None:
+        """Return when everything accepted so far is committed; a waiting retry is made at once.
+
+        Raises:
+            StoreUnavailable: the store cannot take it now.
+        """
+        overtaken = [(session, session.accepted) for session in (*self._rebasing, *self._queued)]
+        await self._look()
+        if self._delayed:
+            self._retry_delayed()
+        if self._queued and self.failure is not None:
+            round_done = self._next_round
+            self._hurry.set()
+            await round_done.ended()
+        elif self._queued:
+            await self._next_round.ended()
+        elif self.busy_since is not None:
+            await self._this_round.ended()
+        for session, number in overtaken:
+            while session.settled < number and session in (*self._rebasing, *self._queued) and self.failure is None:
+                await self._next_round.wait()
+        self.check_store()
+        for session in self._delayed:
+            if session.failure is not None:
+                raise anew(session.failure)
+
+    async def _look(self) -> None:
+        """See that the store is still where the next start looks for it."""
+        try:
+            await self._store.still_there()
+        except StoreUnavailable as error:
+            if self.lost is None:
+                log.error(
+                    "the store cannot be reached, or is not where it was", action="commit.failed", error=str(error)
+                )
+            self.lost = error
+        else:
+            self.lost = None
+        for session_id in self.refusals.damaged:  # nothing of them is tried again unless more is said there
+            with suppress(StoreError):
+                await self._store.head(session_id)
+                self.refusals.forget(session_id)
+
+    async def run(self) -> None:
+        """Commit until `close`; never raises for what the store does. Nobody waits for it in vain when it ends."""
+        self.loop = asyncio.get_running_loop()
+        try:
+            async with anyio.create_task_group() as self._tasks:
+                await self._commit_until_closed()
+                self._tasks.cancel_scope.cancel()
+        finally:
+            if self._unsaved_entries and self.failure is None:  # a round that never comes is not to be waited for
+                self.failure = StoreUnavailable(_CUT_OFF)
+            self._next_round.over()
+
+    async def _commit_until_closed(self) -> None:
+        backoff = FIRST_RETRY_S
+        while True:
+            await self._work()
+            self._wake = anyio.Event()
+            if self._queued:
+                await self._commit()
+            if self._closing and (self.failure is not None or not (self._queued or self._rebasing)):
+                return
+            if self.failure is not None:
+                await sleep_unless(self._clock, self._clock.jitter(backoff), self._hurry)
+                self._hurry = anyio.Event()
+                backoff = min(backoff * 2, LAST_RETRY_S)
+                self._wake.set()
+            else:
+                backoff = FIRST_RETRY_S
+
+    async def _work(self) -> None:
+        """Return when there is something to commit, or to be tried again."""
+        if self._delayed and not self._wake.is_set():
+            await sleep_unless(self._clock, max(0.0, self._retry_at - self._clock.monotonic()), self._wake)
+        elif not self._delayed:
+            await self._wake.wait()
+        if self._delayed and self._clock.monotonic() >= self._retry_at:
+            self._retry_delayed()
+
+    def _retry_delayed(self) -> None:
+        """Let the sessions that could not be written go with the next commit."""
+        self._queued = {**self._delayed, **self._queued}
+        self._delayed = {}
+        self._wake.set()
+
+    def close(self) -> None:
+        """Make `run` return after one more attempt at whatever is left."""
+        self._closing = True
+        self._retry_delayed()
+        self._hurry.set()
+
+    async def _commit(self) -> None:
+        sessions, self._queued = list(self._queued), {}
+        appends = [session.take() for session in sessions]
+        self._this_round, self._next_round = self._next_round, Round(self.loop)
+        self.busy_since = began = self._clock.monotonic()
+        committed = self._committed
+        try:
+            outcomes = await self._store.append(appends)
+        except StoreUnavailable as error:
+            self._failed(sessions, error)
+        except Exception as error:  # noqa: BLE001 - whatever a store raises, acknowledged it is not
+            self._failed(sessions, _as_unavailable(error))
+        except BaseException:
+            self._put_back(sessions)
+            raise
+        else:
+            self._arrived(sessions, outcomes)
+            self.on_commit(Saved("commit", self._committed - committed, self._clock.monotonic() - began))
+        finally:
+            self.busy_since = None
+            self._this_round.over()
+
+    def _arrived(self, sessions: Sequence[SessionLog], outcomes: Sequence[StoreError | None]) -> None:
+        """Note what became of each session; those that others were first with wait again."""
+        if self.failure is not None:
+            log.warning("the store takes messages again", action="commit.recovered")
+            self.failure = None
+        self._commits += 1
+        for session, outcome in zip(sessions, outcomes, strict=True):
+            if isinstance(outcome, StoreUnavailable):
+                self._delay(session, outcome)
+                continue
+            if isinstance(outcome, StoreConflict) and (rebase := session.rebase or self._restoring(session)):
+                session.put_back()
+                self._overtaken(session, rebase, outcome)
+                continue
+            sent, session.sending = session.sending or [], None
+            self._unsaved_entries -= len(sent)
+            for entry in sent:
+                self._unsaved_bytes -= len(entry.encoded)
+            if outcome is None:
+                session.arrived(sent)
+                self.refusals.forget(session.head.session_id)
+                if self.on_append is not None:
+                    self.on_append(session.head, sent)
+                if session.failure is not None:
+                    session.failure, self._retry_delay_s = None, FIRST_RETRY_S
+                self._committed += len(sent)
+            else:
+                self._reject(session, outcome)
+
+    def _restoring(self, session: SessionLog) -> Rebase | None:
+        return None if self.restore is None else partial(self.restore, session)
+
+    def _overtaken(self, session: SessionLog, rebase: Rebase, conflict: StoreConflict) -> None:
+        """Others were first with a session: it makes what waits anew, while the commits of all others go on."""
+        assert self._tasks is not None  # noqa: S101 - nothing is committed outside of `run`
+        self._queued.pop(session, None)
+        self._rebasing[session] = None
+        self._tasks.start_soon(self._rebase, session, rebase, conflict, name=f"rebase {session.head.session_id}")
+
+    async def _rebase(self, session: SessionLog, rebase: Rebase, conflict: StoreConflict) -> None:
+        """Let a session make what waits anew behind what others have stored, and wait for the next commit."""
+        try:
+            shrunk = await rebase(conflict)
+        except StoreUnavailable as error:
+            self._delay(session, error)
+        except StoreError as error:
+            self._reject(session, error)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one session, the others are committed
+            self._delay(session, _as_unavailable(error))
+        else:
+            self._unsaved_entries -= shrunk.entries
+            self._unsaved_bytes -= shrunk.size
+            if session.waiting:
+                self._queued[session] = None
+        finally:
+            self._rebasing.pop(session, None)
+            self._wake.set()
+        self._next_round.look()
+
+    def _delay(self, session: SessionLog, error: StoreUnavailable) -> None:
+        """One session cannot be written now: it waits to be tried again, and holds nobody else up."""
+        self._failures += 1
+        if session.failure is None:
+            log.error(
+                "a session cannot be written; retrying",
+                action="commit.delayed",
+                session_id=session.head.session_id,
+                error=str(error),
+            )
+        session.failed(error)
+        self.refusals.note(session.head.session_id, error)
+        self._queued.pop(session, None)
+        now = self._clock.monotonic()
+        self._hurried_at = now + RARELY * (now - (self.busy_since or now))
+        if not self._delayed:
+            self._retry_delay_s = min(2 * self._retry_delay_s, LAST_RETRY_S)
+            self._retry_at = now + self._clock.jitter(self._retry_delay_s)
+        self._delayed[session] = None
+
+    def _reject(self, session: SessionLog, outcome: StoreError) -> None:
+        """The store refused what was sent; what follows a refused entry would leave a gap: it is refused too."""
+        session.rejected = outcome
+        self.refusals.note(session.head.session_id, outcome)
+        self._failures += 1
+        self._queued.pop(session, None)
+        self._next_round.look()  # what is waited for there is decided, and that round may never come
+        self._unsaved_entries -= len(session.waiting)
+        self._unsaved_bytes -= session.drop()
+        log.error(
+            "the store refused a session's entries",
+            action="commit.rejected",
+            session_id=session.head.session_id,
+            error=str(outcome),
+        )
+
+    def _failed(self, sessions: Sequence[SessionLog], error: StoreUnavailable) -> None:
+        """Nothing was acknowledged: everything waits again, in front of what came since."""
+        self._failures += 1
+        if self.failure is None or type(self.failure) is not type(error):
+            log.error("the store cannot be written; retrying", action="commit.failed", error=str(error))
+        self.failure = error
+        self._put_back(sessions)
+
+    def _put_back(self, sessions: Sequence[SessionLog]) -> None:
+        younger = self._queued
+        self._queued = {}
+        for session in sessions:
+            session.put_back()
+            self._queued[session] = None
+        self._queued.update(younger)
+
+
+def anew(error: E, note: str = "") -> E:
+    """The same error for one more waiter: an object raised again and again gathers tracebacks, with all they hold."""
+    fresh = copy(error)
+    if note:
+        fresh.args = (f"{error}; {note}",)
+    fresh.__cause__ = error
+    return fresh
+
+
+def _as_unavailable(error: Exception) -> StoreUnavailable:
+    wrapped = StoreUnavailable(f"the store failed: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

@@ -1,0 +1,217 @@
+"""A database that several processes share, opened: the sessions, their checkpoints and the archive are all in it.
+
+There is no directory, and nothing to lock, to compare or to heal: a session that is not in the database was deleted. A
+start reads the schema's version and whether what is there is encrypted, however many sessions there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from types import MappingProxyType, TracebackType
+from typing import Self
+
+import msgspec
+import orjson
+
+from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.history.conversation import Conversation
+from miniclaw_sessions.core.history.state import Snapshot
+from miniclaw_sessions.core.persistence.archive import ArchiveTable
+from miniclaw_sessions.core.persistence.checking import CheckReport, check_database
+from miniclaw_sessions.core.persistence.checkpoints import StoredCheckpoints
+from miniclaw_sessions.core.persistence.followed import PROPERTY as FOLLOWED
+from miniclaw_sessions.core.persistence.losses import Loss
+from miniclaw_sessions.core.persistence.marker import Marker, check_store
+from miniclaw_sessions.core.persistence.mending import Mended, check_and_mend
+from miniclaw_sessions.core.persistence.own_task import in_own_task, require_asyncio
+from miniclaw_sessions.core.persistence.recovery import Joined, Progress, Recovered, RecoveryReport, join
+from miniclaw_sessions.core.persistence.snapshots import largest_snapshot
+from miniclaw_sessions.core.stores.base import Store, StoredSession
+from miniclaw_sessions.core.stores.encrypted import encrypted
+from miniclaw_sessions.core.stores.shared import SharedStore, as_shared
+from miniclaw_sessions.core.stores.watched import WatchedStore
+from miniclaw_sessions.encryption import KeyRing
+from miniclaw_sessions.errors import KeyNeeded, NotEncrypted, StoreCorrupt, WrongKey
+
+ENCRYPTION = "encryption"
+"""The property that says which key everything is encrypted with; an empty one: nothing is."""
+
+FAR_BEHIND = 16
+"""So many entries behind its checkpoint a session is given a new one when it is loaded."""
+
+
+def is_far_behind(one: StoredSession) -> bool:
+    """Whether so much had to be read of a session that it should get a new checkpoint."""
+    return one.stored.last_sequence - (one.checkpoint.sequence if one.checkpoint else 0) >= FAR_BEHIND
+
+
+class Database:
+    """The sessions of a shared store; an async context manager."""
+
+    store: WatchedStore
+
+    def __init__(
+        self,
+        store: Store,
+        settings: SessionSettings,
+        *,
+        clock: Clock,
+        encryption: KeyRing | None = None,
+        read_only: bool = False,
+    ) -> None:
+        self._given = store
+        self._shared = shared = as_shared(store)
+        self._settings = settings
+        self._encryption = encryption
+        self._read_only = read_only
+        self._stack = AsyncExitStack()
+        self.sessions: dict[str, Recovered] = {}
+        self.on_disk: dict[str, None] = {}
+        self.report = RecoveryReport()
+        self._followed: set[str] = set()  # of which it is known that it is written down
+        self.archive = ArchiveTable(shared, encryption)
+        self.checkpoints = StoredCheckpoints(
+            shared, clock=clock, max_bytes=largest_snapshot(settings), encryption=encryption
+        )
+
+    def __repr__(self) -> str:
+        return f"<Database {self.where}>"
+
+    async def __aenter__(self) -> Self:
+        """Connect, and see that the keys are the right ones.
+
+        Raises:
+            ConfigError: the server refuses us, or has something else there; or no event loop of asyncio runs.
+            StoreError: the store cannot be opened now.
+            WrongKey, KeyNeeded, NotEncrypted: the keys do not go with what is there; it was not touched.
+        """
+        require_asyncio()
+        async with AsyncExitStack() as stack:
+            await self._open(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Disconnect."""
+        await self._stack.aclose()
+
+    @property
+    def shared(self) -> SharedStore:
+        """What decides for all processes."""
+        return self._shared
+
+    @in_own_task
+    async def _open(self, stack: AsyncExitStack) -> None:
+        self.store = WatchedStore(await stack.enter_async_context(encrypted(self._given, self._encryption)))
+        await self._check_marker()
+
+    @property
+    def where(self) -> str:
+        """The server's hosts and the database."""
+        return self._shared.place.shown
+
+    async def _check_marker(self) -> None:
+        """Refuse to open it with other keys than it needs; the first one to open it says which those are."""
+        keys, what = self._encryption, f"the store {self.where}"
+        data = await self._shared.read_property(ENCRYPTION)
+        if data is None:
+            await check_store(self.store, keys)
+            if self._read_only:
+                return
+            mine = Marker(key="" if keys is None else keys.ids[0])
+            data = await self._shared.write_property(ENCRYPTION, orjson.dumps(mine, default=msgspec.structs.asdict))
+        try:
+            marker = msgspec.json.decode(data, type=Marker)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            raise StoreCorrupt(f"{what} is damaged: it does not say whether it is encrypted") from None
+        if marker.key and keys is None:
+            raise KeyNeeded(what)
+        if keys is not None and not marker.key:
+            raise NotEncrypted(what)
+        if keys is not None and marker.key not in keys.ids:
+            raise WrongKey(what, marker.key, keys.ids)
+
+    # --- sessions ----------------------------------------------------------------------------------------------------
+
+    async def load(self, session_id: str) -> tuple[dict[str, Recovered], RecoveryReport]:
+        """Load one session, in one round trip unless it is far behind its checkpoint."""
+        report = RecoveryReport()
+        for one in await self.store.load([session_id]):
+            joined = await self.join(one)
+            report.rebuilt += one.checkpoint is None
+            turn = one.stored.turn
+            is_held = turn is not None and not turn.is_over
+            return {session_id: Recovered(joined.conversation, is_far_behind(one), is_held)}, report
+        return {}, report
+
+    async def join(self, one: StoredSession) -> Joined:
+        """What a session leads to: its checkpoint, and behind it the entries; without one, all of its entries."""
+        snapshot = None if one.checkpoint is None else self.checkpoints.decoded(one.checkpoint)
+        is_known = one.checkpoint is None or snapshot is not None
+        joined = await join(
+            snapshot,
+            one.stored,
+            self.store,
+            capacity=self._settings.window,
+            behind=one.entries if is_known else (),
+        )
+        joined.conversation.state.last_accessed = one.used_at
+        return joined
+
+    async def was_followed(self, session_id: str) -> bool:
+        """Whether that is written down."""
+        return session_id in self._followed or await self._shared.read_property(FOLLOWED + session_id) is not None
+
+    async def note_followed(self, session_id: str) -> None:
+        """Write it down, a row for each: several processes may."""
+        if session_id not in self._followed:
+            await self._shared.write_property(FOLLOWED + session_id, b"true")
+            self._followed.add(session_id)
+
+    async def modified(self) -> list[tuple[str, float]]:
+        """No session has a file."""
+        return []
+
+    async def write_checkpoints(self, conversations: Sequence[Conversation]) -> None:
+        """Let nobody read as much again of sessions that were only looked at; where that cannot be, nothing is lost."""
+        captured = [one.capture(one.state.last_sequence) for one in conversations]
+        await self.checkpoints.write([one for one in captured if one is not None], as_used=False)
+
+    # --- upkeep ------------------------------------------------------------------------------------------------------
+
+    @property
+    def losses(self) -> Mapping[str, Loss]:
+        """Nothing is ever made anew here, so nothing is lost with what was before."""
+        return MappingProxyType({})
+
+    async def acknowledge_losses(self, session_id: str | None) -> int:  # noqa: ARG002 - there is none
+        """There is none."""
+        return 0
+
+    async def check(self, store: Store, on_progress: Callable[[Progress], None]) -> CheckReport:
+        """The tables against each other, every entry, and every checkpoint against the entries."""
+        return await check_database(store, self._snapshots, on_progress)
+
+    async def repair(self, store: Store) -> Mended:
+        """Write what checkpoints have whole over damaged entries."""
+        return await check_and_mend(self._snapshot, store)
+
+    @property
+    def log_remains(self) -> str:
+        """What is true of every server."""
+        return "the server's own files and log, until it overwrites them; and its backups and standbys likewise"
+
+    async def purge(self, session_id: str) -> list[str]:  # noqa: ARG002 - all of it is gone with the session
+        """Nothing is beside the store."""
+        return []
+
+    async def _snapshot(self, session_id: str) -> Snapshot | None:
+        return next(iter(await self._snapshots([session_id])), None)
+
+    async def _snapshots(self, session_ids: Sequence[str]) -> list[Snapshot]:
+        decoded = [self.checkpoints.decoded(one) for one in await self._shared.checkpoints(session_ids)]
+        return [one for one in decoded if one is not None]

@@ -1,0 +1,120 @@
+"""What a manager keeps its sessions in: a directory (`workspace`), or nothing but a shared database (`database`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Protocol, Self
+
+from miniclaw_sessions.core.persistence.archive import Archive
+from miniclaw_sessions.core.persistence.checking import CheckReport
+from miniclaw_sessions.core.persistence.checkpoints import Checkpoints
+from miniclaw_sessions.core.persistence.losses import Loss
+from miniclaw_sessions.core.persistence.mending import Mended
+from miniclaw_sessions.core.persistence.recovery import Progress, Recovered, RecoveryReport
+from miniclaw_sessions.core.stores.base import Store
+from miniclaw_sessions.core.stores.watched import WatchedStore
+
+
+class Storage(Protocol):
+    """An async context manager; what `__aenter__` raises is said by each.
+
+    Attributes:
+        store: the transcripts, once it is open.
+        sessions: what recovery loaded; whoever takes them over empties it.
+        on_disk: the ids of the sessions of which only the names were read.
+        report: what recovery found and did.
+    """
+
+    store: WatchedStore
+    sessions: dict[str, Recovered]
+    on_disk: dict[str, None]
+    report: RecoveryReport
+
+    async def __aenter__(self) -> Self:
+        """Open it."""
+        ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        ...
+
+    @property
+    def where(self) -> str:
+        """Where it is, for people; no password."""
+        ...
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """What the flusher writes to."""
+        ...
+
+    @property
+    def archive(self) -> Archive:
+        """Where expired sessions go."""
+        ...
+
+    @property
+    def losses(self) -> Mapping[str, Loss]:
+        """Sessions whose older messages were lost with a former store, until that is acknowledged."""
+        ...
+
+    async def acknowledge_losses(self, session_id: str | None) -> int:
+        """Forget a session's loss, or all of them, durably; how many there were.
+
+        Raises:
+            StoreUnavailable: that could not be written.
+        """
+        ...
+
+    async def load(self, session_id: str) -> tuple[dict[str, Recovered], RecoveryReport]:
+        """Load one session, and tell what was done for it."""
+        ...
+
+    async def was_followed(self, session_id: str) -> bool:
+        """Whether `note_followed` was told of it.
+
+        Raises:
+            StoreUnavailable: it cannot be read.
+        """
+        ...
+
+    async def note_followed(self, session_id: str) -> None:
+        """Remember that there was a session that keeps up with another program's.
+
+        Raises:
+            StoreUnavailable: it could not be written.
+        """
+        ...
+
+    async def modified(self) -> list[tuple[str, float]]:
+        """The session ids that have a file, and when each was last used, in seconds since the epoch."""
+        ...
+
+    async def check(self, store: Store, on_progress: Callable[[Progress], None]) -> CheckReport:
+        """Whether everything is sound; changes nothing.
+
+        Args:
+            store: the transcripts, as the manager reads them.
+            on_progress: told how far it has come.
+        """
+        ...
+
+    async def repair(self, store: Store) -> Mended:
+        """Write what checkpoints have whole over what is damaged in the store."""
+        ...
+
+    @property
+    def log_remains(self) -> str:
+        """What to tell where the store cannot be rid of what was deleted at once."""
+        ...
+
+    async def purge(self, session_id: str) -> list[str]:
+        """Leave nothing beside the store of what a deleted session said; what may still hold it, one sentence each.
+
+        Raises:
+            StoreUnavailable: it could not be done.
+        """
+        ...

@@ -1,0 +1,200 @@
+"""Copying a session's tree into a new session, entry by entry; the two share nothing afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.core.history.branch import rejoined
+from miniclaw_sessions.core.history.placing import Places
+from miniclaw_sessions.core.protocol.encoding import encode_entry, in_utc
+from miniclaw_sessions.core.protocol.entries import (
+    INCOMPLETE,
+    METADATA,
+    OWN_METADATA,
+    Custom,
+    Entry,
+    Label,
+    LeafMove,
+    MessageEntry,
+    ModelChange,
+)
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.session.journal import Journal
+from miniclaw_sessions.core.session.unit import Unit
+from miniclaw_sessions.core.stores.copying import in_batches
+from miniclaw_sessions.errors import SessionDeleted
+
+MAX_CHAT_ID = 1_000
+"""Of so many characters of the source's chat id a fork's is made; ids have a limit in bytes."""
+
+PARENT_SESSION = "parent_session"
+"""The metadata of a fork: the id of the session that it was made of."""
+
+_OF_THE_BRANCH = frozenset({"title", "provider", "model", "thinking_level"})  # entries of the branch set these
+
+
+def key_of_fork(key: SessionKey, clock: Clock) -> SessionKey:
+    """A key for a fork that nobody has given one: the same channel, and a chat id made from the source's."""
+    return SessionKey.of(key.channel, f"{key.chat_id[:MAX_CHAT_ID]}.fork-{clock.new_id()[-12:]}")
+
+
+async def copy_session(source: Journal, target: Journal, leaf_id: str | None) -> None:
+    """Give a new session everything of another one, or one branch of it.
+
+    Args:
+        source: is only read.
+        target: a session that nobody else uses yet.
+        leaf_id: the end of the branch; None copies the whole tree.
+
+    Raises:
+        EntryNotFound: the source has no such entry.
+        SessionDeleted: the source was deleted meanwhile.
+        StoreError: the source cannot be read, or the target not be written.
+    """
+    if leaf_id is None:
+        await adopt_all(target, _but_for_unfinished(source.reader.entries([])))
+    else:
+        path = [entry async for entry in source.reader.walk(await source.reader.get(leaf_id))][::-1]
+        await adopt_all(target, _each(path))
+        for target_id, label in await _labels_on(source, path):
+            unit = Unit(target)
+            unit.add(Label, target_id=target_id, label=label)
+            await unit.save()
+        await _choose_beside(source, target)
+    if source.is_deleted:
+        raise SessionDeleted(f"session {source.session_id} was deleted; there is nothing to copy any more")
+    _copy_metadata(
+        source, target, but=() if leaf_id is None else _OF_THE_BRANCH, also={PARENT_SESSION: source.session_id}
+    )
+
+
+async def _choose_beside(source: Journal, target: Journal) -> None:
+    """Let the model that was chosen last, on whatever branch, be chosen beside the branch that was copied."""
+    state, chosen = target.conversation.state, None
+    if state.chosen_model == source.conversation.state.chosen_model:
+        return
+    async for entry in source.reader.entries([]):
+        chosen = entry if isinstance(entry, ModelChange) else chosen
+    if chosen is not None:
+        unit = Unit(target)
+        unit.add(ModelChange, provider=chosen.provider, model_id=chosen.model_id)
+        unit.add(LeafMove, target_id=state.leaf_id, target_sequence=state.leaf_sequence or None)
+        await unit.save()
+        await target.settle()
+
+
+async def copy_branch(source: Journal, target: Journal) -> None:
+    """Give a new session the current branch of another one, and the metadata; for a store that keeps no transcript.
+
+    Args:
+        source: is only read.
+        target: a session that nobody else uses yet.
+
+    Raises:
+        StoreError: the source cannot be read.
+    """
+    path = [entry async for entry in source.reader.walk()][::-1]
+    await adopt_all(target, _each(rejoined(path)))
+    _copy_metadata(source, target, but=_OF_THE_BRANCH - {"title"})
+
+
+def _copy_metadata(
+    source: Journal, target: Journal, *, but: Collection[str], also: Mapping[str, Any] = MappingProxyType({})
+) -> None:
+    known, wanted = target.conversation.state.metadata, source.conversation.state.metadata
+    changes = {name: wanted.get(name) for name in {*known, *wanted} if known.get(name) != wanted.get(name)}
+    changes.pop(INCOMPLETE, None)
+    kept = {name: value for name, value in changes.items() if name not in but}
+    own = {name: kept.pop(name) for name in list(kept) if name.startswith(OWN_METADATA)}
+    if own:
+        target.note(own)
+    unit = Unit(target)
+    unit.add_metadata(**{**kept, **also})
+    unit.accept()
+
+
+async def _but_for_unfinished(entries: AsyncIterator[Entry]) -> AsyncIterator[Entry]:
+    """Without what says that the source was unfinished once, and is no more: the copy still is."""
+    async for entry in entries:
+        if not (isinstance(entry, Custom) and entry.custom_type == METADATA and entry.data.keys() == {INCOMPLETE}):
+            yield entry
+
+
+async def adopt_all(target: Journal, entries: AsyncIterator[Entry], places: Places | None = None) -> None:
+    """Append entries from elsewhere to a session: the one way in which a fork, `put` and an import are made.
+
+    They come in the batches of every copy, so that neither memory nor the store's queue fills up.
+
+    Args:
+        target: a session that nobody else uses yet, or that nobody has a turn in.
+        entries: as they come.
+        places: where the entries stand that the session has already; None: it has none that these name.
+
+    Raises:
+        StoreError: they cannot be stored.
+        InvalidMessage: one of them cannot be stored faithfully, or is too large.
+        LeafMoved: somebody else said something meanwhile; what came before that is stored.
+    """
+    placed = _placed(entries, target.last_sequence, places or Places())
+    async for batch in in_batches(placed, lambda one: len(one[1])):
+        for part in _begun_at_clearings(batch):
+            if _is_clearing(part[0][0]):
+                await target.settle()  # what is in force there stays in force
+            target.accept(part)
+            target.not_used_later()
+            await target.saved()
+    await target.settle()
+
+
+async def _placed(entries: AsyncIterator[Entry], last: int, places: Places) -> AsyncIterator[tuple[Entry, bytes]]:
+    """The entries, numbered from the place behind the last one, and their bytes."""
+    async for entry in entries:
+        last += 1
+        placed = places.place(_timed(entry), last)
+        yield placed, encode_entry(placed)
+
+
+def _timed(entry: Entry) -> Entry:
+    """Every message that is kept has a time (document 004); one that came without has its entry's."""
+    if isinstance(entry, MessageEntry) and entry.message.timestamp is None:
+        message = msgspec.structs.replace(entry.message, timestamp=in_utc(entry.timestamp))
+        return msgspec.structs.replace(entry, message=message)
+    return entry
+
+
+def _begun_at_clearings(batch: Sequence[tuple[Entry, bytes]]) -> Iterator[Sequence[tuple[Entry, bytes]]]:
+    """The batch in parts: whatever takes everything off the branch begins another one."""
+    starts = [place for place, (entry, _) in enumerate(batch) if place == 0 or _is_clearing(entry)]
+    return (batch[start:end] for start, end in zip(starts, [*starts[1:], len(batch)], strict=True))
+
+
+def _is_clearing(entry: Entry) -> bool:
+    return isinstance(entry, LeafMove) and entry.target_id is None
+
+
+async def _labels_on(source: Journal, path: Iterable[Entry]) -> Iterable[tuple[str, str]]:
+    """The bookmarks of a path's entries where the path's own labels do not tell them, each with the entry that has it.
+
+    An empty one stands for a bookmark of the path that was removed elsewhere.
+    """
+    told: dict[str, str] = {}
+    on_path: set[str] = set()
+    for entry in path:
+        on_path.add(entry.id)
+        if isinstance(entry, Label):
+            told[entry.target_id] = entry.label
+    labels: dict[str, str] = {}
+    async for entry in source.reader.entries([]):
+        if isinstance(entry, Label) and entry.target_id in on_path:
+            labels[entry.target_id] = entry.label
+    return [(target_id, label) for target_id, label in labels.items() if label != told.get(target_id, "")]
+
+
+async def _each(entries: Iterable[Entry]) -> AsyncIterator[Entry]:
+    for entry in entries:
+        yield entry

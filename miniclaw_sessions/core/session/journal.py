@@ -1,0 +1,571 @@
+"""What stands behind a session: its conversation in memory, its way to the store, and its file.
+
+Everything that is accepted passes through `append` or `accept`: encoded, folded into the conversation, handed to the
+committer. They are synchronous, so that nobody else runs in between. People talk to a `Session`, which holds a journal
+and nothing else; manager, flusher and turns work on the journal itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+from weakref import ref
+
+import anyio
+import msgspec
+
+from miniclaw_sessions.core.history.branch import Branch, summary_messages
+from miniclaw_sessions.core.history.branches import BranchMap
+from miniclaw_sessions.core.history.conversation import REMEMBERED_KEYS, Conversation
+from miniclaw_sessions.core.history.state import Snapshot
+from miniclaw_sessions.core.persistence.accepted import Accepted, Held
+from miniclaw_sessions.core.persistence.committer import SessionLog, anew
+from miniclaw_sessions.core.protocol.encoding import (
+    encode_json,
+    encode_message,
+    encoded_once,
+)
+from miniclaw_sessions.core.protocol.entries import (
+    LEGAL_HOLD,
+    METADATA,
+    Custom,
+    Entry,
+    EntryBase,
+    LeafMove,
+    MessageEntry,
+    moves_leaf,
+)
+from miniclaw_sessions.core.protocol.given import dated
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.session.home import Home, OpenTurn
+from miniclaw_sessions.core.session.reading import TreeReader
+from miniclaw_sessions.core.stores.base import SessionHead, decode_stored, stored_entry
+from miniclaw_sessions.core.stores.branches import bring_window_up
+from miniclaw_sessions.errors import (
+    InvalidMessage,
+    LeafMoved,
+    SessionDeleted,
+    TranscriptNotKept,
+    TurnInProgress,
+)
+
+ACCESS_RESOLUTION = timedelta(hours=1)
+"""An access that changes nothing is written to disk at most this often."""
+
+MAX_IDEMPOTENCY_KEY = 512
+"""Characters that an idempotency key may have: a session remembers hundreds of them."""
+
+LOOK_AGAIN_S = 0.3
+"""How often a turn that another process has is looked at, until it is over."""
+
+E = TypeVar("E", bound=EntryBase)
+
+
+class SessionStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """A session's numbers at one moment."""
+
+    session_id: str
+    messages: int
+    window: int
+    last_sequence: int
+    committed_sequence: int
+    evicted: int
+    dirty: bool
+    in_turn: bool
+    incarnation: str
+
+
+_open_turns: ContextVar[tuple[OpenTurn, ...]] = ContextVar("open_turns", default=())
+
+
+class Journal:
+    """A session's conversation, and how it is saved and checkpointed.
+
+    Attributes:
+        session_id: whose journal it is.
+        conversation: the state that its entries lead to.
+        home: what it is saved by.
+        log: its way to the store.
+        branches: where its branches part, as far as somebody wanted to know.
+        evicted: how many messages have left the window.
+        turn: the turn that holds the session, if one does.
+        handle: the live `Session` of this journal, if there is one.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_accessed_on_disk",
+        "_flushed_revision",
+        "_retired",
+        "_revision",
+        "_turn_lock",
+        "branches",
+        "conversation",
+        "evicted",
+        "handle",
+        "home",
+        "log",
+        "session_id",
+        "turn",
+    )
+
+    def __init__(self, conversation: Conversation, home: Home, *, committed: int = 0, dirty: bool = False) -> None:
+        self.session_id = conversation.state.session_id
+        self.conversation = conversation
+        self.home = home
+        head = SessionHead(
+            self.session_id, conversation.state.key, conversation.state.incarnation, conversation.state.created_at
+        )
+        self.log = SessionLog(head, committed)
+        self.branches = BranchMap()
+        self.evicted = 0
+        self.turn: OpenTurn | None = None
+        self.handle: ref[Any] | None = None
+        self._revision = 0
+        self._flushed_revision = 0
+        self._accessed_on_disk = conversation.state.last_accessed
+        self._turn_lock: anyio.Semaphore | None = None
+        self._retired = False
+        if dirty:
+            self._changed()
+
+    def __repr__(self) -> str:
+        state = "deleted" if self._retired else "dirty" if self.is_dirty else "clean"
+        return f"<Journal of {self.session_id}, {state}>"
+
+    # --- what is known -----------------------------------------------------------------------------------------------
+
+    @property
+    def key(self) -> SessionKey:
+        """The pair (channel, chat_id)."""
+        return self.conversation.state.key
+
+    @property
+    def last_accessed(self) -> datetime:
+        """When it was last used, UTC; its time to live counts from here."""
+        return self.conversation.state.last_accessed
+
+    @property
+    def incarnation(self) -> str:
+        """A random id that a deleted and recreated session does not share with its predecessor."""
+        return self.conversation.state.incarnation
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence number of the newest entry; 0 when there is none."""
+        return self.conversation.state.last_sequence
+
+    @property
+    def committed_sequence(self) -> int:
+        """The sequence number up to which the store has acknowledged it."""
+        return self.log.committed
+
+    @property
+    def final_sequence(self) -> int:
+        """The sequence number up to which entries keep their places: where others may be first, the committed one."""
+        return self.last_sequence if self.log.units is None else self.log.committed
+
+    @property
+    def newest_waiting(self) -> str | None:
+        """The id of the newest entry, if it is not acknowledged."""
+        newest = (self.log.waiting or self.log.sending or ())[-1:]
+        return newest[0].entry_id if newest else None
+
+    @property
+    def kept_from(self) -> int:
+        """The sequence number from which on entries are kept by the newest compaction of the branch; 0 without one."""
+        return self.conversation.kept_from
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether its file lacks something."""
+        return self._revision != self._flushed_revision
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether it accepts nothing more."""
+        return self._retired
+
+    @property
+    def reader(self) -> TreeReader:
+        """Its tree."""
+        return TreeReader(self.home.store, self.log, self.conversation)
+
+    @property
+    def legal_hold(self) -> str | None:
+        """Why nothing may delete it; None: it may be deleted."""
+        return self.conversation.state.metadata.get(LEGAL_HOLD)
+
+    def now(self) -> datetime:
+        """The wall clock of its home."""
+        return self.home.clock.now()
+
+    def summary(self) -> list[Message]:
+        """What stands for the part of the branch that was compacted; empty where none was."""
+        return summary_messages(self.conversation.state.compaction)
+
+    def statistics(self) -> SessionStatistics:
+        """Its numbers at this moment."""
+        return SessionStatistics(
+            session_id=self.session_id,
+            messages=len(self.conversation.window),
+            window=self.conversation.window.capacity,
+            last_sequence=self.last_sequence,
+            committed_sequence=self.committed_sequence,
+            evicted=self.evicted,
+            dirty=self.is_dirty,
+            in_turn=self.in_turn,
+            incarnation=self.incarnation,
+        )
+
+    # --- turns -------------------------------------------------------------------------------------------------------
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether a turn is open or waited for."""
+        return self._turn_lock is not None and not self._turn_lock.value
+
+    @property
+    def turn_lock(self) -> anyio.Semaphore:
+        """Held by the open turn, not by a task: another one may end it. Made when needed: most sessions sleep."""
+        if self._turn_lock is None:
+            self._turn_lock = anyio.Semaphore(1, max_value=1)
+        return self._turn_lock
+
+    @asynccontextmanager
+    async def between_turns(self) -> AsyncIterator[None]:
+        """Hold the session while no turn does, of this process or, when the block begins, of another one.
+
+        Raises:
+            TurnInProgress: this very task, or one that started it, holds the session's turn.
+            StoreUnavailable: other processes answer the session, and the store does not say whether one of them does.
+        """
+        self.refuse_reentry()
+        async with self.turn_lock:
+            if self.home.store.shared:
+                await self.wait_for_others()
+            yield
+
+    async def wait_for_others(self) -> None:
+        """Return when the turn that another process has is over, or has timed out.
+
+        Raises:
+            StoreUnavailable: the store cannot be asked.
+        """
+        while (stored := await self.home.store.head(self.session_id)) is not None:
+            if stored.turn is None or stored.turn.is_over:
+                return
+            await self.home.clock.sleep(self.home.clock.jitter(LOOK_AGAIN_S))
+
+    def refuse_reentry(self) -> None:
+        """Waiting for the session's turn must not be waiting for oneself.
+
+        Raises:
+            TurnInProgress: this very task, or one that started it, holds the session's turn.
+        """
+        if any(turn.is_open and turn is self.turn for turn in _open_turns.get()):
+            raise TurnInProgress(
+                f"session {self.session_id} is in a turn that this task belongs to; "
+                "use that turn, or start the other work from a task that was there before the turn"
+            )
+
+    def turn_began(self, turn: OpenTurn) -> None:
+        """This turn holds the session from here on, and this task is part of it."""
+        self.turn = turn
+        _open_turns.set((*_open_turns.get(), turn))
+
+    def turn_ended(self, turn: OpenTurn) -> None:
+        """The session is free for the next turn."""
+        self.turn = None
+        _open_turns.set(tuple(other for other in _open_turns.get() if other is not turn))
+
+    # --- accepting ---------------------------------------------------------------------------------------------------
+
+    def append(self, message: Message | Mapping[str, Any], *, idempotency_key: str | None = None) -> MessageEntry:
+        """Accept a message; see `Session.append`."""
+        if idempotency_key is not None and (known := self.known(idempotency_key)) is not None:
+            return known
+        self._check_accepting()
+        home, state = self.home, self.conversation.state
+        now, last, place = home.clock.now(), state.last_sequence, state.leaf_sequence
+        entry, encoded = encoded_once(
+            MessageEntry(
+                id=home.clock.new_id(),
+                parent_id=state.leaf_id,
+                timestamp=now,
+                sequence=last + 1,
+                parent_sequence=None if place == last or state.leaf_id is None else place,
+                message=dated(message, now),
+                idempotency_key=idempotency_key,
+            )
+        )
+        self.check_entry(entry, len(encoded))
+        home.committer.check_room(len(encoded))
+        self._accept(entry, encoded)
+        if self.log.units is not None:
+            self.log.units[entry.id] = Accepted([entry])
+        return entry
+
+    def accept(
+        self,
+        entries: Sequence[tuple[Entry, bytes]],
+        *,
+        branch: Branch | None = None,
+        is_fixed: bool = False,
+        has_one_key: bool = False,
+    ) -> Accepted | None:
+        """Accept entries that were made for the places that follow, all of them or none.
+
+        Args:
+            entries: in order, each as `next_entry` makes it, with its JSON.
+            branch: where one of them moves the leaf: the branch that it moves to.
+            is_fixed: whether they may stand nowhere else, should another process have been first.
+            has_one_key: whether the idempotency key of one of them, if no other has one, stands for all of them.
+
+        Returns:
+            How they stand from now on, where other processes may be first; None: as they were made.
+
+        Raises:
+            LeafMoved: something was accepted since they were made.
+            InvalidMessage, UnsavedLimit, SessionDeleted: as for `Session.append`.
+        """
+        self._check_accepting()
+        if entries and entries[0][0].sequence != self.last_sequence + 1:
+            raise LeafMoved(
+                f"entries were made for place {entries[0][0].sequence} of session {self.session_id}, which goes on "
+                f"at {self.last_sequence + 1}: something was said meanwhile; nothing was accepted, try again"
+            )
+        for entry, encoded in entries:
+            self.check_entry(entry, len(encoded))
+        self._check_metadata([entry for entry, _ in entries])
+        self.home.committer.check_room(sum(len(encoded) for _, encoded in entries))
+        for entry, encoded in entries:
+            self._accept(entry, encoded)
+            if self.conversation.lacks_branch and branch is not None:
+                self.conversation.rebuild(branch)
+        if self.log.units is None:
+            return None
+        accepted = Accepted((entry for entry, _ in entries), is_fixed=is_fixed, has_one_key=has_one_key)
+        self.log.units.update(dict.fromkeys(accepted.entries, accepted))
+        return accepted
+
+    def next_entry(self, kind: type[E], before: Sequence[tuple[Entry, bytes]] = (), **fields: Any) -> E:
+        """An entry for the place behind the newest one, and behind those that are accepted together with it."""
+        conversation = self.conversation
+        parent_id, place = conversation.state.leaf_id, conversation.state.leaf_sequence
+        if leaf := next((entry for entry, _ in reversed(before) if moves_leaf(entry)), None):
+            parent_id, place = leaf.id, leaf.sequence
+            if isinstance(leaf, LeafMove):
+                parent_id, place = leaf.target_id, leaf.target_sequence or 0
+        sequence = conversation.state.last_sequence + 1 + len(before)
+        return kind(
+            id=self.home.clock.new_id(),
+            parent_id=parent_id,
+            timestamp=self.now(),
+            sequence=sequence,
+            parent_sequence=None if parent_id is None or place == sequence - 1 else place,
+            **fields,
+        )
+
+    def note(self, own_metadata: Mapping[str, Any]) -> None:
+        """Set what sessions know of themselves (`OWN_METADATA`); accepted like a message.
+
+        Raises:
+            InvalidMessage: a value is not JSON, or the whole is too large.
+        """
+        self.accept([encoded_once(self.next_entry(Custom, custom_type=METADATA, data=dict(own_metadata)))])
+
+    async def settle(self) -> None:
+        """Give a session that was put together of adopted entries the window of its leaf.
+
+        Raises:
+            StoreUnavailable: the store cannot be read.
+        """
+        await bring_window_up(self.conversation, self.reader)
+
+    async def saved(self) -> None:
+        """Return when everything accepted so far is acknowledged; see `Session.saved`."""
+        await self.home.committer.wait(self.log, self.last_sequence)
+
+    def check(self, message: Message | Mapping[str, Any]) -> None:
+        """Raise unless a message could be appended.
+
+        Raises:
+            InvalidMessage: it cannot be stored faithfully, or is too large.
+        """
+        said = dated(message, self.now().replace(microsecond=999_999))
+        entry, _ = encoded_once(self.next_entry(MessageEntry, message=said))
+        self._check_size(len(encode_message(entry.message)))
+
+    def check_entry(self, entry: EntryBase, size: int) -> None:
+        """Raise unless an entry of this size could be accepted.
+
+        The limit is on the message itself, so that one that passes `check` is never refused later.
+
+        Raises:
+            InvalidMessage: it is too large.
+        """
+        if size > self.home.max_message_bytes:
+            self._check_size(len(encode_message(entry.message)) if isinstance(entry, MessageEntry) else size)
+
+    def known(self, idempotency_key: str, accepted: Sequence[tuple[Entry, bytes]] = ()) -> MessageEntry | None:
+        """The entry that has this key already, in the session or among those that are accepted together."""
+        if not isinstance(idempotency_key, str):
+            raise InvalidMessage(f"an idempotency key is a text, not a {type(idempotency_key).__name__}")
+        if len(idempotency_key) > MAX_IDEMPOTENCY_KEY:
+            raise InvalidMessage(f"an idempotency key has at most {MAX_IDEMPOTENCY_KEY} characters")
+        same = (
+            entry
+            for entry, _ in accepted
+            if isinstance(entry, MessageEntry) and entry.idempotency_key == idempotency_key
+        )
+        return self.find_duplicate(idempotency_key) or next(same, None)
+
+    async def find_by_key(self, idempotency_key: str) -> MessageEntry | None:
+        """The entry that was accepted with this idempotency key, however long ago: the store is asked, too.
+
+        It is asked only for what has left the window, and where the session may have had more keys than it remembers.
+
+        Raises:
+            InvalidMessage: it is no text, or too long.
+            StoreUnavailable: the store cannot be read.
+        """
+        entry = self.known(idempotency_key)
+        if entry is not None and (entry.sequence or not self.home.store.keeps_entries):
+            return entry
+        if entry is None and len(self.conversation.state.idempotency_keys or ()) < REMEMBERED_KEYS:
+            return None
+        waiting = (stored for stored in self.log.pending if stored.idempotency_key == idempotency_key)
+        stored = next(waiting, None) or await self.home.store.find_by_idempotency_key(self.session_id, idempotency_key)
+        if stored is None:
+            return self.known(idempotency_key)  # it may have come meanwhile
+        with suppress(InvalidMessage):  # it is damaged, but known all the same
+            found = decode_stored(stored)
+            if isinstance(found, MessageEntry):
+                return found
+        return self._without_text(stored.entry_id, stored.sequence)
+
+    def held(self, entry: MessageEntry) -> Held:
+        """An entry of the session, to be read again when it is acknowledged; to be called before that."""
+        return Held(entry, None if self.log.units is None else self.log.units.get(entry.id))
+
+    def find_duplicate(self, idempotency_key: str) -> MessageEntry | None:
+        """The entry that was accepted with this idempotency key, if it is remembered."""
+        entry_id = (self.conversation.state.idempotency_keys or {}).get(idempotency_key)
+        if entry_id is None:
+            return None
+        return self.conversation.window.find(entry_id) or self._without_text(entry_id)
+
+    def _without_text(self, entry_id: str, sequence: int = 0) -> MessageEntry:
+        """An entry of which no more than this is known here."""
+        updated_at = self.conversation.state.updated_at
+        return MessageEntry(
+            id=entry_id, parent_id=None, timestamp=updated_at, sequence=sequence, message=Message.user("")
+        )
+
+    # --- for the manager and the flusher -----------------------------------------------------------------------------
+
+    def touch(self) -> None:
+        """The session is being used: its time to live starts again."""
+        now = self.home.clock.now()
+        self.conversation.state.last_accessed = max(self.conversation.state.last_accessed, now)
+        if now - self._accessed_on_disk >= ACCESS_RESOLUTION:
+            self._changed()
+
+    def not_used_later(self) -> None:
+        """Entries from elsewhere may have any date: none of them keeps the session from expiring."""
+        self.conversation.state.last_accessed = min(self.conversation.state.last_accessed, self.home.clock.now())
+
+    @property
+    def unsaved_use(self) -> datetime | None:
+        """When it was last used, if nobody else can know of that yet."""
+        return self.last_accessed if self.last_accessed > self._accessed_on_disk else None
+
+    def use_saved(self, moment: datetime) -> None:
+        """It is written down that it was used at this moment."""
+        self._accessed_on_disk = max(self._accessed_on_disk, moment)
+
+    def forgive(self, jump: timedelta, *, before: datetime) -> None:
+        """The wall clock jumped: unless it was used since, the session is as idle as it was."""
+        if self.conversation.state.last_accessed <= before:
+            self.conversation.state.last_accessed += jump
+            self._changed()
+
+    def capture(self) -> tuple[int, Snapshot] | None:
+        """Its revision and the snapshot that may be written now, in one step between two awaits (rule R10)."""
+        snapshot = None if self._retired else self.conversation.capture(self.log.committed)
+        if snapshot is None:
+            return None
+        return (self._revision if snapshot.state.complete else self._revision - 1), snapshot
+
+    def flushed(self, revision: int) -> None:
+        """The snapshot of this revision is safe."""
+        self._flushed_revision = max(self._flushed_revision, revision)
+        self._accessed_on_disk = self.conversation.state.last_accessed
+
+    def retire(self) -> None:
+        """Accept nothing more: the session is about to be deleted or replaced."""
+        self._retired = True
+
+    def revive(self) -> None:
+        """Accept again: the deletion failed."""
+        self._retired = False
+        self._changed()
+        self.home.flusher.add(self)  # which had forgotten it, dirty or not
+
+    def go_on_with(self, conversation: Conversation) -> None:
+        """Have another conversation from here on: other processes have said something, too.
+
+        Args:
+            conversation: the session with what they said, and behind it what waits to be committed.
+        """
+        conversation.state.last_accessed = max(conversation.state.last_accessed, self.last_accessed)
+        self.conversation = conversation
+        self._changed()
+
+    def require_transcript(self, what: str) -> None:
+        """Raise unless a transcript is kept.
+
+        Raises:
+            TranscriptNotKept: the store is `none`.
+        """
+        if not self.home.store.keeps_entries:
+            raise TranscriptNotKept(self.session_id, what)
+
+    def _check_accepting(self) -> None:
+        if self._retired:
+            raise SessionDeleted(f"session {self.session_id} was deleted; get_or_create makes a new one")
+        if self.log.rejected is not None:
+            raise anew(self.log.rejected)
+
+    def _accept(self, entry: Entry, encoded: bytes) -> None:
+        self.evicted += self.conversation.apply(entry, encoded)
+        self.home.committer.submit(self.log, stored_entry(entry, encoded))
+        self._changed()
+
+    def _check_size(self, size: int) -> None:
+        limit = self.home.max_message_bytes
+        if size > limit:
+            raise InvalidMessage(f"the message has {size} bytes as JSON, the limit is {limit} (max_message_bytes)")
+
+    def _check_metadata(self, entries: Sequence[Entry]) -> None:
+        known = self.conversation.state.metadata
+        changed = self.conversation.metadata_with(entries)
+        limit = self.home.max_metadata_bytes
+        size = 0 if changed == known else len(encode_json(changed))
+        if size > limit and size > len(encode_json(dict(known))):  # whatever makes it smaller is welcome
+            raise InvalidMessage(
+                f"the metadata of session {self.session_id} would have {size} bytes as JSON, the limit is {limit} "
+                "(max_metadata_bytes); remove some of it first, or keep it in custom entries"
+            )
+
+    def _changed(self) -> None:
+        if self._retired:  # its file is gone or another object's: nothing would ever make it clean again
+            return
+        if self._revision == self._flushed_revision:
+            self.home.flusher.add(self)
+        self._revision += 1

@@ -1,0 +1,198 @@
+"""Where transcripts live: one contract (`stores.base`), several homes, chosen by a URL.
+
+Importing this package loads no database library; `open_store` imports the one store that is asked for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from miniclaw_sessions.config import PostgreSQLSettings, is_shared_url, masked
+from miniclaw_sessions.core.stores.base import Store, StorePlace
+from miniclaw_sessions.errors import ConfigError, PluginFailed, to_install
+
+__all__ = [
+    "SALVAGE",
+    "SALVAGE_PART",
+    "STORE_URLS",
+    "is_shared_url",
+    "open_store",
+    "refuse_another_store",
+    "salvage_in",
+    "store_place",
+    "stores_in",
+]
+
+STORE_URLS = (
+    *("none:", "memory:", "sqlite:", "sqlite:///absolute/path/to/file.db"),
+    *("jsonl:", "jsonl:///absolute/path/to/directory"),
+    "postgresql://user@host/database",
+)
+"""What the setting `store` may be."""
+
+SALVAGE = ".salvage"
+"""The directory in a workspace of a store that was set aside, as long as the new one lacks what can be read of it."""
+
+SALVAGE_PART = SALVAGE + ".new"
+"""The same, while it is copied or removed."""
+
+_KINDS = {
+    "none": StorePlace("none", durable=False),
+    "memory": StorePlace("memory", durable=False),
+    "sqlite": StorePlace("sqlite", Path("sessions.db")),
+    "jsonl": StorePlace("jsonl", Path("transcripts"), is_directory=True),
+}
+"""The kinds of stores, each where a workspace has it unless its URL says otherwise."""
+
+
+def open_store(
+    url: str | StorePlace,
+    workspace: Path = Path(),
+    *,
+    postgresql: PostgreSQLSettings | None = None,
+    read_only: bool = False,
+) -> Store:
+    """The store that a URL names, not yet opened: enter it as an async context manager.
+
+    Args:
+        url: `none:` (no transcript), `memory:`, `sqlite:` (`sessions.db` in the workspace), `sqlite:///absolute/path`,
+            `jsonl:` (the directory `transcripts` in the workspace), `jsonl:///absolute/path`, or
+            `postgresql://user@host:port/database?option=value`, which several processes may share; one whose scheme an
+            installed package declares (`plugins`); or what it means.
+        workspace: the directory that `sqlite:` and `jsonl:` are relative to; a server's store has none.
+        postgresql: how a server is reached, unless its URL says otherwise; None: the defaults.
+        read_only: change nothing and lock nothing, beside whoever writes it.
+
+    Raises:
+        ConfigError: no store goes by this URL.
+    """
+    place = store_place(url, workspace) if isinstance(url, str) else url
+    if place.plugin:
+        return _of_another_package(place, workspace, read_only=read_only)
+    if place.url is not None:
+        return _on_a_server(place.url, postgresql or PostgreSQLSettings(), read_only=read_only)
+    if place.path is not None:
+        return _in_files(place, place.path, read_only=read_only)
+    if place.kind == "memory":
+        from miniclaw_sessions.core.stores.memory import MemoryStore  # noqa: PLC0415 - only the chosen store is imported
+
+        return MemoryStore()
+    from miniclaw_sessions.core.stores.none import NoStore  # noqa: PLC0415 - same
+
+    return NoStore()
+
+
+def _in_files(place: StorePlace, path: Path, *, read_only: bool) -> Store:
+    if place.kind == "sqlite" and read_only:
+        from miniclaw_sessions.core.stores.sql.reader import SQLiteReader  # noqa: PLC0415 - as above
+
+        return SQLiteReader(path)
+    if place.kind == "sqlite":
+        from miniclaw_sessions.core.stores.sql.sqlite import SQLiteStore  # noqa: PLC0415 - same
+
+        return SQLiteStore(path)
+    if read_only:
+        from miniclaw_sessions.core.stores.jsonl.reader import JSONLReader  # noqa: PLC0415 - same
+
+        return JSONLReader(path)
+    from miniclaw_sessions.core.stores.jsonl.store import JSONLStore  # noqa: PLC0415 - same
+
+    return JSONLStore(path)
+
+
+def _of_another_package(place: StorePlace, workspace: Path, *, read_only: bool) -> Store:
+    """Without it nothing goes on, so that it is loaded here and not in a thread that could be left behind."""
+    from miniclaw_sessions.plugins import find  # noqa: PLC0415 - as above
+
+    point = find("stores", place.kind, "sessions.store")
+    try:
+        store: Store = point.load()(place.plugin, workspace, read_only=read_only)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise PluginFailed(f"the store {place.kind!r} cannot be made: {type(error).__name__}: {error}") from error
+    if not hasattr(store, "append"):
+        raise PluginFailed(f"the store {place.kind!r} is none: it has no append")
+    return store
+
+
+def _on_a_server(url: str, settings: PostgreSQLSettings, *, read_only: bool) -> Store:
+    try:
+        from miniclaw_sessions.core.stores.sql.postgresql import PostgreSQLStore  # noqa: PLC0415 - as above
+    except ModuleNotFoundError as error:
+        if error.name != "asyncpg":
+            raise
+        raise ConfigError(f"a postgresql: store needs asyncpg: {to_install('postgresql')}") from error
+    return PostgreSQLStore(url, settings, read_only=read_only)
+
+
+def store_place(url: str, workspace: Path) -> StorePlace:
+    """What a URL means.
+
+    Raises:
+        ConfigError: no store goes by this URL.
+    """
+    scheme, colon, rest = url.partition(":")
+    kind = _KINDS.get(scheme, StorePlace(""))
+    if kind.kind and colon and not rest:
+        return msgspec.structs.replace(kind, path=kind.path and workspace / kind.path)
+    if kind.path is not None and _is_absolute_path(rest):
+        return msgspec.structs.replace(kind, path=Path(rest.removeprefix("//")))
+    if scheme == "postgresql" and rest.startswith("//"):
+        return StorePlace("postgresql", url=url)
+    if colon and not kind.kind and _is_declared(scheme):
+        return StorePlace(scheme, shown=_without_password(url), plugin=url)
+    raise ConfigError(f"store = {_without_password(url)!r} is no store; it can be {', '.join(STORE_URLS)}")
+
+
+def _is_declared(scheme: str) -> bool:
+    from miniclaw_sessions.plugins import declared  # noqa: PLC0415 - only for a URL that is none of ours
+
+    return scheme in declared("stores")
+
+
+def stores_in(workspace: Path) -> list[StorePlace]:
+    """The stores that lie in a workspace, where it has them unless a URL says otherwise. Blocks.
+
+    None while one is being salvaged: it is not there, and another one would be taken for it.
+    """
+    if (workspace / SALVAGE).exists():
+        return []
+    places = (store_place(f"{kind}:", workspace) for kind in _KINDS)
+    return [place for place in places if place.files()]
+
+
+def salvage_in(workspace: Path) -> list[Path]:
+    """What is in a workspace of a salvage that was cut off; the next start finishes and removes it. Blocks.
+
+    Until then the store may lack most of the transcripts.
+    """
+    return [path for name in (SALVAGE, SALVAGE_PART) if (path := workspace / name).exists()]
+
+
+def refuse_another_store(place: StorePlace, workspace: Path) -> None:
+    """Refuse to begin an empty store where the workspace has its transcripts in another one. Blocks.
+
+    Raises:
+        ConfigError: it has; which URL is meant is said.
+    """
+    if place.path is None or place.is_there():
+        return
+    for other in stores_in(workspace):
+        raise ConfigError(
+            f"the transcripts of {workspace} are in {other.path}, and there is no {place.path}, which sessions.store "
+            f"names; nothing was changed. Set sessions.store (MINICLAW_SESSIONS_STORE) to '{other.kind}:', `migrate` "
+            "from there, or move away what is old"
+        )
+
+
+def _is_absolute_path(place: str) -> bool:
+    return place.startswith("///") and not place.endswith("/") and "\0" not in place
+
+
+def _without_password(url: str) -> str:
+    """The URL without what may be a password: this error is printed and logged."""
+    scheme, separator, rest = url.partition("://")
+    return str(masked(f"{scheme}{separator}...@{rest.rpartition('@')[2]}" if separator and "@" in rest else url))

@@ -1,0 +1,467 @@
+"""The store: the append-only home of every transcript, stated as promises.
+
+A store keeps, for each session, a head (who it is) and a sequence of encoded entries. Only searching looks into them.
+`miniclaw_sessions.testing.check_store` proves the promises over any implementation.
+
+**What holds of every store**
+
+- *Order*: entries come back in `sequence` order, which is the order of appending.
+- *Idempotence*: appending the same entry (same sequence, same id) again changes nothing and succeeds.
+- *No gaps, no overwriting*: entries begin at 1 and follow each other; whoever would leave a gap, or put another entry
+  at a taken sequence, is refused with `StoreConflict`. A failed append leaves a prefix of what it was given.
+- *No damage unnoticed*: what does not come back as it was written is not given out as if it had.
+- *Isolation*: in one call of `append`, the failure of one session's append does not fail its neighbours.
+- *Durability*: when `append` returns without an error for a session, its entries survive whatever `durable` promises.
+- *Cancellation*: a call that has begun runs to its end even if the caller is cancelled; it is all or nothing for each
+  session.
+- *Absence*: reading a session that does not exist gives nothing; deleting it does nothing.
+
+- *Ownership*: what an append says of a turn (`TurnClaim`) holds or the append is refused; only of `shared` stores.
+
+A store in files is used by one manager at a time, which holds the directory lock; a `shared` one by any number of them,
+in as many processes. Calls may overlap.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+
+import msgspec
+from anyio.lowlevel import checkpoint
+
+from miniclaw_sessions.core.protocol.encoding import decode_entry, encode_entry
+from miniclaw_sessions.core.protocol.entries import Entry
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.disk import LOCK
+from miniclaw_sessions.errors import InvalidMessage, StoreError
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.core.history.search import Found, Search
+    from miniclaw_sessions.core.stores.copying import Source
+
+
+class SessionHead(msgspec.Struct, frozen=True, gc=False):
+    """Who a session is.
+
+    `incarnation` is a random id that tells a session from an earlier one of the same key that was deleted.
+    """
+
+    session_id: str
+    key: SessionKey
+    incarnation: str
+    created_at: datetime
+
+
+class StoredTurn(msgspec.Struct, frozen=True, gc=False):
+    """The newest turn of a session that was claimed (`TurnClaim`): its number, whose it was, and whether it is over."""
+
+    fence: int
+    owner: str
+    is_over: bool
+
+
+class StoredHead(msgspec.Struct, frozen=True, gc=False):
+    """A session in the store, the sequence of its newest entry (0: none), and the newest turn that was claimed."""
+
+    head: SessionHead
+    last_sequence: int
+    turn: StoredTurn | None = None
+
+
+class StoredEntry(msgspec.Struct, frozen=True, gc=False):
+    """One entry as the store keeps it; `encoded` is its JSON.
+
+    `idempotency_key` is the sender's own id of it, where one was given, to be found by
+    `Store.find_by_idempotency_key`.
+    """
+
+    sequence: int
+    entry_id: str
+    encoded: bytes
+    idempotency_key: str | None = None
+
+
+def stored_entry(entry: Entry, encoded: bytes | None = None) -> StoredEntry:
+    """An entry as stores keep it.
+
+    Args:
+        entry: with its sequence.
+        encoded: its JSON, where it is known already.
+
+    Raises:
+        InvalidMessage: it holds something that JSON cannot.
+    """
+    encoded = encode_entry(entry) if encoded is None else encoded
+    return StoredEntry(entry.sequence, entry.id, encoded, entry.idempotency_key)
+
+
+def idempotency_key_in(encoded: bytes) -> str | None:
+    """The idempotency key that an entry's JSON states, or None; also when it is no JSON."""
+    if _KEY_FIELD not in encoded:
+        return None
+    try:
+        key = _states_key.decode(encoded).idempotency_key
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return key if isinstance(key, str) else None
+
+
+class _StatesKey(msgspec.Struct, frozen=True):
+    idempotency_key: Any = None
+
+
+_KEY_FIELD = b'"idempotency_key"'
+_states_key = msgspec.json.Decoder(_StatesKey)
+
+_DAMAGED = b"damaged: "
+
+LOST = b"damaged: lost"
+"""The bytes of an entry of which nothing is left but that there was one; it keeps its place."""
+
+
+def damaged(stored: StoredEntry) -> StoredEntry:
+    """The same entry with bytes that nobody can take for what was said: they contradict their checksum."""
+    return msgspec.structs.replace(stored, encoded=mark_damaged(stored.encoded))
+
+
+def mark_damaged(data: bytes) -> bytes:
+    """The same bytes, which nobody takes for an entry, a session's file, or something sealed any more."""
+    return data if is_damaged(data) else _DAMAGED + data
+
+
+def without_mark(encoded: bytes) -> bytes:
+    """What is left of a damaged entry, without what `damaged` put before it."""
+    return encoded.removeprefix(_DAMAGED)
+
+
+def is_damaged(encoded: bytes) -> bool:
+    """Whether `damaged` made these bytes, or they stand for a lost entry."""
+    return encoded.startswith(_DAMAGED)
+
+
+def decode_stored(stored: StoredEntry) -> Entry:
+    """What an entry says, at its place.
+
+    Raises:
+        InvalidMessage: it is damaged.
+    """
+    if stored.encoded == LOST:
+        raise InvalidMessage("it was lost with a former store")
+    if is_damaged(stored.encoded):
+        raise InvalidMessage("it contradicts its checksum or its seal, or cannot be read")
+    entry = decode_entry(stored.encoded)
+    is_placed = entry.sequence == stored.sequence
+    return entry if is_placed else msgspec.structs.replace(entry, sequence=stored.sequence)
+
+
+class TurnClaim(msgspec.Struct, frozen=True, gc=False):
+    """Who answers a session, in a store that several processes write; an append that carries it is refused otherwise.
+
+    The number of a turn is higher than that of every turn before it. A turn is taken with a higher number while no
+    other one runs, and held with the same number by the same owner; so the same append may be sent again. Whoever stood
+    still while his time ran out and somebody else took over has a number that is too low: his late write is refused.
+
+    Attributes:
+        fence: the number of this turn.
+        owner: who has it; random, and nobody else's.
+        seconds: how long from now on nobody else may take it; 0 gives it back.
+    """
+
+    fence: int
+    owner: str
+    seconds: float
+
+
+class Append(msgspec.Struct, frozen=True, gc=False):
+    """New entries of one session, in order of sequence, which begin right behind what is stored.
+
+    `after_loss` says that entries are known to be lost: only then may there be gaps, before and between them. Without a
+    `turn` they are taken whoever answers the session at this time. With `must_exist` a session that is not there is not
+    made: somebody has deleted it. Only a `shared` store looks at that.
+    """
+
+    head: SessionHead
+    entries: Sequence[StoredEntry]
+    after_loss: bool = False
+    turn: TurnClaim | None = None
+    must_exist: bool = False
+
+
+class Checkpoint(msgspec.Struct, frozen=True, gc=False):
+    """What a session's entries lead to up to one of them; `encoded` is what its file says elsewhere.
+
+    `used_s` is how many seconds ago the session was used.
+    """
+
+    session_id: str
+    incarnation: str
+    sequence: int
+    encoded: bytes
+    used_s: float = 0.0
+
+
+class StoredSession(msgspec.Struct, frozen=True, gc=False):
+    """All that is needed of a session to go on with it.
+
+    Attributes:
+        stored: who it is, and where it ends.
+        used_at: when it was last used, as far as the store knows.
+        checkpoint: what it leads to up to a place, if that is there and sound.
+        entries: the first of those behind the checkpoint; others may follow.
+    """
+
+    stored: StoredHead
+    used_at: datetime
+    checkpoint: Checkpoint | None = None
+    entries: Sequence[StoredEntry] = ()
+
+
+class StorePlace(msgspec.Struct, frozen=True):
+    """Where a store is, and what its kind is like. Whoever copies, moves or removes stores asks this, never the kind.
+
+    Attributes:
+        kind: what its URL begins with.
+        path: its file, or the directory that holds its files; None: it is in no file.
+        is_directory: whether it has the directory for itself.
+        durable: whether what it has is there after this process has ended.
+        url: how its server is reached; None: it has none.
+        shown: the same for people and logs, without user and password.
+        plugin: the whole URL, where another package's store is named by it; empty: it is one of ours.
+    """
+
+    kind: str
+    path: Path | None = None
+    is_directory: bool = False
+    durable: bool = True
+    url: str | None = None
+    shown: str = ""
+    plugin: str = ""
+
+    @property
+    def identity(self) -> str:
+        """What tells a server's database from others, and does not say where it is."""
+        return hashlib.sha256(self.shown.encode()).hexdigest()[:16]
+
+    @property
+    def home(self) -> Path | None:
+        """The directory that its files are in."""
+        return self.path if self.path is None or self.is_directory else self.path.parent
+
+    @property
+    def torn(self) -> Path | None:
+        """Where it keeps what crashes left of its files, if it does."""
+        return self.path / "torn" if self.path is not None and self.is_directory else None
+
+    def moved(self, home: Path) -> StorePlace:
+        """The same, with its files in another directory."""
+        if self.path is None:
+            return self
+        return msgspec.structs.replace(self, path=home if self.is_directory else home / self.path.name)
+
+    def files(self) -> list[str]:
+        """The names in `home` of the files that hold its entries; empty where it is not, or not yet. Blocks."""
+        if self.path is None or not self.path.exists():
+            return []
+        if not self.is_directory:
+            return [self.path.name]
+        return sorted(file.name for file in self.path.glob("[!.]*.jsonl"))
+
+    def is_there(self) -> bool:
+        """Whether it was made; it may have no session: all were deleted, or expired. Blocks."""
+        if self.path is None or not self.is_directory:
+            return bool(self.files())
+        return bool(self.files()) or (self.path / LOCK).exists()  # whoever opens it leaves that
+
+    def is_in_use(self) -> bool:
+        """Whether another program has it open, though nobody of ours does. Blocks."""
+        return self.path is not None and not self.is_directory and Path(f"{self.path}-wal").exists()
+
+
+class Store(Protocol):
+    """One home of transcripts. Opened and closed as an async context manager.
+
+    Every method may raise `StoreUnavailable` (cannot be reached or written now), `StoreFull` (no space; a
+    StoreUnavailable) or `StoreCorrupt` (its files are damaged). Opening may also raise `SchemaTooNew`, and
+    `ConfigError` when the place holds something else. What a method does in here is what a store without files needs.
+    """
+
+    durable: ClassVar[bool]
+    """Whether a returned append survives kill -9 and a power cut."""
+
+    keeps_entries: ClassVar[bool]
+    """False only for the store `none`: there is no transcript, the snapshots are all there is."""
+
+    shared: ClassVar[bool] = False
+    """Whether other processes may write it at the same time. Then a session that is not in it was deleted, and an
+    idempotency key that a session has in it is refused with `StoreConflict`."""
+
+    @property
+    def place(self) -> StorePlace:
+        """Where it is; in no file unless it says otherwise."""
+        return StorePlace(type(self).__name__, durable=self.durable)
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The files that make up the store, to be set aside when it is corrupt; empty when it has none of its own."""
+        return ()
+
+    def found_damaged(self) -> bool:
+        """Whether damage was met in the files that only making them anew mends. Asked before opening; blocks."""
+        return False
+
+    @property
+    def damage(self) -> Sequence[str]:
+        """What was met that is damaged since it was opened, also where a call went on without it, and is not yet right.
+
+        A sentence each, as `check` has it. A store that raises `StoreCorrupt`, or gives entries as `damaged`, wherever
+        it meets damage, need not tell.
+        """
+        return ()
+
+    def rest_of(self, directory: Path) -> AbstractAsyncContextManager[Source] | None:
+        """What can still be read of a damaged store of this kind, whose `files` were copied to a directory.
+
+        None: nothing of it can be read that opening it would not have read.
+        """
+        del directory
+        return None
+
+    async def __aenter__(self) -> Self:
+        """Open, creating or upgrading what is needed."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for running calls and close; what was acknowledged is safe."""
+        del kind, error, trace  # without files there is nothing to close
+
+    async def still_there(self) -> None:
+        """Return if what is appended goes to where the next start looks for it.
+
+        Raises:
+            StoreUnavailable: the file was deleted, moved or replaced while it was open. Appending is refused too.
+        """
+        await checkpoint()
+
+    async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
+        """Append entries of many sessions with one sync; a session unknown so far is created from its head.
+
+        No session occurs twice in one call. Returns one outcome per append, in the same order: None is the
+        acknowledgement, an error means that this session's entries are not in the store: a `StoreUnavailable` that
+        they may be appended again later, any other that they never will be. When nothing can be taken at all (no
+        space, no connection) the error is raised instead, and nothing is acknowledged.
+        """
+        ...
+
+    def heads(self) -> AsyncIterator[StoredHead]:
+        """All sessions, in order of session_id; those whose reading raises `SessionUnavailable` may be left out."""
+        ...
+
+    async def session_ids(self) -> list[str]:
+        """The ids of all sessions, in order: all that a start with a million of them needs to know."""
+        ...
+
+    async def head(self, session_id: str) -> StoredHead | None:
+        """One session, or None."""
+        ...
+
+    async def versions(self, session_ids: Collection[str]) -> Mapping[str, StoredHead]:
+        """Those of some sessions that there are, by their ids; of a shared store in one query."""
+        found = [(session_id, await self.head(session_id)) for session_id in session_ids]
+        return {session_id: head for session_id, head in found if head is not None}
+
+    async def count(self) -> int:
+        """How many sessions there are."""
+        return len(await self.session_ids())
+
+    async def load(self, session_ids: Sequence[str]) -> list[StoredSession]:
+        """Those of these sessions that there are, with what is needed to go on with them."""
+        heads = [stored for session_id in session_ids if (stored := await self.head(session_id)) is not None]
+        return [StoredSession(stored, stored.head.created_at) for stored in heads]
+
+    async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
+        """The entries with a sequence greater than `after`, oldest first, at most `limit` of them.
+
+        One that contradicts its checksum comes with bytes that no reader takes for an entry (`damaged`).
+        """
+        ...
+
+    async def read_newest(self, session_id: str, limit: int) -> list[StoredEntry]:
+        """The newest `limit` entries, oldest first."""
+        ...
+
+    async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:
+        """The entry with this id, or None. May look at every entry of the session: for people's requests, not loops."""
+        ...
+
+    async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
+        """The oldest entry with this idempotency key, or None; cheap enough to be asked before every append."""
+        ...
+
+    async def mend(self, session_id: str, candidates: Sequence[StoredEntry]) -> int:
+        """Put right entries in the place of damaged ones, durably. Returns how many were mended.
+
+        A candidate is taken if what is stored at its sequence is damaged (`is_damaged`) and was this very entry, as the
+        stored checksum tells, or if it is `LOST`. Everything else stays as it is.
+
+        Args:
+            session_id: whose entries they are.
+            candidates: in order of sequence; of several for one sequence, the first that is right is taken.
+        """
+        ...
+
+    async def delete(self, session_id: str, *, known: StoredHead | None = None) -> bool:
+        """Remove the session and all its entries, durably. Returns whether there was one.
+
+        Args:
+            session_id: which one.
+            known: remove no other one of this name, and none that has gone on behind this; None: whatever is there.
+                Only of `shared` stores; nobody else writes the others.
+
+        Raises:
+            StoreConflict: there is more than is known; nothing was removed.
+        """
+        ...
+
+    async def purge(self) -> bool:
+        """Leave nothing of what was deleted in any file of the store. Returns False where that cannot be done now.
+
+        For a store that keeps no second copy of anything, such as a log, there is nothing to do.
+        """
+        return True
+
+    async def search(self, search: Search) -> Found:
+        """What was said that a search wants, the newest first; an index only finds it sooner than reading everything.
+
+        What is not committed, was deleted, or cannot be read is not found; which branch an entry is on does not matter
+        here. Each entry is judged by `history.searched`, so that every store finds the same.
+
+        Raises:
+            InvalidSearch: the cursor is not one of this store.
+        """
+        from miniclaw_sessions.core.stores.scanning import scan  # noqa: PLC0415 - it reads stores
+
+        return await scan(self, search)
+
+    async def index(self, limit: int) -> int:
+        """Bring at most so many entries into the index that `search` asks; how many, or 0 when none are left.
+
+        Called between appends, never by them: an index that is behind finds what is new a little later, and says so.
+        """
+        del limit
+        return 0
+
+    async def drop_index(self) -> None:
+        """Leave nothing of what `index` has made in any file; it begins anew."""
+        await checkpoint()
+
+    async def check(self) -> list[str]:
+        """Look for damage and return what was found, one sentence each; an empty list means sound. Changes nothing."""
+        ...

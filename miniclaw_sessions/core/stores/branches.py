@@ -1,0 +1,156 @@
+"""Reading one branch of a transcript, from an entry towards the root, without reading the rest.
+
+An entry says where its parent stands (`protocol.entries.place_of_parent`): nearly always right before it, so that a
+page of the store holds a stretch of the branch; where a branch begins, the walk jumps. It always goes to smaller
+sequence numbers, so that no damage can make it run in a circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Protocol
+
+import msgspec
+
+from miniclaw_sessions.core.history.branch import Branch, BranchCollector
+from miniclaw_sessions.core.history.conversation import Conversation
+from miniclaw_sessions.core.protocol.encoding import decode_entry
+from miniclaw_sessions.core.protocol.entries import Entry, LeafMove, moves_leaf, place_of_parent
+from miniclaw_sessions.core.stores.base import StoredEntry, decode_stored, is_damaged, without_mark
+from miniclaw_sessions.errors import InvalidMessage
+
+
+class EntrySource(Protocol):
+    """Where entries are read from: a store, or one that includes what it has not committed yet."""
+
+    async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
+        """The entries with a sequence greater than `after`, oldest first, at most `limit` of them."""
+        ...
+
+    async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:
+        """The entry with this id, or None."""
+        ...
+
+
+FIRST_PAGE = 64
+LARGEST_PAGE = 1_024
+"""Pages begin small, because most walks are short, and double."""
+
+
+async def read_branch(
+    source: EntrySource, session_id: str, leaf_id: str | None, leaf_sequence: int, collector: BranchCollector
+) -> Branch:
+    """The branch that ends at an entry, as far as the collector wants to know it.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    problems: list[str] = []
+    if leaf_id is not None:
+        async for entry in walk_up(source, session_id, leaf_id, leaf_sequence, problems):
+            collector.feed(entry)
+            if collector.has_enough:
+                break
+    return collector.branch(problems)
+
+
+async def walk_up(
+    source: EntrySource, session_id: str, entry_id: str, sequence: int, problems: list[str]
+) -> AsyncGenerator[Entry, None]:
+    """The entry, its parent, and so on to the root.
+
+    Args:
+        source: where they are.
+        session_id: whose they are.
+        entry_id: the first of them.
+        sequence: its place; 0 if that is not known.
+        problems: what was wrong on the way is added to it, one sentence each.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    pages = _Pages(source, session_id)
+    wanted: str | None = entry_id
+    below: int | None = None  # the child's place
+    while wanted is not None:
+        stored = await pages.at(sequence, wanted)
+        if stored is None or (below is not None and stored.sequence >= below):
+            problems.append(f"entry {wanted} is missing, or does not come before its child, which begins the branch")
+            return
+        try:
+            entry = decode_stored(stored)
+        except InvalidMessage as error:
+            problems.append(f"entry {wanted} is damaged and was passed over: {error}")
+            before = await pages.before_damaged(stored)
+            if before is None:
+                return
+            wanted, sequence, below = before.entry_id, before.sequence, stored.sequence
+            continue
+        below = stored.sequence
+        if isinstance(entry, LeafMove):  # what comes after it is damaged, and followed the entry that it moved to
+            wanted, sequence = entry.target_id, entry.target_sequence or 0
+            continue
+        if moves_leaf(entry) or entry.id == entry_id:  # others stand beside the branch
+            yield entry
+        wanted, sequence = entry.parent_id, place_of_parent(entry)
+
+
+async def bring_window_up(conversation: Conversation, source: EntrySource) -> list[str]:
+    """Let a store say what is in a conversation's window, where the entries that were folded in do not.
+
+    Returns:
+        What was wrong with the branch, one sentence each.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    if not (conversation.lacks_branch or conversation.lacks_messages):
+        return []
+    is_other = conversation.lacks_branch
+    collector = BranchCollector(at_most=conversation.window.capacity, needs_compaction=is_other, needs_state=is_other)
+    session_id = conversation.state.session_id
+    branch = await read_branch(
+        source, session_id, conversation.state.leaf_id, conversation.state.leaf_sequence, collector
+    )
+    conversation.rebuild(branch)
+    return list(branch.problems)
+
+
+class _Pages:
+    """The part of the transcript that was read last."""
+
+    def __init__(self, source: EntrySource, session_id: str) -> None:
+        self._source = source
+        self._session_id = session_id
+        self._size = FIRST_PAGE
+        self._page: dict[int, StoredEntry] = {}
+
+    async def at(self, sequence: int, entry_id: str) -> StoredEntry | None:
+        """The entry at this place if it is the one that is meant, else the one with this id that stands elsewhere.
+
+        If there is none, what is damaged at its place is taken for it: not even its id may be left.
+        """
+        stored = await self._at(sequence) if sequence > 0 else None
+        if stored is not None and stored.entry_id == entry_id:
+            return stored
+        elsewhere = await self._source.find(self._session_id, entry_id)
+        return stored if elsewhere is None and stored is not None and is_damaged(stored.encoded) else elsewhere
+
+    async def before_damaged(self, damaged: StoredEntry) -> StoredEntry | None:
+        """What a damaged entry follows: the parent that it still names, where there is one, else the entry before."""
+        with suppress(InvalidMessage):
+            entry = decode_entry(without_mark(damaged.encoded))
+            place = place_of_parent(msgspec.structs.replace(entry, sequence=damaged.sequence))
+            parent = await self._at(place) if 0 < place < damaged.sequence else None
+            if parent is not None and parent.entry_id == entry.parent_id:
+                return parent
+        return await self._at(damaged.sequence - 1) if damaged.sequence > 1 else None
+
+    async def _at(self, sequence: int) -> StoredEntry | None:
+        if sequence not in self._page:
+            after = max(0, sequence - self._size)
+            page = await self._source.read(self._session_id, after=after, limit=self._size)
+            self._page = {stored.sequence: stored for stored in page if stored.sequence <= sequence}
+            self._size = min(2 * self._size, LARGEST_PAGE)
+        return self._page.get(sequence)

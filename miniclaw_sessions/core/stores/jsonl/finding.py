@@ -1,0 +1,114 @@
+"""Which transcripts are in a directory, and what else has a session's name. Everything here blocks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from miniclaw_sessions.core.protocol.keys import is_session_id
+from miniclaw_sessions.core.stores.jsonl.failures import failing
+from miniclaw_sessions.core.stores.jsonl.file import SUFFIX, Transcript, examine
+from miniclaw_sessions.core.stores.jsonl.lines import NotOurs
+from miniclaw_sessions.disk import Directory, NotRegular
+from miniclaw_sessions.errors import ConfigError, SchemaTooNew, StoreCorrupt
+from miniclaw_sessions.log import get_logger
+
+log = get_logger(__name__)
+
+
+class Found(NamedTuple):
+    """What a directory holds.
+
+    Attributes:
+        known: the sessions, by their id.
+        refused: what has a session's name and is to be left alone, with the reason.
+    """
+
+    known: dict[str, Transcript]
+    refused: dict[str, str]
+
+
+def recognize(path: Path) -> None:
+    """Refuse to make another program's directory private, and ours.
+
+    Raises:
+        ConfigError: it holds other things.
+    """
+    names = os.listdir(path) if path.is_dir() else []
+    if names and ".lock" not in names and not any(session_ids_of(names)):
+        raise ConfigError(
+            f"cannot open {path} as a store: it is neither empty nor a directory of transcripts; "
+            "choose another one, or one that does not exist yet"
+        )
+
+
+def find_transcripts(directory: Directory) -> Found:
+    """Look at every file.
+
+    Raises:
+        SchemaTooNew: a newer version of this program wrote them.
+        StoreCorrupt: of some files it is not known whose they are.
+        OSError: a file cannot be read: it is not damaged, and not absent either (rule R20).
+    """
+    names = directory.names()
+    found = Found({}, {})
+    damaged: list[str] = []
+    too_new: list[str] = []
+    for session_id in session_ids_of(names):
+        try:
+            found.known[session_id] = examine(directory, session_id)
+        except (NotRegular, NotOurs) as error:
+            found.refused[session_id] = str(error)
+        except StoreCorrupt as error:
+            damaged.append(f"{session_id}{SUFFIX} is damaged: {error}")
+        except SchemaTooNew as error:
+            too_new.append(f"cannot open {directory.path / session_id}{SUFFIX}: {error}")
+            found.refused[session_id] = str(error)
+    if too_new and not found.known:  # among files of ours, one that says so is damaged: it alone is refused
+        raise SchemaTooNew(too_new[0])
+    if damaged:
+        more = f", and {len(damaged) - 1} more are" if len(damaged) > 1 else ""
+        raise StoreCorrupt(f"cannot open {directory.path}: {damaged[0]}{more}; set it aside and open again")
+    _report(found, names)
+    return found
+
+
+def damaged_files(path: Path) -> list[Path]:
+    """The files that keep the store from opening because it is not known whose they are.
+
+    Raises:
+        StoreUnavailable: the directory or a file cannot be read.
+    """
+    damaged = []
+    if path.is_dir():
+        with failing("read", path), Directory(path, is_ours=False) as directory:
+            for session_id in session_ids_of(directory.names()):
+                try:
+                    examine(directory, session_id)
+                except (NotRegular, NotOurs, SchemaTooNew):
+                    continue
+                except StoreCorrupt:
+                    damaged.append(path / (session_id + SUFFIX))
+    return damaged
+
+
+def session_ids_of(names: Sequence[str]) -> Iterator[str]:
+    """The sessions whose files these names could be."""
+    for name in names:
+        session_id = name.removesuffix(SUFFIX)
+        if session_id != name and is_session_id(session_id):
+            yield session_id
+
+
+def _report(found: Found, names: Sequence[str]) -> None:
+    for session_id, transcript in found.known.items():
+        if transcript.header_lost:
+            log.error(
+                "the first line of a transcript is damaged; its name and its entries tell whose it is",
+                action="store.header_lost",
+                session_id=session_id,
+            )
+    if ignored := [name for name in names if name.endswith(SUFFIX) and name.removesuffix(SUFFIX) not in found.known]:
+        log.warning("not the files of sessions of ours; left alone", action="store.ignored", files=ignored)

@@ -1,0 +1,270 @@
+"""The lines of a transcript file, as plain functions: what they look like, and what they say.
+
+    {"type":"session","id":"telegram_1","version":1,...,"channel":"telegram","chat_id":"1","incarnation":...,"crc32":...}
+    {"type":"message","id":...,"parent_id":null,"timestamp":...,"sequence":1,"message":{...},"crc32":"0a1b2c3d"}
+
+The first line says who the session is; every further one is an entry's JSON (document 003). Each ends with a field of
+the line itself, `"crc32"`: the CRC-32 of the line without that field, in hexadecimal. Without it the line is the
+entry's JSON byte for byte. A line of an older version, or of whoever edited it and took the checksum away, has none.
+An entry whose bytes are not one line of JSON that says its id and sequence is wrapped: `{"type":"opaque","id":...,
+"sequence":...,` and then its `"json"`, or its bytes in `"base64"`.
+
+What was appended together is there together or not at all, so every line but the last of an append ends in a space, and
+every line but the first begins with one: the hole that a power cut leaves may swallow either. JSON does not see the
+spaces, and an editor that strips them does no harm.
+
+Lines end at the byte 0x0A and nowhere else (rule R13).
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Annotated, Any
+from zlib import crc32
+
+import msgspec
+
+from miniclaw_sessions.clock import derived_id
+from miniclaw_sessions.core.protocol.encoding import decode_entry, in_utc, parse_json
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.stores.base import LOST, SessionHead, StoredEntry, damaged
+from miniclaw_sessions.errors import InvalidKey, InvalidMessage, SchemaTooNew, StoreCorrupt, StoreError
+
+VERSION = 1
+"""Of the format. A later one keeps `type`, `version` and `incarnation` in the first line, so that this one knows it."""
+
+LONGEST_LINE = 256 * 1024 * 1024
+"""Bytes. What is longer was not written by us; looking for its end could fill the memory."""
+
+MORE_FOLLOWS = b" \n"
+"""How a line ends whose append goes on with the next line."""
+
+GOES_ON = b" "
+"""How a line begins that goes on with the append of the line before it."""
+
+Sequence64 = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+
+_OPAQUE = "opaque"
+_CRC = b',"crc32":"'
+_CRC_BYTES = len(_CRC) + len(b'00000000"}')
+_SPACE = b" \t\r\n"
+_BASE64 = re.compile(rb'"base64":"([^"]+)')
+_NO_BASE64 = re.compile(rb"[^A-Za-z0-9+/]")
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class NotOurs(StoreCorrupt):
+    """A file under a session's name is another program's, or another session's; it is left alone."""
+
+
+class _Header(msgspec.Struct, frozen=True, tag="session", tag_field="type"):
+    id: str
+    version: int
+    timestamp: datetime
+    channel: str
+    chat_id: str
+    incarnation: str
+
+
+class _Says(msgspec.Struct, frozen=True, gc=False):
+    """What an entry's line says of its place; the rest of it is nobody's business here, as long as it is JSON."""
+
+    id: str
+    sequence: Sequence64
+    type: str = ""
+    idempotency_key: Any = None
+
+
+class _Opaque(msgspec.Struct, frozen=True, tag=_OPAQUE, tag_field="type", omit_defaults=True):
+    id: str
+    sequence: Sequence64
+    idempotency_key: str | None = None
+    json: msgspec.Raw = msgspec.Raw()
+    base64: bytes = b""
+
+
+_encoder = msgspec.json.Encoder()
+_header_decoder = msgspec.json.Decoder(_Header)
+_says_decoder = msgspec.json.Decoder(_Says)
+_opaque_decoder = msgspec.json.Decoder(_Opaque)
+
+# --- the first line --------------------------------------------------------------------------------------------------
+
+
+def header_of(head: SessionHead) -> bytes:
+    """The first line of a session's file.
+
+    Raises:
+        StoreError: the head holds text that is not Unicode.
+    """
+    created_at = in_utc(head.created_at)
+    header = _Header(head.session_id, VERSION, created_at, head.key.channel, head.key.chat_id, head.incarnation)
+    try:
+        return _with_checksum(_encoder.encode(header)) + b"\n"
+    except UnicodeEncodeError:
+        raise StoreError(f"cannot create session {head.session_id}: its head is not valid Unicode") from None
+
+
+def head_in(line: bytes, session_id: str) -> SessionHead:
+    """Who a session is, from the first line of its file.
+
+    Raises:
+        SchemaTooNew: a newer version of this program wrote it.
+        NotOurs: it is another program's, or another session's.
+        StoreCorrupt: it is damaged.
+    """
+    line, is_sound = _without_checksum(line.strip(_SPACE))
+    if not is_sound:
+        raise StoreCorrupt("its first line is damaged: it contradicts its checksum")
+    try:
+        header = _header_decoder.decode(line)
+        key = SessionKey.of(header.channel, header.chat_id)
+    except (*_UNREADABLE, InvalidKey):
+        raise _refusal(line) from None
+    if header.version != VERSION:
+        raise _refusal(line)
+    if key.session_id != header.id:
+        raise StoreCorrupt(f"its first line contradicts itself: that chat's session is {key.session_id}")
+    if header.id != session_id:
+        raise NotOurs(f"it is the file of session {header.id}; give it that name back, or move it away")
+    return SessionHead(session_id, key, header.incarnation, in_utc(header.timestamp))
+
+
+def _refusal(line: bytes) -> StoreError:
+    try:
+        fields = parse_json(line)
+    except InvalidMessage:
+        return StoreCorrupt("its first line is damaged")
+    if not isinstance(fields, dict) or fields.get("type") != "session":
+        return StoreCorrupt("its first line is not a session's")
+    if "incarnation" not in fields and not {"channel", "chat_id"} & fields.keys():
+        return NotOurs("another program wrote it, and it does not say which chat it is; import it, or move it away")
+    version = fields.get("version")
+    if isinstance(version, int) and version > VERSION:
+        return SchemaTooNew(
+            f"a newer version of miniclaw-sessions wrote it (format {version}, this one knows {VERSION}); "
+            "install that version, nothing was changed"
+        )
+    return StoreCorrupt("its first line is damaged")
+
+
+def head_of_damaged(line: bytes, session_id: str, first: StoredEntry) -> SessionHead:
+    """Who a session is when the first line of its file is damaged: what it still says, its name and its first entry.
+
+    Where the incarnation is lost, the session becomes another one than anybody may remember, and always the same.
+
+    Raises:
+        StoreCorrupt: that does not tell it.
+    """
+    with suppress(*_UNREADABLE, InvalidKey):
+        header = _header_decoder.decode(line)
+        key = SessionKey.of(header.channel, header.chat_id)
+        if key.session_id == session_id:
+            return SessionHead(session_id, key, header.incarnation, in_utc(header.timestamp))
+    try:
+        key = SessionKey.parse(session_id)
+        created_at = decode_entry(first.encoded).timestamp
+    except (InvalidKey, InvalidMessage) as error:
+        raise StoreCorrupt(f"its first line is damaged, and what is left does not tell who it is ({error})") from None
+    return SessionHead(session_id, key, derived_id(f"{session_id} {first.entry_id}"), in_utc(created_at))
+
+
+# --- the other lines -------------------------------------------------------------------------------------------------
+
+
+def lines_of(entries: Sequence[StoredEntry]) -> bytes:
+    """The lines of one append.
+
+    Raises:
+        StoreError: an entry has no form that would come back as it is.
+    """
+    return (MORE_FOLLOWS + GOES_ON).join([_line_of(entry) for entry in entries]) + b"\n" if entries else b""
+
+
+def _line_of(entry: StoredEntry) -> bytes:
+    """The first form of the entry that reads back as exactly this entry."""
+    with suppress(UnicodeEncodeError, OverflowError):
+        for line in _forms(entry):
+            if b"\n" not in line and len(line) < LONGEST_LINE and _is(entry, entry_in(line)):
+                return line
+    raise StoreError(f"cannot store an entry at sequence {entry.sequence}: a line of JSON cannot hold it")
+
+
+def _forms(entry: StoredEntry) -> Iterator[bytes]:
+    if entry.encoded.endswith(b"}"):
+        yield _with_checksum(entry.encoded)
+    who = entry.entry_id, entry.sequence, entry.idempotency_key
+    yield _with_checksum(_encoder.encode(_Opaque(*who, json=msgspec.Raw(entry.encoded))))
+    yield _with_checksum(_encoder.encode(_Opaque(*who, base64=entry.encoded)))
+
+
+def _is(entry: StoredEntry, read: StoredEntry | None) -> bool:
+    """Whether an entry comes back as it is; an idempotency key that only its JSON states may come with it."""
+    if read is None or (read.sequence, read.entry_id, read.encoded) != (entry.sequence, entry.entry_id, entry.encoded):
+        return False
+    return entry.idempotency_key in (None, read.idempotency_key)
+
+
+def entry_in(line: bytes) -> StoredEntry | None:
+    """The entry of a line, or None when the line is damaged."""
+    text, is_sound = _without_checksum(line.strip(_SPACE))
+    return _entry_of(text) if is_sound else None
+
+
+def damaged_in(line: bytes, sequence: int) -> StoredEntry:
+    """What stands for a damaged line at a sequence; with its own id, where it says that sequence too."""
+    text, _ = _without_checksum(line.strip(_SPACE))
+    said = _entry_of(text)
+    if said is not None and said.sequence == sequence:
+        return damaged(said)
+    if (wrapped := _BASE64.search(text)) is not None:  # its other bytes may tell what it was
+        text = b64decode(_NO_BASE64.sub(b"A", wrapped[1][: len(wrapped[1]) // 4 * 4]))
+    return damaged(StoredEntry(sequence, f"damaged-{sequence}", text))
+
+
+def was_line_of(entry: StoredEntry, line: bytes) -> bool:
+    """Whether a damaged line was this entry's: its checksum says so, or all the rest of it does; or it is lost."""
+    right, text = _line_of(entry), line.strip(_SPACE)
+    if text == right:
+        return False
+    stored = entry_in(line)
+    is_lost = stored is not None and stored.encoded == LOST
+    return is_lost or text[-_CRC_BYTES:] == right[-_CRC_BYTES:] or text[:-_CRC_BYTES] == right[:-_CRC_BYTES]
+
+
+def is_whole(line: bytes) -> bool:
+    """Whether a line was written to its end, so that no crash has damaged it."""
+    return line.endswith(b"\n") and b"\0" not in line and _CRC in line.strip(_SPACE)[-_CRC_BYTES:]
+
+
+def _with_checksum(text: bytes) -> bytes:
+    return b'%s,"crc32":"%08x"}' % (text[:-1], crc32(text))
+
+
+def _without_checksum(text: bytes) -> tuple[bytes, bool]:
+    """The JSON of a line without its checksum, and whether they agree; without any they do."""
+    if text[-_CRC_BYTES : -_CRC_BYTES + len(_CRC)] != _CRC:
+        return text, True
+    plain = text[:-_CRC_BYTES] + b"}"
+    return plain, text.endswith(b'%08x"}' % crc32(plain))
+
+
+def _entry_of(text: bytes) -> StoredEntry | None:
+    try:
+        says = _says_decoder.decode(text)
+        if says.type != _OPAQUE:
+            key = says.idempotency_key
+            return StoredEntry(says.sequence, says.id, text, key if isinstance(key, str) else None)
+        opaque = _opaque_decoder.decode(text)
+    except _UNREADABLE:
+        return None
+    return StoredEntry(opaque.sequence, opaque.id, bytes(opaque.json) or opaque.base64, opaque.idempotency_key)
+
+
+def states_key(key: str) -> bytes:
+    """What stands in every line of an entry with this idempotency key, as we write it."""
+    return b'"idempotency_key":' + _encoder.encode(key)

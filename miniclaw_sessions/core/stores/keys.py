@@ -1,0 +1,108 @@
+"""Which idempotency keys sessions have used, as far as that can be said without looking: nearly every key is new."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+
+from miniclaw_sessions.core.stores.base import Append
+from miniclaw_sessions.errors import StoreError
+
+MAX_SESSIONS = 4096
+"""Of so many sessions a store remembers the keys; most have fewer than are worth it and are never asked for."""
+
+_MIN_BITS = 2**13
+_BITS_FOR_A_KEY = 16
+_PROBES = 4
+
+
+class KeyFilter:
+    """A set of keys, in two to four bytes for each (a Bloom filter).
+
+    A key that is not in it was never added. One that seems to be in it was not in 0.3 % of the cases at most, as long
+    as `room` is left.
+    """
+
+    __slots__ = ("_bits", "_mask", "room")
+
+    def __init__(self, keys: Collection[str] = ()) -> None:
+        wanted = 2 * _BITS_FOR_A_KEY * len(keys)
+        size = max(_MIN_BITS, 1 << wanted.bit_length())
+        self._bits = bytearray(size // 8)
+        self._mask = size - 1
+        self.room = size // _BITS_FOR_A_KEY
+        for key in keys:
+            self.add(key)
+
+    def __contains__(self, key: str) -> bool:
+        return all(self._bits[place >> 3] & (1 << (place & 7)) for place in self._places(key))
+
+    def add(self, key: str) -> None:
+        """Add a key."""
+        for place in self._places(key):
+            self._bits[place >> 3] |= 1 << (place & 7)
+        self.room -= 1
+
+    def _places(self, key: str) -> Iterator[int]:
+        value = hash(key)
+        step = value >> 32 | 1
+        return (value + number * step & self._mask for number in range(_PROBES))
+
+
+class UsedKeys:
+    """The keys of those sessions of a store that were asked for, read once and kept up with what is appended.
+
+    What another program appends is not in it. Then this one's next append is refused, for the place is taken, and all
+    is read again (`clear`).
+    """
+
+    def __init__(self, read: Callable[[str], Awaitable[KeyFilter]]) -> None:
+        """Remember what `read` finds of a session: all that was appended when it was called, committed or not yet."""
+        self._read = read
+        self._known: dict[str, KeyFilter | set[str]] = {}  # a set: what comes while the rest is being read
+
+    async def may_have(self, session_id: str, key: str) -> bool:
+        """Whether a session may have this key; False is certain."""
+        if session_id not in self._known and not await self._learn(session_id):
+            return True
+        known = self._known.get(session_id)
+        return not isinstance(known, KeyFilter) or key in known
+
+    async def _learn(self, session_id: str) -> bool:
+        arriving = self._known[session_id] = set[str]()
+        found: KeyFilter | None = None
+        try:
+            found = await self._read(session_id)
+        except StoreError:
+            return False  # whoever looks for the key is told why
+        finally:
+            if self._known.get(session_id) is arriving:
+                del self._known[session_id]
+                if found is not None:
+                    for key in arriving:
+                        found.add(key)
+                    self._known[session_id] = found
+                    if len(self._known) > MAX_SESSIONS:
+                        self._known.pop(next(iter(self._known), session_id), None)  # a thread may clear it
+        return True
+
+    def note(self, appends: Sequence[Append]) -> None:
+        """Keep up with what is about to be appended."""
+        if not self._known:
+            return
+        for append in appends:
+            known = self._known.get(append.head.session_id)
+            if known is None:
+                continue
+            for entry in append.entries:
+                if entry.idempotency_key is not None:
+                    known.add(entry.idempotency_key)
+            if isinstance(known, KeyFilter) and known.room < 0:
+                self.forget(append.head.session_id)  # the next question makes a larger one
+
+    def forget(self, session_id: str) -> None:
+        """Read the session's keys again when they are asked for."""
+        self._known.pop(session_id, None)
+
+    def clear(self) -> None:
+        """Read every session's keys again when they are asked for: somebody else may have appended."""
+        self._known.clear()

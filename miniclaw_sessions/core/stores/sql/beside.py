@@ -1,0 +1,321 @@
+"""The statements about what a server's database has beside the transcripts: checkpoints, lists, expiry, the archive.
+
+As in `keyed`, every condition and every change concerns one session, rows are locked in order of session_id, and no
+statement changes a table twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+from zlib import crc32
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Float,
+    LargeBinary,
+    Text,
+    all_,
+    and_,
+    any_,
+    bindparam,
+    cast,
+    column,
+    delete,
+    func,
+    insert,
+    literal_column,
+    null,
+    or_,
+    select,
+    true,
+    tuple_,
+    union_all,
+    update,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import insert as insert_or_not
+from sqlalchemy.sql.selectable import TableValuedAlias
+from sqlalchemy.types import TypeEngine
+
+from miniclaw_sessions.core.stores.base import Checkpoint, StoredSession
+from miniclaw_sessions.core.stores.shared import Use
+from miniclaw_sessions.core.stores.sql import keyed
+from miniclaw_sessions.core.stores.sql.models import (
+    SharedArchiveRow,
+    SharedCheckpointRow,
+    SharedEntryRow,
+    SharedPropertyRow,
+    SharedSessionRow,
+)
+
+_BIG, _TEXT, _BYTES, _TIME = BigInteger(), Text(), LargeBinary(), keyed.TIME
+_SESSION, _ENTRY, _CHECKPOINT = SharedSessionRow, SharedEntryRow, SharedCheckpointRow
+_ARCHIVE, _PROPERTY = SharedArchiveRow, SharedPropertyRow
+_NOW, _SECOND = keyed.NOW, keyed.SECOND
+_BEGUN: ColumnElement[datetime] = func.now(type_=_TIME)
+"""When the transaction began: the same for all rows, so that an index can be used."""
+
+_LIMIT = bindparam("limit", type_=_BIG)
+_ID = bindparam("session_id", type_=_TEXT)
+_IDS = bindparam("session_ids", type_=ARRAY(_TEXT))
+
+# --- loading ---------------------------------------------------------------------------------------------------------
+
+_HEAD = ("channel", "chat_id", "incarnation", "created_at", "last_sequence", "fence", "turn_owner", "is_over")
+
+
+def _load() -> keyed.Statement:
+    """A row for each session, with its checkpoint, and one for each of the first entries behind that."""
+    known = (
+        select(
+            *keyed.HEAD_COLUMNS,
+            _SESSION.used_at,
+            func.coalesce(_CHECKPOINT.sequence, 0).label("sequence"),
+            _CHECKPOINT.encoded,
+            _CHECKPOINT.checksum,
+        )
+        .outerjoin(
+            _CHECKPOINT,
+            and_(_CHECKPOINT.session_id == _SESSION.session_id, _CHECKPOINT.incarnation == _SESSION.incarnation),
+        )
+        .where(_SESSION.session_id == any_(_IDS))
+        .cte("known")
+    )
+    behind = (
+        select(_ENTRY.sequence, _ENTRY.entry_id, _ENTRY.encoded, _ENTRY.idempotency_key, _ENTRY.checksum)
+        .where(_ENTRY.session_id == known.c.session_id, _ENTRY.sequence > known.c.sequence)
+        .order_by(_ENTRY.sequence)
+        .limit(_LIMIT)
+        .lateral("behind")
+    )
+    head = [known.c[name] for name in (*_HEAD, "used_at")]
+    nothing = [cast(null(), one.type).label(one.name) for one in head]
+    no_text = cast(null(), _TEXT)
+    sessions = select(
+        known.c.session_id,
+        known.c.sequence,
+        no_text.label("entry_id"),
+        known.c.encoded,
+        no_text.label("idempotency_key"),
+        known.c.checksum,
+        *head,
+    )
+    entries = select(known.c.session_id, *behind.c, *nothing).select_from(known.join(behind, true()))
+    both = union_all(sessions, entries).subquery("both")
+    return keyed.compiled(select(both).order_by(both.c.session_id, both.c.entry_id.is_not(None), both.c.sequence))
+
+
+LOAD = _load()
+
+
+def stored_sessions(rows: Iterable[Sequence[Any]]) -> list[StoredSession]:
+    """The sessions in rows of `LOAD`; one whose checkpoint is not sound comes without, and without entries."""
+    found: list[tuple[Sequence[Any], list[Sequence[Any]]]] = []
+    for row in rows:
+        if row[2] is None:  # no entry has no id
+            found.append((row, []))
+        else:
+            found[-1][1].append(row[1:6])
+    return [_stored_session(head, entries) for head, entries in found]
+
+
+def _stored_session(row: Sequence[Any], entries: Sequence[Sequence[Any]]) -> StoredSession:
+    session_id, sequence, _, encoded, _, checksum, *head, used_at = row
+    stored = keyed.stored_head([session_id, *head])
+    checkpoint = None
+    if checksum is not None:
+        checkpoint = Checkpoint(session_id, stored.head.incarnation, sequence, encoded)
+        if checkpoint_checksum(checkpoint) != checksum or sequence > stored.last_sequence:
+            return StoredSession(stored, used_at)
+    return StoredSession(stored, used_at, checkpoint, keyed.stored_entries(session_id, entries))
+
+
+# --- checkpoints, and when a session was used ------------------------------------------------------------------------
+
+_USE: dict[str, TypeEngine[Any]] = {"session_id": _TEXT, "incarnation": _TEXT, "used_s": Float()}
+_STATE: dict[str, TypeEngine[Any]] = {"sequence": _BIG, "encoded": _BYTES, "checksum": _BIG}
+
+
+def _given(types: Mapping[str, TypeEngine[Any]]) -> TableValuedAlias:
+    """Arrays that go to the server as one parameter each, by the names of its columns, and are a table there."""
+    arrays = [bindparam(f"given_{name}", type_=ARRAY(kind)) for name, kind in types.items()]
+    columns = [column(name, kind) for name, kind in types.items()]
+    return func.unnest(*arrays).table_valued(*columns, name="given").render_derived(name="given")
+
+
+def _checkpointing(*, with_state: bool, backwards: bool = False) -> keyed.Statement:
+    given = _given({**_USE, **(_STATE if with_state else {})})
+    held = (
+        select(_SESSION.session_id, *(one for one in given.c if one.name != "session_id"))
+        .join_from(
+            given,
+            _SESSION,
+            and_(_SESSION.session_id == given.c.session_id, _SESSION.incarnation == given.c.incarnation),
+        )
+        .order_by(_SESSION.session_id)
+        .with_for_update(of=_SESSION, key_share=True)  # who deletes it waits, or has deleted it
+        .cte("held")
+    )
+    used_at = _NOW - held.c.used_s * _SECOND
+    used = (
+        update(_SESSION)
+        .where(_SESSION.session_id == held.c.session_id, true() if backwards else _SESSION.used_at < used_at)
+        .values({_SESSION.used_at: used_at})
+        .returning(_SESSION.session_id)
+        .cte("used")
+    )
+    answer = select(held.c.session_id).add_cte(used)
+    if with_state:
+        names = ("session_id", "incarnation", *_STATE)
+        kept = insert_or_not(_CHECKPOINT).from_select(list(names), select(*(held.c[name] for name in names)))
+        changes = {name: kept.excluded[name] for name in names[1:]}
+        is_further = or_(
+            _CHECKPOINT.incarnation != kept.excluded.incarnation, _CHECKPOINT.sequence <= kept.excluded.sequence
+        )
+        kept = kept.on_conflict_do_update(index_elements=[_CHECKPOINT.session_id], set_=changes, where=is_further)
+        answer = answer.add_cte(kept.cte("kept"))
+    return keyed.compiled(answer)
+
+
+WRITE_CHECKPOINTS = _checkpointing(with_state=True)
+"""Keep checkpoints that go further than what is there, of sessions that are there."""
+
+USED = {backwards: _checkpointing(with_state=False, backwards=backwards) for backwards in (False, True)}
+"""Write down when sessions were used; also where a later time is written down, if that is said."""
+
+CHECKPOINTS = keyed.compiled(
+    select(
+        _CHECKPOINT.session_id, _CHECKPOINT.incarnation, _CHECKPOINT.sequence, _CHECKPOINT.encoded, _CHECKPOINT.checksum
+    )
+    .where(_CHECKPOINT.session_id == any_(_IDS))
+    .order_by(_CHECKPOINT.session_id)
+)
+
+
+def values_of_uses(uses: Sequence[Use]) -> dict[str, Any]:
+    """The parameters of `USED`."""
+    return {
+        "given_session_id": [one.session_id for one in uses],
+        "given_incarnation": [one.incarnation for one in uses],
+        "given_used_s": [one.used_s for one in uses],
+    }
+
+
+def values_of_checkpoints(checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:
+    """The parameters of `WRITE_CHECKPOINTS`."""
+    return {
+        **values_of_uses([Use(one.session_id, one.incarnation, one.used_s) for one in checkpoints]),
+        "given_sequence": [one.sequence for one in checkpoints],
+        "given_encoded": [one.encoded for one in checkpoints],
+        "given_checksum": [checkpoint_checksum(one) for one in checkpoints],
+    }
+
+
+def checkpoint_checksum(checkpoint: Checkpoint) -> int:
+    """What binds a checkpoint's bytes to its session and its place in it."""
+    place = f"{checkpoint.session_id} {checkpoint.incarnation} {checkpoint.sequence} "
+    return crc32(checkpoint.encoded, crc32(place.encode()))
+
+
+def sound_checkpoints(rows: Iterable[Sequence[Any]]) -> list[Checkpoint]:
+    """What rows of `CHECKPOINTS` say, without those that contradict their checksum."""
+    found = [(Checkpoint(*columns), checksum) for *columns, checksum in rows]
+    return [one for one, checksum in found if checkpoint_checksum(one) == checksum]
+
+
+# --- lists -----------------------------------------------------------------------------------------------------------
+
+COUNT = keyed.compiled(select(func.count()).select_from(_SESSION))
+
+_CHANNEL, _PATTERN = bindparam("channel", type_=_TEXT), bindparam("pattern", type_=_TEXT)
+NEWEST = keyed.compiled(
+    select(_SESSION.used_at, _SESSION.session_id)
+    .where(
+        or_(_CHANNEL.is_(None), _SESSION.channel == _CHANNEL),
+        or_(literal_column("'%'") == _PATTERN, func.lower(_SESSION.session_id).like(_PATTERN)),
+        tuple_(_SESSION.used_at, _SESSION.session_id)
+        < tuple_(bindparam("used_at", type_=_TIME), bindparam("behind", type_=_TEXT)),
+    )
+    .order_by(_SESSION.used_at.desc(), _SESSION.session_id.desc())
+    .limit(_LIMIT)
+)
+
+CLOCK = keyed.compiled(select(_NOW))
+
+# --- expiry ----------------------------------------------------------------------------------------------------------
+
+_IS_IDLE = and_(
+    _SESSION.used_at < _BEGUN - bindparam("idle_s", type_=Float()) * _SECOND,
+    or_(_SESSION.turn_until.is_(None), _SESSION.turn_until < _BEGUN),
+)
+IDLE = keyed.compiled(
+    select(_SESSION.session_id)
+    .where(
+        _IS_IDLE,
+        or_(_CHANNEL.is_(None), _SESSION.channel == _CHANNEL),
+        _SESSION.channel != all_(bindparam("but_channels", type_=ARRAY(_TEXT))),
+    )
+    .order_by(_SESSION.used_at)
+    .limit(_LIMIT)
+)
+
+LOCKED_IDLE_HEADS = keyed.compiled(
+    select(*keyed.HEAD_COLUMNS)
+    .where(_SESSION.session_id == any_(_IDS), _IS_IDLE)
+    .order_by(_SESSION.session_id)
+    .with_for_update(skip_locked=True)
+)
+"""Those of some sessions that are idle, and that nobody else is removing; their rows are locked."""
+
+SIZES = keyed.compiled(
+    select(_ENTRY.session_id, cast(func.sum(func.octet_length(_ENTRY.encoded)), _BIG))
+    .where(_ENTRY.session_id == any_(_IDS))
+    .group_by(_ENTRY.session_id)
+)
+"""How many bytes the entries of sessions have."""
+
+DELETE_MANY = tuple(keyed.compiled(delete(model).where(model.session_id == any_(_IDS))) for model in keyed.OF_SESSION)
+"""The rows of sessions; to be run while theirs are locked."""
+
+# --- the archive, and what is true of all of it ----------------------------------------------------------------------
+
+_NAME, _NAMES = bindparam("name", type_=_TEXT), bindparam("names", type_=ARRAY(_TEXT))
+_PIECE = bindparam("piece", type_=_BIG)
+
+ARCHIVED = keyed.compiled(
+    select(_ARCHIVE.name)
+    .where(_ARCHIVE.piece == literal_column("0"), or_(_ID.is_(None), _ARCHIVE.session_id == _ID))
+    .order_by(_ARCHIVE.name)
+)
+WRITE_ARCHIVED = keyed.compiled(
+    insert(_ARCHIVE).values(session_id=_ID, name=_NAME, piece=_PIECE, encoded=bindparam("encoded", type_=_BYTES))
+)
+READ_ARCHIVED = keyed.compiled(
+    select(_ARCHIVE.encoded).where(_ARCHIVE.session_id == _ID, _ARCHIVE.name == _NAME, _ARCHIVE.piece == _PIECE)
+)
+DELETE_ARCHIVED = keyed.compiled(
+    delete(_ARCHIVE)
+    .where(_ARCHIVE.session_id == _ID, or_(_NAMES.is_(None), _ARCHIVE.name == any_(_NAMES)))
+    .returning(_ARCHIVE.name)
+)
+
+_VALUE = bindparam("value", type_=_BYTES)
+PROPERTIES = keyed.compiled(select(_PROPERTY.name).where(_PROPERTY.name.startswith(_NAME)).order_by(_PROPERTY.name))
+READ_PROPERTY = keyed.compiled(select(_PROPERTY.value).where(_PROPERTY.name == _NAME))
+
+
+def _write_property(*, replace: bool) -> keyed.Statement:
+    made = insert_or_not(_PROPERTY).values(name=_NAME, value=_VALUE)
+    columns = [_PROPERTY.name]
+    if replace:
+        return keyed.compiled(made.on_conflict_do_update(index_elements=columns, set_={"value": made.excluded.value}))
+    return keyed.compiled(made.on_conflict_do_nothing(index_elements=columns))
+
+
+WRITE_PROPERTY = {replace: _write_property(replace=replace) for replace in (False, True)}
+
+LAST = datetime.max.replace(tzinfo=UTC)
+"""Behind this stands every session."""

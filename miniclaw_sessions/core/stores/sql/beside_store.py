@@ -1,0 +1,165 @@
+"""What a server's database keeps beside the transcripts: checkpoints, the archive, and what is true of all of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from datetime import datetime, timedelta
+from itertools import count
+from typing import Any, cast
+
+from anyio import CancelScope
+
+from miniclaw_sessions.core.stores.base import Checkpoint, StoredEntry, StoredHead, StoredSession
+from miniclaw_sessions.core.stores.reading import PAGE
+from miniclaw_sessions.core.stores.shared import Archiving, Changes, ListPosition, SharedStore, Use
+from miniclaw_sessions.core.stores.sql import beside, changed, keyed
+from miniclaw_sessions.core.stores.sql.connections import Connections, transaction
+
+
+class BesideTranscripts(SharedStore):
+    """Half of a store on a server; the other half makes the connections."""
+
+    _server: Connections
+
+    async def count(self) -> int:
+        """How many sessions there are; the server counts them one by one."""
+        ((count,),) = await self._server.fetch(beside.COUNT)
+        return int(count)
+
+    async def load(self, session_ids: Sequence[str]) -> list[StoredSession]:
+        """Sessions with their checkpoints and what is behind those, in one round trip."""
+        return beside.stored_sessions(await self._server.fetch(beside.LOAD, session_ids=list(session_ids), limit=PAGE))
+
+    # --- lists, checkpoints, expiry ----------------------------------------------------------------------------------
+
+    async def newest(
+        self, *, limit: int, channel: str | None = None, pattern: str = "%", behind: ListPosition | None = None
+    ) -> list[ListPosition]:
+        """Some sessions, the most recently used first, along an index."""
+        used_at, session_id = behind or (beside.LAST, "")
+        rows = await self._server.fetch(
+            beside.NEWEST, channel=channel, pattern=pattern, used_at=used_at, behind=session_id, limit=limit
+        )
+        return [ListPosition(*row) for row in rows]
+
+    async def changes(self, since: datetime, late_s: float) -> Changes:
+        """What has happened since a point in time, along indexes."""
+        before = since - timedelta(seconds=late_s)
+        return changed.changes_of(await self._server.fetch(changed.CHANGES, since=before))
+
+    async def used(self, uses: Sequence[Use], *, backwards: bool = False) -> None:
+        """Write down that sessions were used."""
+        await self._server.change("write to", beside.USED[backwards], **beside.values_of_uses(uses))
+
+    async def write_checkpoints(self, checkpoints: Sequence[Checkpoint]) -> None:
+        """Keep checkpoints that go further than those that are there."""
+        await self._server.change("write to", beside.WRITE_CHECKPOINTS, **beside.values_of_checkpoints(checkpoints))
+
+    async def checkpoints(self, session_ids: Sequence[str]) -> list[Checkpoint]:
+        """The sound ones of these sessions."""
+        return beside.sound_checkpoints(await self._server.fetch(beside.CHECKPOINTS, session_ids=list(session_ids)))
+
+    async def now(self) -> datetime:
+        """The server's clock."""
+        ((now,),) = await self._server.fetch(beside.CLOCK)
+        return cast("datetime", now)
+
+    async def idle(
+        self, idle_s: float, *, limit: int, channel: str | None = None, but_channels: Sequence[str] = ()
+    ) -> list[str]:
+        """Sessions that nobody has used for so long, the idlest first."""
+        asked = {"idle_s": idle_s, "limit": limit, "channel": channel, "but_channels": list(but_channels)}
+        return [session_id for (session_id,) in await self._server.fetch(beside.IDLE, **asked)]
+
+    async def expire(self, session_ids: Iterable[str], idle_s: float, archiving: Archiving | None) -> dict[str, int]:
+        """Remove those that are still idle in one transaction; rows that somebody else has locked are left to him."""
+        ids = list(session_ids)
+        with CancelScope(shield=True):
+            return await self._server.writing("expire in", lambda one: self._expire(one, ids, idle_s, archiving))
+        raise AssertionError  # for the type checker, which thinks that a scope may end before it returns
+
+    async def _expire(
+        self, connection: Any, session_ids: Sequence[str], idle_s: float, archiving: Archiving | None
+    ) -> dict[str, int]:
+        async with transaction(connection):
+            arguments = beside.LOCKED_IDLE_HEADS.arguments({"session_ids": session_ids, "idle_s": idle_s})
+            heads = [
+                keyed.stored_head(row) for row in await connection.fetch(beside.LOCKED_IDLE_HEADS.text, *arguments)
+            ]
+            gone = [stored.head.session_id for stored in heads]
+            if archiving is not None:
+                for stored in heads:
+                    name, pieces = archiving(stored.head, _entries_on(connection, stored))
+                    await _write_archived(connection, stored.head.session_id, name, pieces)
+            sizes = dict(await connection.fetch(beside.SIZES.text, gone)) if gone else {}
+            for statement in beside.DELETE_MANY if gone else ():
+                await connection.execute(statement.text, gone)
+            await note_deleted(connection, [stored.head.incarnation for stored in heads])
+        return {session_id: sizes.get(session_id, 0) for session_id in gone}
+
+    # --- the archive, and what is true of all of it ------------------------------------------------------------------
+
+    async def archived(self, session_id: str | None = None) -> list[str]:
+        """The names of archived files, in order."""
+        return [name for (name,) in await self._server.fetch(beside.ARCHIVED, session_id=session_id)]
+
+    async def write_archived(self, session_id: str, name: str, pieces: AsyncIterator[bytes]) -> None:
+        """Keep an archived file, in one transaction."""
+
+        async def write(connection: Any) -> None:
+            async with transaction(connection):
+                await _write_archived(connection, session_id, name, pieces)
+
+        await self._server.writing("archive in", write)
+
+    async def read_archived(self, session_id: str, name: str) -> AsyncIterator[bytes]:
+        """The bytes of an archived file, a row at a time."""
+        for piece in count():
+            rows = await self._server.fetch(beside.READ_ARCHIVED, session_id=session_id, name=name, piece=piece)
+            if not rows:
+                return
+            yield rows[0][0]
+
+    async def delete_archived(self, session_id: str, names: Sequence[str] | None = None) -> int:
+        """Remove archived files of a session; how many there were."""
+        given = None if names is None else list(names)
+        return len(
+            set(await self._server.change("delete from", beside.DELETE_ARCHIVED, session_id=session_id, names=given))
+        )
+
+    async def read_property(self, name: str) -> bytes | None:
+        """What is written down under a name, or None."""
+        rows = await self._server.fetch(beside.READ_PROPERTY, name=name)
+        return bytes(rows[0][0]) if rows else None
+
+    async def properties(self, prefix: str) -> list[str]:
+        """The names that begin so, under which something is written down."""
+        return [name for (name,) in await self._server.fetch(beside.PROPERTIES, name=prefix)]
+
+    async def write_property(self, name: str, value: bytes, *, replace: bool = False) -> bytes:
+        """Write something down under a name; what is there now."""
+        await self._server.change("write to", beside.WRITE_PROPERTY[replace], name=name, value=value)
+        return await self.read_property(name) or b""
+
+
+async def note_deleted(connection: Any, incarnations: Sequence[str]) -> None:
+    """Write down that sessions are deleted, in the transaction that does it, for `changes`."""
+    if incarnations:
+        await connection.execute(changed.FORGET_DELETED.text, *changed.FORGET_DELETED.arguments({}))
+        await connection.execute(changed.DELETED.text, *changed.DELETED.arguments({"incarnations": list(incarnations)}))
+
+
+async def _entries_on(connection: Any, stored: StoredHead) -> AsyncIterator[StoredEntry]:
+    """A session's entries, oldest first, read where its row is locked."""
+    session_id, after = stored.head.session_id, 0
+    while page := await connection.fetch(keyed.OLDEST_FIRST.text, session_id, after, PAGE):
+        for entry in keyed.stored_entries(session_id, page):
+            yield entry
+        after = page[-1][0]
+
+
+async def _write_archived(connection: Any, session_id: str, name: str, pieces: AsyncIterator[bytes]) -> None:
+    number = 0
+    async for piece in pieces:
+        await connection.execute(beside.WRITE_ARCHIVED.text, session_id, name, number, piece)
+        number += 1

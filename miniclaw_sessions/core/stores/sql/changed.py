@@ -1,0 +1,109 @@
+"""The statements that say what has happened in a server's database since a point in time.
+
+What they cost follows how much that was, however many sessions there are: a session with new entries stands at the end
+of the index of `used_at`. One that was deleted stands nowhere any more. So the transaction that deletes it writes down
+its incarnation, which says nothing of whose it was, under a name that begins with the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Float,
+    Text,
+    bindparam,
+    cast,
+    column,
+    delete,
+    func,
+    literal,
+    literal_column,
+    null,
+    select,
+    union_all,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import insert as insert_or_not
+
+from miniclaw_sessions.core.stores.shared import Changes
+from miniclaw_sessions.core.stores.sql import keyed
+from miniclaw_sessions.core.stores.sql.models import USED_RESOLUTION, SharedPropertyRow, SharedSessionRow
+
+KEPT_S = 3600
+"""For how long it is known that a session was deleted."""
+
+_FORGOTTEN_AT_ONCE = 100
+
+_TEXT = Text()
+_session, _property = SharedSessionRow, SharedPropertyRow
+_BEGUN: ColumnElement[Any] = func.now(type_=keyed.TIME)
+_FIRST, _LAST = literal_column("'deleted/'", _TEXT), literal_column("'deleted0'", _TEXT)  # what follows the slash
+
+
+def _name_at(moment: ColumnElement[Any]) -> ColumnElement[str]:
+    """What the name of a deletion at this time begins with: the names stand in the order of time."""
+    microseconds = cast(func.extract("epoch", moment) * literal_column("1000000"), BigInteger())
+    return _FIRST + func.lpad(cast(microseconds, _TEXT), literal_column("20"), literal_column("'0'"))
+
+
+def _changes() -> keyed.Statement:
+    since = cast(bindparam("since", type_=keyed.TIME), keyed.TIME)
+    resolution = literal(USED_RESOLUTION / timedelta(seconds=1), Float()) * keyed.SECOND
+    changed = select(*keyed.HEAD_COLUMNS).where(_session.used_at > since - resolution)
+    nothing = {one.name: cast(null(), one.type).label(one.name) for one in changed.selected_columns}
+    incarnation = func.split_part(_property.name, literal_column("'/'"), literal_column("3"), type_=_TEXT)
+    deleted = select(*{**nothing, "incarnation": incarnation}.values()).where(
+        _property.name > _name_at(since), _property.name < _LAST
+    )
+    at = select(*{**nothing, "created_at": _BEGUN}.values())
+    return keyed.compiled(union_all(changed, deleted, at))
+
+
+CHANGES = _changes()
+"""A row for each session that was used since, one for each that was deleted since, and one for the time."""
+
+
+def changes_of(rows: Iterable[Sequence[Any]]) -> Changes:
+    """What rows of `CHANGES` say."""
+    changed, deleted, times = [], set(), []
+    for row in rows:
+        session_id, _, _, incarnation, created_at, *_ = row
+        if session_id is not None:
+            changed.append(keyed.stored_head(row))
+        elif incarnation is not None:
+            deleted.add(incarnation)
+        else:
+            times.append(created_at)
+    return Changes(times[0], changed, deleted)
+
+
+_GIVEN = func.unnest(bindparam("incarnations", type_=ARRAY(_TEXT))).table_valued(
+    column("incarnation", _TEXT), name="given"
+)
+DELETED = keyed.compiled(
+    insert_or_not(SharedPropertyRow)
+    .from_select(
+        ["name", "value"],
+        select(
+            _name_at(keyed.NOW) + literal_column("'/'", _TEXT) + _GIVEN.render_derived().c.incarnation,
+            literal_column("''::bytea"),
+        ),
+    )
+    .on_conflict_do_nothing(index_elements=[_property.name])
+)
+"""Write down that sessions are deleted, in the transaction that does it."""
+
+_OLD = (
+    select(_property.name)
+    .where(_property.name > _FIRST, _property.name < _name_at(_BEGUN - literal(float(KEPT_S), Float()) * keyed.SECOND))
+    .order_by(_property.name)
+    .limit(literal_column(str(_FORGOTTEN_AT_ONCE)))
+    .with_for_update(skip_locked=True)  # two that delete do not wait for each other
+)
+FORGET_DELETED = keyed.compiled(delete(SharedPropertyRow).where(_property.name.in_(_OLD)))
+"""Remove some of the oldest that were written down so."""

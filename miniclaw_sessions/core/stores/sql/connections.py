@@ -1,0 +1,250 @@
+"""The connections of a store to its server, and what becomes of one that is cut off or gives no answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, TypeVar
+
+import anyio
+import asyncpg
+
+from miniclaw_sessions.core.stores.sql.keyed import Statement
+from miniclaw_sessions.core.stores.sql.server import (
+    CUT,
+    FAILURES,
+    GRACE_S,
+    Address,
+    Promise,
+    opening_error,
+    promise_of,
+    store_error,
+)
+from miniclaw_sessions.errors import ConfigError, StoreUnavailable
+from miniclaw_sessions.log import get_logger
+
+CLOSE_S = 5.0
+"""Seconds for what still runs at the end, and for good-byes."""
+
+T = TypeVar("T")
+
+log = get_logger(__name__)
+
+
+class Connections:
+    """Connections for changes, so that no crowd of readers delays an acknowledgement, and others for reading.
+
+    Attributes:
+        place: the server.
+    """
+
+    def __init__(self, place: Address, *, read_only: bool = False) -> None:
+        self.place = place
+        self._read_only = read_only
+        self._settings = place.settings
+        self._writers: Any = None
+        self._readers: Any = None
+        self._promise: Promise | None = None
+
+    def __repr__(self) -> str:
+        return f"<Connections to {self.place.shown}>"
+
+    async def open(self, prepare: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+        """Connect, see what the server promises, and prepare its database over that connection.
+
+        Raises:
+            ConfigError: the server refuses us, or would lose what it acknowledges.
+            StoreUnavailable: it cannot be reached now.
+        """
+        try:
+            connecting = await self.place.connecting(read_only=self._read_only)
+            connection = await self._connect(**connecting)
+            try:
+                await self.see_promise(connection)
+                await prepare(connection)
+            finally:
+                await connection.close()
+            self._writers = await self._pool(self._settings.write_connections, connecting, init=self.see_promise)
+            self._readers = await self._pool(self._settings.read_connections, connecting)
+        except (*FAILURES, asyncpg.ClientConfigurationError, ValueError) as error:
+            await self.close()
+            raise opening_error(error, self.place) from error
+
+    async def _pool(self, size: int, connecting: Mapping[str, Any], **options: Any) -> Any:
+        return await asyncpg.create_pool(
+            connect=self._connect,
+            **connecting,
+            **options,
+            min_size=0,
+            max_size=size,
+            reset=_leave_as_it_is,
+            max_inactive_connection_lifetime=0,
+        )
+
+    async def _connect(self, *_: Any, **connecting: Any) -> Any:
+        """A connection to whichever host takes changes: all are asked at once, so that none that hangs holds it up."""
+        found: list[Any] = []
+        failures: list[BaseException] = []
+
+        async def ask(dsn: str) -> None:
+            try:
+                connection = await asyncpg.connect(dsn, **connecting)
+            except (*FAILURES, asyncpg.ClientConfigurationError, ValueError) as error:
+                failures.append(error)
+                return
+            found.append(connection)
+            hosts.cancel_scope.cancel()
+
+        try:
+            async with anyio.create_task_group() as hosts:
+                for dsn in self.place.dsns:
+                    hosts.start_soon(ask, dsn, name="connect")
+        finally:
+            for connection in found[1:]:  # two that take changes: the first one counts
+                give_up(connection)
+        if found:
+            return found[0]
+        raise min(failures, key=lambda error: isinstance(error, asyncpg.TargetServerAttributeNotMatched))
+
+    async def close(self) -> None:
+        """Wait a moment for what runs, and disconnect; from a server that hangs, without its answer."""
+        pools, self._writers, self._readers = (self._writers, self._readers), None, None
+        async with anyio.create_task_group() as closing:
+            for pool in pools:
+                if pool is not None:
+                    closing.start_soon(_close, pool, name="disconnect")
+
+    async def see_promise(self, connection: Any) -> None:
+        """See what the server promises over a new connection: after a failover it is another one.
+
+        Raises:
+            ConfigError: it would lose what it acknowledges.
+        """
+        if self._read_only:  # it is promised nothing
+            return
+        promise = await promise_of(connection, self.place)
+        if promise == self._promise:
+            return
+        self._promise = promise
+        log.info(
+            "connected to the server",
+            action="store.connected",
+            server=self.place.shown,
+            version=promise.version,
+            synchronous_commit=promise.synchronous_commit,
+            synchronous_standbys=promise.standby_names or "none",
+            standbys_that_must_confirm=promise.must_confirm,
+            standbys_connected="unknown" if promise.standbys is None else promise.standbys,
+        )
+        if promise.warning:
+            log.warning(promise.warning, action="store.at_risk", server=self.place.shown)
+
+    async def fetch(self, statement: Statement, **values: Any) -> list[Any]:
+        """The rows of a statement that changes nothing; a server that was restarted has cut all connections."""
+        arguments = statement.arguments(values)
+        for attempt in range(self._settings.read_connections + 1):
+            async with self._connection(self._readers, "read") as connection:
+                try:
+                    return list(await connection.fetch(statement.text, *arguments))
+                except CUT:
+                    if attempt == self._settings.read_connections:
+                        raise
+        raise AssertionError  # the last attempt has returned or raised
+
+    async def change(self, attempted: str, statement: Statement, **values: Any) -> list[Any]:
+        """The rows of a statement that may be run again: where its connection was cut off, it is."""
+
+        async def run(connection: Any) -> list[Any]:
+            return list(await connection.fetch(statement.text, *statement.arguments(values)))
+
+        for attempt in range(self._settings.write_connections + 1):
+            try:
+                return await self.writing(attempted, run)
+            except StoreUnavailable as error:
+                if attempt == self._settings.write_connections or not isinstance(error.__cause__, CUT):
+                    raise
+        raise AssertionError  # the last attempt has returned or raised
+
+    async def writing(self, attempted: str, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+        """What work on a connection for changes returns; it ends with the call."""
+        async with self._connection(self._writers, attempted) as connection:
+            return await work(connection)
+
+    async def beside(self, attempted: str, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+        """What work returns that takes a connection of readers, so that no append waits for it."""
+        async with self._connection(self._readers, attempted) as connection:
+            return await work(connection)
+
+    @asynccontextmanager
+    async def _connection(self, pool: Any, attempted: str) -> AsyncIterator[Any]:
+        """One connection to use; whatever fails is reported in the words of the contract."""
+        if pool is None:
+            raise StoreUnavailable(f"cannot use {self.place.shown}: the store is not open; enter it with `async with`")
+        with self._failing(attempted):
+            connection = await self._acquired(pool, attempted)
+            try:
+                yield connection
+            except CUT:
+                give_up(connection)  # it may be half alive, and would fail the next one that gets it
+                raise
+            finally:
+                with suppress(*FAILURES):  # without an answer, the server is told to give up, and then given up
+                    await pool.release(connection, timeout=GRACE_S)
+
+    async def _acquired(self, pool: Any, attempted: str) -> Any:
+        try:
+            return await pool.acquire(timeout=self._settings.acquire_timeout_s)
+        except TimeoutError:
+            raise StoreUnavailable(
+                f"cannot {attempted} {self.place.shown}: no connection was to be had in time, of the "
+                f"{pool.get_max_size()} that there may be; see whether the server answers, or allow more in "
+                "sessions.postgresql"
+            ) from None
+        except ConfigError as error:  # of a server that came in the place of another; at the start it stands as it is
+            raise StoreUnavailable(str(error)) from error
+
+    @contextmanager
+    def _failing(self, attempted: str) -> Iterator[None]:
+        try:
+            yield
+        except FAILURES as error:
+            raise store_error(error, self.place, attempted) from error
+
+
+@asynccontextmanager
+async def transaction(connection: Any) -> AsyncIterator[None]:
+    """A transaction, taken back where something is raised in it, which is what the caller gets.
+
+    A server that gives no answer is not asked to take it back, which would be waited for as well: it does so by itself
+    when the connection is given up.
+    """
+    running = connection.transaction()
+    await running.start()
+    try:
+        yield
+    except (TimeoutError, *CUT):
+        give_up(connection)
+        raise
+    except BaseException:
+        try:
+            await running.rollback()
+        except FAILURES:
+            give_up(connection)
+        raise
+    await running.commit()
+
+
+def give_up(connection: Any) -> None:
+    """Let a connection go without a word to its server; the pool may have taken it back already."""
+    with suppress(asyncpg.InterfaceError):
+        connection.terminate()
+
+
+async def _close(pool: Any) -> None:
+    with anyio.move_on_after(CLOSE_S), suppress(*FAILURES):
+        await pool.close()
+    pool.terminate()
+
+
+async def _leave_as_it_is(connection: Any) -> None:
+    """Nothing is ever set on a connection, so that giving it back costs no round trip."""

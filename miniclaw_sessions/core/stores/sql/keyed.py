@@ -1,0 +1,457 @@
+"""The statements of a server's database, made of the models and compiled once to the driver's own text.
+
+Only what Citus, CockroachDB and YugabyteDB speak too: no sequence, trigger, advisory lock or notification; every
+condition and every change concerns one session; no statement changes a table twice.
+
+**A group of appends is one statement** (of `GO_ON`), in which each session is settled for itself: its row is locked,
+and changed if the session still ends where the append begins, its incarnation is the same, the turn allows it, and none
+of its idempotency keys is taken. Only entries of sessions whose row was changed are inserted, and those sessions are
+the answer. A row that somebody else has locked is left out of it, so that a group waits for nobody, no two groups wait
+for each other, and a connection that hangs holds up nobody but the sessions that it has locked. Sessions that begin
+take `BEGIN`, in which the new row is what the first of two inserts and the other does not.
+
+What a group says goes as one array for each column, a row for each entry; what concerns a session as a whole stands in
+its first row, and is null in the others. A session without entries has one row that says nothing of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import msgspec
+from sqlalchemy import (
+    CTE,
+    BigInteger,
+    ColumnElement,
+    DateTime,
+    Float,
+    LargeBinary,
+    Text,
+    and_,
+    any_,
+    bindparam,
+    case,
+    cast,
+    column,
+    delete,
+    exists,
+    func,
+    insert,
+    literal,
+    literal_column,
+    not_,
+    or_,
+    select,
+    table,
+    update,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import insert as insert_or_not
+from sqlalchemy.dialects.postgresql.asyncpg import dialect as asyncpg_dialect
+from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
+from sqlalchemy.sql.elements import CompilerElement
+from sqlalchemy.types import TypeEngine
+
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.stores.base import Append, SessionHead, StoredEntry, StoredHead, StoredTurn
+from miniclaw_sessions.core.stores.sql.checksums import checksum_of, entry_of_row
+from miniclaw_sessions.core.stores.sql.models import (
+    USED_RESOLUTION,
+    Shared,
+    SharedCheckpointRow,
+    SharedEntryRow,
+    SharedKeyRow,
+    SharedSearchedRow,
+    SharedSearchRow,
+    SharedSessionRow,
+)
+
+PAGE = 500
+"""Sessions that are read at a time."""
+
+NO_LIMIT = 2**62
+
+_DIALECT = asyncpg_dialect()  # type: ignore[no-untyped-call]
+
+
+class Statement(NamedTuple):
+    """A statement in the driver's words, and its parameters in their order: their names, and what is said of them."""
+
+    text: str
+    names: tuple[str, ...]
+    constants: Mapping[str, Any]
+
+    def arguments(self, values: Mapping[str, Any]) -> list[Any]:
+        """Its parameters."""
+        return [values[name] if name in values else self.constants[name] for name in self.names]
+
+
+def compiled(statement: CompilerElement) -> Statement:
+    """A statement in the driver's words."""
+    compiled: Any = statement.compile(dialect=_DIALECT)
+    constants = {name: value for name, value in compiled.params.items() if value is not None}
+    return Statement(str(compiled), tuple(compiled.positiontup or ()), constants)
+
+
+def schema() -> list[str]:
+    """What makes the tables in an empty database."""
+    tables = Shared.metadata.sorted_tables
+    made = [CreateTable(table) for table in tables]
+    indexes = [CreateIndex(index) for table in tables for index in sorted(table.indexes, key=lambda one: str(one.name))]
+    statements: list[ExecutableDDLElement] = [*made, *indexes]
+    return [str(one.compile(dialect=_DIALECT)) for one in statements]
+
+
+def expected_columns() -> dict[str, set[str]]:
+    """The columns of each table, by its name."""
+    return {table.name: {one.name for one in table.columns} for table in Shared.metadata.sorted_tables}
+
+
+# --- appending -------------------------------------------------------------------------------------------------------
+
+_BIG, _TEXT = BigInteger(), Text()
+TIME = DateTime(timezone=True)
+
+_ROWS: dict[str, TypeEngine[Any]] = {
+    "session_id": _TEXT,
+    "sequence": _BIG,
+    "entry_id": _TEXT,
+    "encoded": LargeBinary(),
+    "checksum": _BIG,
+}
+_KEYED: dict[str, TypeEngine[Any]] = {**_ROWS, "idempotency_key": _TEXT}
+_FIRST: dict[str, TypeEngine[Any]] = {"incarnation": _TEXT, "expected": _BIG, "last": _BIG}
+_TURN: dict[str, TypeEngine[Any]] = {"fence": _BIG, "owner": _TEXT, "seconds": Float()}
+_WHO: dict[str, TypeEngine[Any]] = {"channel": _TEXT, "chat_id": _TEXT, "created_at": TIME}
+
+
+def _said(types: Mapping[str, TypeEngine[Any]]) -> CTE:
+    """Arrays that go to the server as one parameter each, and are a table there."""
+    arrays = [bindparam(name, type_=ARRAY(kind)) for name, kind in types.items()]
+    columns = [column(name, kind) for name, kind in types.items()]
+    unnested = func.unnest(*arrays).table_valued(*columns, name="arrays").render_derived(name="arrays")
+    return select(*unnested.c).cte("said")
+
+
+_SESSION, _ENTRY, _KEY = SharedSessionRow, SharedEntryRow, SharedKeyRow
+NOW: ColumnElement[datetime] = func.clock_timestamp(type_=TIME)
+SECOND: ColumnElement[timedelta] = literal_column("INTERVAL '1 second'")
+
+
+def _turn_allows(given: Any) -> ColumnElement[bool]:
+    """Nothing was said of a turn, or it is held still, or nobody has it and the number is higher.
+
+    What was given back is over: an append that is late must not prolong it, but may give it back once more.
+    """
+    is_held = or_(_SESSION.turn_until.is_not(None), given.seconds <= 0)
+    return or_(
+        given.fence.is_(None),
+        and_(_SESSION.fence == given.fence, _SESSION.turn_owner == given.owner, is_held),
+        and_(_SESSION.fence < given.fence, or_(_SESSION.turn_until.is_(None), _SESSION.turn_until < NOW)),
+    )
+
+
+def _turn_columns(given: Any, *, is_new: bool) -> dict[Any, Any]:
+    """The turn as an append leaves it: its own, given back where it asks for no more seconds."""
+    says_nothing, is_over = given.fence.is_(None), given.seconds <= 0
+    before = (0, None, None) if is_new else (_SESSION.fence, _SESSION.turn_owner, _SESSION.turn_until)
+    until = NOW + given.seconds * SECOND
+    return {
+        _SESSION.fence: case((says_nothing, before[0]), else_=given.fence),
+        _SESSION.turn_owner: case((says_nothing, before[1]), else_=given.owner),
+        _SESSION.turn_until: case((says_nothing, before[2]), (is_over, None), else_=until),
+    }
+
+
+class Keys(Enum):
+    """What a group has of idempotency keys, and what becomes of one that its session has already."""
+
+    NONE = "there are none, and nothing is asked about them"
+    NEW = "the append is refused"
+    ANY = "the oldest entry with a key keeps it: for copies of what is stored elsewhere"
+
+
+def _go_on(keys: Keys, *, turns: bool) -> Statement:
+    """Append to sessions that exist; what a group says nothing of is left out, for each value costs."""
+    claim = _TURN if turns else {}
+    said = _said({**(_ROWS if keys is Keys.NONE else _KEYED), **_FIRST, **claim})
+    may = [_SESSION.incarnation == said.c.incarnation, _SESSION.last_sequence == said.c.expected]
+    if turns:
+        may.append(_turn_allows(said.c))
+    if keys is Keys.NEW:
+        row = said.alias("row")
+        is_taken = and_(
+            row.c.session_id == _SESSION.session_id,
+            _KEY.session_id == row.c.session_id,
+            _KEY.idempotency_key == row.c.idempotency_key,
+        )
+        may.append(not_(exists().where(is_taken).correlate(_SESSION.__table__)))
+    free = (
+        select(_SESSION.session_id, *(said.c[name] for name in ("expected", "last", *claim)))
+        .join_from(said, _SESSION, _SESSION.session_id == said.c.session_id)
+        .where(*may)
+        .with_for_update(of=_SESSION, key_share=True, skip_locked=True)  # who only indexes it is in nobody's way
+        .cte("free")
+    )
+    used_lately = _SESSION.used_at > NOW - literal(USED_RESOLUTION / timedelta(seconds=1), Float()) * SECOND
+    changes: dict[Any, Any] = {
+        _SESSION.last_sequence: free.c.last,
+        _SESSION.used_at: case((used_lately, _SESSION.used_at), else_=NOW),
+        **(_turn_columns(free.c, is_new=False) if turns else {}),
+    }
+    changed = (
+        update(_SESSION)
+        .where(_SESSION.session_id == free.c.session_id, _SESSION.last_sequence == free.c.expected)
+        .values(changes)
+        .returning(_SESSION.session_id)
+        .cte("changed")
+    )
+    return _with_entries(changed, said, with_keys=keys is not Keys.NONE)
+
+
+def _claim() -> Statement:
+    """Take, prolong and give back turns of sessions that exist, wherever they end."""
+    said = _said({"session_id": _TEXT, "incarnation": _TEXT, **_TURN})
+    free = (
+        select(_SESSION.session_id, *(said.c[name] for name in _TURN))
+        .join_from(said, _SESSION, _SESSION.session_id == said.c.session_id)
+        .where(_SESSION.incarnation == said.c.incarnation, _turn_allows(said.c))
+        .with_for_update(of=_SESSION, key_share=True, skip_locked=True)  # who only indexes it is in nobody's way
+        .cte("free")
+    )
+    changed = update(_SESSION).where(_SESSION.session_id == free.c.session_id)
+    return compiled(changed.values(_turn_columns(free.c, is_new=False)).returning(_SESSION.session_id))
+
+
+def _begin() -> Statement:
+    """Append to sessions that do not exist yet; in order of session_id, for here two groups may wait for each other."""
+    said = _said({**_KEYED, **_FIRST, **_TURN, **_WHO})
+    values = {
+        _SESSION.session_id: said.c.session_id,
+        _SESSION.channel: said.c.channel,
+        _SESSION.chat_id: said.c.chat_id,
+        _SESSION.incarnation: said.c.incarnation,
+        _SESSION.created_at: said.c.created_at,
+        _SESSION.last_sequence: said.c.last,
+        _SESSION.used_at: NOW,
+        **_turn_columns(said.c, is_new=True),
+    }
+    of_sessions = select(*values.values()).where(said.c.incarnation.is_not(None)).order_by(said.c.session_id)
+    made = (
+        insert_or_not(_SESSION)
+        .from_select(list(values), of_sessions)
+        .on_conflict_do_nothing(index_elements=[_SESSION.session_id])
+        .returning(_SESSION.session_id)
+        .cte("changed")
+    )
+    return _with_entries(made, said, with_keys=True)
+
+
+def _with_entries(changed: CTE, said: CTE, *, with_keys: bool) -> Statement:
+    """The entries of those sessions whose row was changed, and where their idempotency keys are."""
+    of_changed = said.join(changed, changed.c.session_id == said.c.session_id)
+    names = list(_KEYED if with_keys else _ROWS)
+    rows = select(*(said.c[name] for name in names)).select_from(of_changed).where(said.c.entry_id.is_not(None))
+    answer = select(changed.c.session_id).add_cte(insert(_ENTRY).from_select(names, rows).cte("added"))
+    if not with_keys:
+        return compiled(answer)
+    where = select(said.c.session_id, said.c.idempotency_key, said.c.sequence).select_from(of_changed)
+    keyed = (
+        insert_or_not(_KEY)
+        .from_select(
+            ["session_id", "idempotency_key", "sequence"],
+            where.where(said.c.idempotency_key.is_not(None)).order_by(said.c.session_id, said.c.sequence),
+        )
+        .on_conflict_do_nothing(index_elements=[_KEY.session_id, _KEY.idempotency_key])  # the oldest one stays
+        .cte("keyed")
+    )
+    return compiled(answer.add_cte(keyed))
+
+
+GO_ON = {(keys, turns): _go_on(keys, turns=turns) for keys in Keys for turns in (False, True)}
+"""For sessions that exist: by what a group has of keys, and whether it says anything of turns."""
+
+CLAIM = _claim()
+"""For appends without entries, which say something of a turn."""
+
+BEGIN = _begin()
+"""For sessions that do not exist yet."""
+
+
+class Part(msgspec.Struct, frozen=True, gc=False):
+    """What is to be added to one session: an append, as far as it is new."""
+
+    append: Append
+    entries: Sequence[StoredEntry]
+    expected: int
+
+    @property
+    def last(self) -> int:
+        """Where the session ends then."""
+        return self.entries[-1].sequence if self.entries else self.expected
+
+
+def number_of(session_id: str) -> int:
+    """What binds the checksum of a row to its session."""
+    return crc32(session_id.encode())
+
+
+_COLUMNS = (*_KEYED, *_FIRST, *_TURN, *_WHO)
+_NO_ENTRY = (None,) * (len(_KEYED) - 1)
+_NO_TURN = (None,) * len(_TURN)
+_SAID_ALREADY = (None,) * (len(_COLUMNS) - len(_KEYED))
+
+
+def values_of(parts: Sequence[Part]) -> dict[str, Sequence[Any]]:
+    """The columns that `BEGIN`, `CLAIM` and those of `GO_ON` choose from."""
+    return dict(zip(_COLUMNS, zip(*[row for part in parts for row in _rows_of(part)], strict=True), strict=True))
+
+
+def _rows_of(part: Part) -> Iterator[tuple[Any, ...]]:
+    """What is said of each entry; of none, where there is none."""
+    head, turn = part.append.head, part.append.turn
+    claim = _NO_TURN if turn is None else (turn.fence, turn.owner, turn.seconds)
+    of_session: tuple[Any, ...] = (head.incarnation, part.expected, part.last, *claim, *head.key, head.created_at)
+    session_id = head.session_id
+    if not part.entries:
+        yield session_id, *_NO_ENTRY, *of_session
+    number = number_of(session_id)
+    for one in part.entries:
+        key = one.idempotency_key
+        checksum = checksum_of(number, one.sequence, one.entry_id, key, one.encoded)
+        yield session_id, one.sequence, one.entry_id, one.encoded, checksum, key, *of_session
+        of_session = _SAID_ALREADY
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+_SESSION_ID = bindparam("session_id", type_=_TEXT)
+_LIMIT = bindparam("limit", type_=_BIG)
+_IS_OF_SESSION = _ENTRY.session_id == _SESSION_ID
+
+HEAD_COLUMNS = (
+    _SESSION.session_id,
+    _SESSION.channel,
+    _SESSION.chat_id,
+    _SESSION.incarnation,
+    _SESSION.created_at,
+    _SESSION.last_sequence,
+    _SESSION.fence,
+    _SESSION.turn_owner,
+    func.coalesce(_SESSION.turn_until < NOW, literal_column("TRUE")).label("is_over"),
+)
+"""What `stored_head` makes a head of."""
+
+_HEADS = select(*HEAD_COLUMNS)
+VERSIONS = compiled(_HEADS.where(_SESSION.session_id == any_(bindparam("session_ids", type_=ARRAY(_TEXT)))))
+_HEAD = _HEADS.where(_SESSION.session_id == _SESSION_ID)
+LOCKED_HEAD = compiled(_HEAD.with_for_update(key_share=True))
+LOCKED_HEAD_NOW = compiled(_HEAD.with_for_update(key_share=True, nowait=True))
+LOCKED_FOR_DELETION = compiled(_HEAD.with_for_update())
+HEADS_AFTER = compiled(
+    _HEADS.where(_SESSION.session_id > bindparam("after", type_=_TEXT)).order_by(_SESSION.session_id).limit(PAGE)
+)
+SESSION_IDS = compiled(select(_SESSION.session_id).order_by(_SESSION.session_id))
+
+_ENTRIES = select(_ENTRY.sequence, _ENTRY.entry_id, _ENTRY.encoded, _ENTRY.idempotency_key, _ENTRY.checksum).where(
+    _IS_OF_SESSION
+)
+OLDEST_FIRST = compiled(
+    _ENTRIES.where(_ENTRY.sequence > bindparam("after", type_=_BIG)).order_by(_ENTRY.sequence).limit(_LIMIT)
+)
+NEWEST_FIRST = compiled(_ENTRIES.order_by(_ENTRY.sequence.desc()).limit(_LIMIT))
+WITH_ID = compiled(
+    _ENTRIES.where(_ENTRY.entry_id == bindparam("entry_id", type_=_TEXT)).order_by(_ENTRY.sequence).limit(1)
+)
+WITH_KEY = compiled(
+    _ENTRIES.join(_KEY, and_(_KEY.session_id == _ENTRY.session_id, _KEY.sequence == _ENTRY.sequence)).where(
+        _KEY.session_id == _SESSION_ID, _KEY.idempotency_key == bindparam("key", type_=_TEXT)
+    )
+)
+IDS_BETWEEN = compiled(
+    select(_ENTRY.sequence, _ENTRY.entry_id).where(
+        _IS_OF_SESSION,
+        _ENTRY.sequence.between(bindparam("first", type_=_BIG), bindparam("last", type_=_BIG)),
+    )
+)
+
+# --- the rest --------------------------------------------------------------------------------------------------------
+
+MEND = compiled(
+    update(_ENTRY)
+    .where(_IS_OF_SESSION, _ENTRY.sequence == bindparam("at", type_=_BIG))
+    .values(
+        entry_id=bindparam("entry_id", type_=_TEXT),
+        encoded=bindparam("encoded", type_=LargeBinary()),
+        idempotency_key=bindparam("key", type_=_TEXT),
+        checksum=bindparam("checksum", type_=_BIG),
+    )
+)
+OF_SESSION = (
+    *(SharedSearchedRow, SharedSearchRow),
+    *(SharedEntryRow, SharedKeyRow, SharedCheckpointRow, SharedSessionRow),
+)
+"""What has rows of a session. Who indexes it holds the first: then what he has added goes as well."""
+
+DELETE = tuple(compiled(delete(model).where(model.session_id == _SESSION_ID)) for model in OF_SESSION)
+"""A session's rows, those that say that there is one last; to be run while its row is locked."""
+
+_ENDS = (
+    select(_ENTRY.session_id, func.max(_ENTRY.sequence).label("last"), func.count().label("entries"))
+    .group_by(_ENTRY.session_id)
+    .subquery("ends")
+)
+ORPHANS = compiled(
+    select(_ENDS.c.session_id, _ENDS.c.entries)
+    .outerjoin(_SESSION, _SESSION.session_id == _ENDS.c.session_id)
+    .where(_SESSION.session_id.is_(None))
+    .order_by(_ENDS.c.session_id)
+)
+WRONG_ENDS = compiled(
+    select(_SESSION.session_id, _SESSION.last_sequence, func.coalesce(_ENDS.c.last, 0))
+    .outerjoin(_ENDS, _SESSION.session_id == _ENDS.c.session_id)
+    .where(_SESSION.last_sequence != func.coalesce(_ENDS.c.last, 0))
+    .order_by(_SESSION.session_id)
+)
+WRONG_KEYS = compiled(
+    select(func.count())
+    .select_from(_KEY)
+    .outerjoin(_ENTRY, and_(_ENTRY.session_id == _KEY.session_id, _ENTRY.sequence == _KEY.sequence))
+    .where(_ENTRY.idempotency_key.is_distinct_from(_KEY.idempotency_key))
+)
+_CLASS = table("pg_class", *(column(one) for one in ("oid", "relname", "relkind", "relnamespace")))
+_COLUMN = table("pg_attribute", *(column(one) for one in ("attrelid", "attname", "attnum", "attisdropped")))
+_SCHEMA = table("pg_namespace", *(column(one) for one in ("oid", "nspname")))
+COLUMNS = compiled(
+    select(cast(_CLASS.c.relname, _TEXT), cast(_COLUMN.c.attname, _TEXT))
+    .select_from(
+        _CLASS.join(_SCHEMA, _SCHEMA.c.oid == _CLASS.c.relnamespace).join(_COLUMN, _COLUMN.c.attrelid == _CLASS.c.oid)
+    )
+    .where(
+        _SCHEMA.c.nspname == func.current_schema(),
+        _CLASS.c.relkind.in_([literal_column("'r'"), literal_column("'p'")]),
+        _COLUMN.c.attnum > literal_column("0"),
+        not_(_COLUMN.c.attisdropped),
+    )
+)
+"""The tables that there are, and their columns, also of those that our role may not use."""
+
+
+def stored_head(row: Sequence[Any]) -> StoredHead:
+    """A session, from a row of `HEAD` or `HEADS_AFTER`."""
+    session_id, channel, chat_id, incarnation, created_at, last, fence, owner, is_over = row
+    turn = None if owner is None else StoredTurn(fence, owner, is_over)
+    return StoredHead(SessionHead(session_id, SessionKey(channel, chat_id), incarnation, created_at), last, turn)
+
+
+def stored_entries(session_id: str, rows: Iterable[Sequence[Any]]) -> list[StoredEntry]:
+    """A session's entries, from rows of any of the statements that read them."""
+    number = number_of(session_id)
+    return [
+        entry_of_row(sequence, entry_id, encoded, key, checksum, number)
+        for sequence, entry_id, encoded, key, checksum in rows
+    ]

@@ -1,0 +1,41 @@
+"""How the schema came to be, step by step; a store brings its database to the newest step when it is opened.
+
+Whether anything is to be done is known from one plain query, and a new database gets the newest schema at once. So
+Alembic, which is slow to import, is only loaded when a database is old.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import Connection, insert
+
+from miniclaw_sessions.core.stores.sql.models import Base, PlacedRow
+
+REVISIONS = ("0001", "0002", "0003")
+"""All versions of the schema, oldest first."""
+
+
+_VERSION_TABLE = (
+    "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL, "
+    "CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"
+)
+
+
+def create(connection: Connection) -> None:
+    """Make the newest schema in an empty database, as `upgrade` would, within the connection's transaction."""
+    connection.exec_driver_sql(_VERSION_TABLE)
+    connection.exec_driver_sql("INSERT INTO alembic_version VALUES (?)", (REVISIONS[-1],))
+    Base.metadata.create_all(connection, checkfirst=False)
+    connection.execute(insert(PlacedRow).values(up_to=0))
+
+
+def upgrade(connection: Connection) -> None:
+    """Bring the schema to the newest version, within the connection's transaction."""
+    from alembic import command  # noqa: PLC0415 - see above
+    from alembic.config import Config  # noqa: PLC0415 - same
+
+    config = Config(attributes={"connection": connection})
+    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    command.upgrade(config, REVISIONS[-1])

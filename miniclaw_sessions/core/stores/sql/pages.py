@@ -1,0 +1,117 @@
+"""The rows in the leaf pages of a database file, whatever has become of the pages that lead to them.
+
+One damaged page in the middle of a table's tree, of which there is one in some hundreds, would cost all rows below it.
+What is found here may be anything: whoever uses a row looks at its checksum. The format: https://sqlite.org/fileformat2.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+from miniclaw_sessions.core.stores.sql.files import PAGE_BYTES, database_files
+
+_LEAF_OF_TABLE = 0x0D
+_MOST_IN_LEAF = PAGE_BYTES - 35
+_LEAST_IN_LEAF = (PAGE_BYTES - 12) * 32 // 255 - 23
+_IN_OVERFLOW = PAGE_BYTES - 4
+_FIRST_PAGE_HEADER = 100
+_INTEGER_BYTES = (0, 1, 2, 3, 4, 6, 8)
+_FLOAT, _ZERO, _ONE, _FIRST_BLOB = 7, 8, 9, 12
+
+Row = tuple[int | str | bytes | None, ...]
+
+
+class Pages:
+    """A database file of our page size, to be read only; a context manager.
+
+    Attributes:
+        are_up_to_date: the database has no log, in which other rows may be, or these deleted.
+    """
+
+    def __init__(self, path: Path) -> None:
+        log = database_files(path)[1]
+        self.are_up_to_date = not log.exists() or not log.stat().st_size
+        with path.open("rb") as file:
+            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._data.close()
+
+    def cells(self) -> Iterator[int]:
+        """Where in the file each row of any table may begin."""
+        for page in range(0, len(self._data) - PAGE_BYTES + 1, PAGE_BYTES):
+            begin = page or _FIRST_PAGE_HEADER
+            if self._data[begin] == _LEAF_OF_TABLE:
+                count = min(self._number(begin + 3, 2), PAGE_BYTES // 4)
+                yield from (page + self._number(begin + 8 + 2 * cell, 2) % PAGE_BYTES for cell in range(count))
+
+    def row(self, cell: int) -> Row:
+        """The number of a row, and its columns without the first, which is its number.
+
+        Raises:
+            ValueError, IndexError: there is none.
+        """
+        size, place = self._varint(self._data, cell)
+        number, place = self._varint(self._data, place)
+        payload = self._payload(place, size)
+        end, place = self._varint(payload, 0)
+        kinds = []
+        while place < end:
+            kind, place = self._varint(payload, place)
+            kinds.append(kind)
+        values: list[int | str | bytes | None] = []
+        for kind in kinds:
+            length = _length(kind)
+            values.append(_value(kind, payload[place : place + length]))
+            place += length
+        if place != len(payload):
+            raise ValueError("it is no record")
+        return (number, *values[1:])
+
+    def _payload(self, place: int, size: int) -> bytes:
+        """The bytes of a record, those in overflow pages too."""
+        here = size
+        if size > _MOST_IN_LEAF:
+            here = _LEAST_IN_LEAF + (size - _LEAST_IN_LEAF) % _IN_OVERFLOW
+            here = here if here <= _MOST_IN_LEAF else _LEAST_IN_LEAF
+        payload = bytearray(self._data[place : place + here])
+        following = self._number(place + here, 4) if here < size else 0
+        while following and len(payload) < size:
+            page = (following - 1) * PAGE_BYTES
+            payload += self._data[page + 4 : page + 4 + min(_IN_OVERFLOW, size - len(payload))]
+            following = self._number(page, 4)
+        if len(payload) != size:
+            raise ValueError("it goes on where nothing is")
+        return bytes(payload)
+
+    def _number(self, place: int, length: int) -> int:
+        return int.from_bytes(self._data[place : place + length], "big")
+
+    @staticmethod
+    def _varint(data: bytes | mmap.mmap, place: int) -> tuple[int, int]:
+        value = 0
+        for byte in range(8):
+            value = value << 7 | data[place + byte] & 0x7F
+            if data[place + byte] < 0x80:  # noqa: PLR2004 - the last byte has no eighth bit
+                return value, place + byte + 1
+        return value << 8 | data[place + 8], place + 9
+
+
+def _length(kind: int) -> int:
+    if kind < len(_INTEGER_BYTES):
+        return _INTEGER_BYTES[kind]
+    return 8 if kind == _FLOAT else max(kind - _FIRST_BLOB, 0) // 2
+
+
+def _value(kind: int, data: bytes) -> int | str | bytes | None:
+    if kind >= _FIRST_BLOB:
+        return data.decode() if kind % 2 else data
+    if kind in {_ZERO, _ONE}:
+        return kind - _ZERO
+    return int.from_bytes(data, "big", signed=True) if 0 < kind < _FLOAT else None

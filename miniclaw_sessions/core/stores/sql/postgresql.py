@@ -1,0 +1,513 @@
+"""The store that several processes share: a PostgreSQL server's database.
+
+An append is acknowledged when the server says that it is durable: on its own disk, and on the standbys that it waits
+for. A statement whose answer does not come, because the connection, the server or the time is gone, was done or was
+not: nothing is guessed. Its caller is told `StoreUnavailable`, sends the same entries again, and then finds either that
+they are stored or that they are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from types import TracebackType
+from typing import Any, ClassVar, Self
+from zlib import crc32
+
+import asyncpg
+from anyio import CancelScope
+
+from miniclaw_sessions.config import PostgreSQLSettings
+from miniclaw_sessions.core.stores.appending import entries_to_add
+from miniclaw_sessions.core.stores.base import (
+    Append,
+    StoredEntry,
+    StoredHead,
+    StorePlace,
+    is_damaged,
+)
+from miniclaw_sessions.core.stores.gathering import Gathering
+from miniclaw_sessions.core.stores.soundness import check_transcripts
+from miniclaw_sessions.core.stores.sql import keyed, keyed_search
+from miniclaw_sessions.core.stores.sql.beside_store import BesideTranscripts, note_deleted
+from miniclaw_sessions.core.stores.sql.checksums import checksum_of
+from miniclaw_sessions.core.stores.sql.connections import Connections, transaction
+from miniclaw_sessions.core.stores.sql.failures import unknown_schema
+from miniclaw_sessions.core.stores.sql.keyed import Keys, Part, Statement
+from miniclaw_sessions.core.stores.sql.searched_store import SearchedStore
+from miniclaw_sessions.core.stores.sql.server import (
+    CUT,
+    REFUSED_VALUES,
+    Address,
+    address,
+    require_privileges,
+    store_error,
+)
+from miniclaw_sessions.errors import (
+    ConfigError,
+    NotAWorkspace,
+    StoreConflict,
+    StoreCorrupt,
+    StoreError,
+    StoreUnavailable,
+)
+from miniclaw_sessions.log import get_logger
+
+MOST_ROWS = 2_000
+"""So many entries go in one statement at the most; a longer group takes several."""
+
+_VERSION = "0003"
+"""The version of the schema that a new database gets; from here on each step is one migration for both layouts."""
+
+_KNOWN = ("0003",)
+_MAKE_VERSION = (
+    "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL, "
+    "CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"
+)
+_ATTEMPTS = 3
+_SOMEBODY_ELSE = (asyncpg.UniqueViolationError, asyncpg.DuplicateTableError, asyncpg.LockNotAvailableError)
+
+
+log = get_logger(__name__)
+
+
+class PostgreSQLStore(SearchedStore, BesideTranscripts):
+    """Transcripts in a server's database, which any number of gateways use at the same time."""
+
+    durable: ClassVar[bool] = True
+    keeps_entries: ClassVar[bool] = True
+    shared: ClassVar[bool] = True
+
+    def __init__(self, url: str, settings: PostgreSQLSettings | None = None, *, read_only: bool = False) -> None:
+        """Nothing is connected yet.
+
+        Args:
+            url: `postgresql://user@host:port/database?option=value`; see `server.address`.
+            settings: what holds unless the URL says otherwise; None: the defaults.
+            read_only: make and change nothing; a standby will do.
+
+        Raises:
+            ConfigError: the URL is not usable.
+        """
+        super().__init__()
+        self._url = url
+        self._read_only = read_only
+        self._place: Address = address(url, settings or PostgreSQLSettings())
+        self._server = Connections(self._place, read_only=read_only)
+        self._heads = Gathering(self.versions)
+        self._orders = 0
+
+    def __repr__(self) -> str:
+        return f"<PostgreSQLStore {self._place.shown}>"
+
+    @property
+    def place(self) -> StorePlace:
+        """On its server."""
+        return StorePlace("postgresql", url=self._url, shown=self._place.shown)
+
+    # --- opening and closing -----------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Connect, see what the server promises, and make the tables where there are none.
+
+        Raises:
+            ConfigError: the server refuses us, would lose what it acknowledges, or has another program's tables there,
+                or those of a version that is too old.
+            SchemaTooNew: a newer version of this program made the tables; they were not changed.
+            StoreUnavailable: the server cannot be reached now.
+        """
+        await self._server.open(self._prepare)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for running calls, and disconnect."""
+        with CancelScope(shield=True):
+            await self._server.close()
+
+    async def _prepare(self, connection: Any) -> None:
+        """See that the tables are there and ours, or make them; several gateways may start at the same time."""
+        for attempt in range(_ATTEMPTS):
+            columns = await _columns_of(connection)
+            if columns:
+                return await self._check_schema(connection, columns)
+            if self._read_only:
+                raise NotAWorkspace(
+                    f"there are no sessions in {self._place.shown}: nobody has opened it to write yet, as `serve`, "
+                    "`chat` and `import` do"
+                )
+            try:
+                async with transaction(connection):
+                    await connection.execute(_MAKE_VERSION)
+                    await connection.execute("INSERT INTO alembic_version VALUES ($1)", _VERSION)
+                    for statement in keyed.schema():
+                        await connection.execute(statement)
+            except _SOMEBODY_ELSE:  # was first: look again
+                if attempt + 1 == _ATTEMPTS:
+                    raise
+            else:
+                return None
+        return None
+
+    async def _check_schema(self, connection: Any, columns: Mapping[str, set[str]]) -> None:
+        place = self._place.shown
+        if "alembic_version" not in columns or "entries" not in columns:
+            raise ConfigError(f"cannot open {place} as a store: it has another program's tables; make a new database")
+        await require_privileges(connection, self._place, keyed.expected_columns().keys() & columns)
+        version = await connection.fetchval("SELECT version_num FROM alembic_version")
+        if version is None:
+            raise StoreCorrupt(
+                f"cannot open {place}: it is damaged, it does not say which version of the schema it has"
+            )
+        if version not in _KNOWN:
+            raise unknown_schema(f"open {place}", version, _KNOWN)
+        for name, expected in keyed.expected_columns().items():
+            if columns.get(name) != expected:
+                raise StoreCorrupt(f"cannot open {place}: the table {name} has other columns than it was made with")
+
+    async def still_there(self) -> None:
+        """Return if the server can be written by our role, and promises what it did.
+
+        Raises:
+            StoreUnavailable: not now.
+        """
+
+        async def look(connection: Any) -> None:
+            await self._server.see_promise(connection)
+            await require_privileges(connection, self._place, keyed.expected_columns())
+
+        try:
+            await self._server.writing("write to", look)
+        except ConfigError as error:
+            raise StoreUnavailable(str(error)) from error
+
+    # --- appending ---------------------------------------------------------------------------------------------------
+
+    async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
+        """Append entries of many sessions in one statement; a conflict of one is no matter of the others."""
+        refused: dict[str, StoreError] = {}
+        for group in _groups(appends):
+            with CancelScope(shield=True):
+                refused |= await self._appending(group)
+        session_ids = [item.head.session_id for item in appends]
+        self._note(session_ids)
+        return list(map(refused.get, session_ids))
+
+    async def _appending(self, appends: Sequence[Append]) -> dict[str, StoreError]:
+        """Append; once more over a new connection where the old one was gone, for entries are never added twice."""
+        work = partial(self._append, appends=appends)
+        try:
+            return await self._server.writing("append to", work)
+        except StoreUnavailable as error:
+            if not isinstance(error.__cause__, CUT):
+                raise
+        return await self._server.writing("append to", work)
+
+    async def _append(self, connection: Any, appends: Sequence[Append]) -> dict[str, StoreError]:
+        """Append; those that were refused, and why."""
+        try:
+            return await self._append_together(connection, appends)
+        except (*REFUSED_VALUES, asyncpg.LockNotAvailableError):  # so that it is nobody else's fault
+            return await self._append_each(connection, appends)
+
+    async def _append_each(self, connection: Any, appends: Sequence[Append]) -> dict[str, StoreError]:
+        """Append to each session on its own, each time in another order: those that wait must not always come first."""
+        self._orders += 1
+        refused: dict[str, StoreError] = {}
+        waited_for: list[StoreUnavailable] = []
+        for item in sorted(appends, key=lambda one: crc32(one.head.session_id.encode(), self._orders)):
+            is_enough = len(waited_for) == _ATTEMPTS
+            outcome = waited_for[0] if is_enough else await self._append_alone(connection, item)
+            if isinstance(outcome, StoreUnavailable):
+                waited_for = [*waited_for, outcome][:_ATTEMPTS]
+            if outcome is not None:
+                refused[item.head.session_id] = outcome
+        return refused
+
+    async def _append_together(self, connection: Any, appends: Sequence[Append]) -> dict[str, StoreError]:
+        waiting = {item.head.session_id: item for item in appends}
+        going_on = [part for item in appends if (part := _going_on(item)) is not None]
+        for session_id in await _apply(connection, _statement_for(going_on), going_on):
+            del waiting[session_id]
+        claims = [Part(item, (), 0) for item in waiting.values() if item.turn is not None and not item.entries]
+        for session_id in await _apply(connection, keyed.CLAIM, claims):
+            del waiting[session_id]
+        beginning = [part for item in waiting.values() if (part := _beginning(item)) is not None]
+        for session_id in await _apply(connection, keyed.BEGIN, beginning):
+            del waiting[session_id]
+        refused: dict[str, StoreError] = {}
+        for session_id, item in waiting.items():
+            is_patient = not any(isinstance(outcome, StoreUnavailable) for outcome in refused.values())
+            if (outcome := await self._settle(connection, item, is_patient=is_patient)) is not None:
+                refused[session_id] = outcome
+        return refused
+
+    async def _append_alone(self, connection: Any, item: Append) -> StoreError | None:
+        try:
+            return (await self._append_together(connection, [item])).get(item.head.session_id)
+        except asyncpg.LockNotAvailableError as error:
+            return store_error(error, self._place, "append to")
+        except REFUSED_VALUES as error:
+            what = f"cannot append to session {item.head.session_id} in {self._place.shown}"
+            if isinstance(error, asyncpg.IntegrityConstraintViolationError):
+                return StoreConflict(f"{what}: {type(error).__name__}; read the session again")
+            return StoreError(f"{what}: it holds a value that the server cannot ({type(error).__name__})")
+
+    async def _settle(self, connection: Any, item: Append, *, is_patient: bool) -> StoreError | None:
+        """Append to one session by the rules of all stores, its row locked; see `stores.appending`.
+
+        Args:
+            connection: to the server.
+            item: what is to be appended.
+            is_patient: wait a moment for whoever else has the row, rather than leave this session for later.
+        """
+        lock = keyed.LOCKED_HEAD if is_patient else keyed.LOCKED_HEAD_NOW
+        for _ in range(_ATTEMPTS):
+            try:
+                async with transaction(connection):
+                    if await self._settle_locked(connection, item, lock):
+                        return None
+            except StoreConflict as conflict:
+                return conflict
+            except asyncpg.LockNotAvailableError as error:
+                return store_error(error, self._place, f"append to session {item.head.session_id} in")
+        return StoreUnavailable(
+            f"cannot append to session {item.head.session_id} in {self._place.shown}: it comes and goes all the time"
+        )
+
+    async def _settle_locked(self, connection: Any, item: Append, lock: Statement) -> bool:
+        """Whether the entries are stored; False if another process made the session meanwhile.
+
+        Also where they were stored before, this waits for the standbys: whoever wrote them may have been cut off while
+        he waited for them, and the lock of the row is a change like any other.
+
+        Raises:
+            StoreConflict: they never will be.
+        """
+        session_id = item.head.session_id
+        row = await connection.fetchrow(lock.text, session_id)
+        stored = None if row is None else keyed.stored_head(row)
+        if stored is None and item.must_exist:
+            raise StoreConflict(f"cannot append to session {session_id}: another process has deleted it")
+        last = 0 if stored is None else stored.last_sequence
+        ids = await self._ids_from(connection, item, last)
+        new = entries_to_add(
+            item,
+            incarnation=None if stored is None else stored.head.incarnation,
+            last_sequence=last,
+            ids_between=lambda _first, _last: ids,
+        )
+        part = Part(item, new, last)
+        if stored is None:
+            return bool(await _apply(connection, keyed.BEGIN, [part]))
+        if not new and item.turn is None:
+            return True
+        if not await _apply(connection, _statement_for([part]), [part]):
+            raise StoreConflict(
+                f"cannot append to session {session_id}: another process answers it now, or has stored a message with "
+                "the same idempotency key; read the session again"
+            )
+        return True
+
+    async def _ids_from(self, connection: Any, item: Append, last: int) -> dict[int, str]:
+        """The ids of what is stored from the append's first place on."""
+        if not item.entries or item.entries[0].sequence > last:
+            return {}
+        first = min(entry.sequence for entry in item.entries)
+        return dict(await connection.fetch(keyed.IDS_BETWEEN.text, item.head.session_id, first, last))
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    async def heads(self) -> AsyncIterator[StoredHead]:
+        """All sessions in order of session_id, read a page at a time."""
+        after = ""
+        while page := await self._server.fetch(keyed.HEADS_AFTER, after=after):
+            for row in page:
+                yield keyed.stored_head(row)
+            after = page[-1][0]
+
+    async def session_ids(self) -> list[str]:
+        """The ids of all sessions, in order, read at once."""
+        return [session_id for (session_id,) in await self._server.fetch(keyed.SESSION_IDS)]
+
+    async def head(self, session_id: str) -> StoredHead | None:
+        """One session, or None; all that are asked for within one turn of the event loop in one query."""
+        return await self._heads.get(session_id)
+
+    async def versions(self, session_ids: Collection[str]) -> Mapping[str, StoredHead]:
+        """Those of these sessions that there are, in one query."""
+        wanted = [session_id for session_id in session_ids if _may_be_stored(session_id)]
+        rows = await self._server.fetch(keyed.VERSIONS, session_ids=wanted)
+        return {head.head.session_id: head for head in map(keyed.stored_head, rows)}
+
+    async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
+        """The entries after a sequence, oldest first."""
+        limit = keyed.NO_LIMIT if limit is None else max(limit, 0)
+        rows = await self._server.fetch(keyed.OLDEST_FIRST, session_id=session_id, after=after, limit=limit)
+        return keyed.stored_entries(session_id, rows)
+
+    async def read_newest(self, session_id: str, limit: int) -> list[StoredEntry]:
+        """The newest entries, oldest first."""
+        rows = await self._server.fetch(keyed.NEWEST_FIRST, session_id=session_id, limit=max(limit, 0))
+        return keyed.stored_entries(session_id, reversed(rows))
+
+    async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:
+        """The entry with this id, or None; the server looks through the session's entries."""
+        return await self._find(keyed.WITH_ID, session_id, entry_id=entry_id)
+
+    async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
+        """The oldest entry with this key, or None; through an index."""
+        return await self._find(keyed.WITH_KEY, session_id, key=key)
+
+    async def _find(self, statement: Statement, session_id: str, **values: str) -> StoredEntry | None:
+        if not all(map(_may_be_stored, values.values())):
+            return None
+        rows = await self._server.fetch(statement, session_id=session_id, **values)
+        found = keyed.stored_entries(session_id, rows)
+        return found[0] if found else None
+
+    # --- the rest ----------------------------------------------------------------------------------------------------
+
+    async def mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:
+        """Write the right entries over rows that contradict their checksum."""
+        with CancelScope(shield=True):
+            return await self._server.writing("mend", lambda connection: self._mend(connection, session_id, entries))
+        raise AssertionError  # for the type checker, which thinks that a scope may end before it returns
+
+    async def _mend(self, connection: Any, session_id: str, entries: Sequence[StoredEntry]) -> int:
+        mended = 0
+        async with transaction(connection):
+            await connection.fetchrow(keyed.LOCKED_HEAD.text, session_id)
+            for entry in entries:
+                rows = await connection.fetch(keyed.OLDEST_FIRST.text, session_id, entry.sequence - 1, 1)
+                stored = keyed.stored_entries(session_id, rows)
+                if stored and stored[0].sequence == entry.sequence and is_damaged(stored[0].encoded):
+                    await connection.execute(keyed.MEND.text, *keyed.MEND.arguments(_mended(session_id, entry)))
+                    mended += 1
+            await connection.execute(keyed_search.AGAIN.text, [session_id])
+        self._note([session_id])
+        return mended
+
+    async def delete(self, session_id: str, *, known: StoredHead | None = None) -> bool:
+        """Remove a session and all that is of it, in one transaction; whether there was one."""
+        with CancelScope(shield=True):
+            return await self._server.writing("delete from", lambda one: _delete(one, session_id, known))
+        raise AssertionError  # as above
+
+    async def purge(self) -> bool:
+        """False: rows that were deleted stay in the server's files until it overwrites them, and in its log."""
+        return False
+
+    async def check(self) -> list[str]:
+        """Where the tables contradict each other, then every session's entries."""
+        return await check_transcripts(self, self.heads(), self._contradictions())
+
+    async def _contradictions(self) -> list[str]:
+        problems = [
+            f"session {session_id}: {count} entries belong to no session"
+            for session_id, count in await self._server.fetch(keyed.ORPHANS)
+        ]
+        problems += [
+            f"session {session_id}: it ends at {found}, and says that it ends at {said}"
+            for session_id, said, found in await self._server.fetch(keyed.WRONG_ENDS)
+        ]
+        ((count,),) = await self._server.fetch(keyed.WRONG_KEYS)
+        return [*problems, f"{count} idempotency keys belong to no entry"] if count else problems
+
+
+def _may_be_stored(text: str) -> bool:
+    """Whether a row can hold it: neither NUL nor half a character can be in a text of the server."""
+    return not any(one == "\0" or "\ud800" <= one <= "\udfff" for one in text)
+
+
+def _groups(appends: Sequence[Append]) -> Iterator[list[Append]]:
+    """The appends, some at a time, so that no statement is longer than a server likes."""
+    group: list[Append] = []
+    rows = 0
+    for item in appends:
+        if group and rows + len(item.entries) > MOST_ROWS:
+            yield group
+            group, rows = [], 0
+        group.append(item)
+        rows += len(item.entries) + 1
+    if group:
+        yield group
+
+
+def _going_on(item: Append) -> Part | None:
+    """The append as it is where the session ends right before it; None where that needs a closer look."""
+    if not item.entries or item.after_loss or not _follow_each_other(item.entries):
+        return None
+    first = item.entries[0].sequence
+    return Part(item, item.entries, first - 1) if first > 0 else None
+
+
+def _beginning(item: Append) -> Part | None:
+    """The append as it is where there is no such session yet; None where that needs a closer look."""
+    if item.must_exist:
+        return None
+    if not item.entries:
+        return Part(item, (), 0)
+    if item.entries[0].sequence != 1 or not _follow_each_other(item.entries):
+        return None
+    return Part(item, item.entries, 0)
+
+
+def _follow_each_other(entries: Sequence[StoredEntry]) -> bool:
+    return len(entries) == 1 or all(after.sequence == before.sequence + 1 for before, after in pairwise(entries))
+
+
+def _statement_for(parts: Sequence[Part]) -> Statement:
+    """The statement for sessions that exist; what is appended after a loss stands alone."""
+    has_keys = any(entry.idempotency_key is not None for part in parts for entry in part.entries)
+    is_copy = any(part.append.after_loss for part in parts)
+    has_turns = any(part.append.turn is not None for part in parts)
+    return keyed.GO_ON[(Keys.ANY if is_copy else Keys.NEW) if has_keys else Keys.NONE, has_turns]
+
+
+async def _apply(connection: Any, statement: Statement, parts: Sequence[Part]) -> list[str]:
+    """Run a statement for all of these; the sessions that were changed."""
+    if not parts:
+        return []
+    values = keyed.values_of(parts)
+    return [session_id for (session_id,) in await connection.fetch(statement.text, *statement.arguments(values))]
+
+
+def _mended(session_id: str, entry: StoredEntry) -> dict[str, Any]:
+    key, encoded = entry.idempotency_key, entry.encoded
+    checksum = checksum_of(keyed.number_of(session_id), entry.sequence, entry.entry_id, key, encoded)
+    return {
+        "session_id": session_id,
+        "at": entry.sequence,
+        "entry_id": entry.entry_id,
+        "encoded": encoded,
+        "key": key,
+        "checksum": checksum,
+    }
+
+
+async def _delete(connection: Any, session_id: str, known: StoredHead | None) -> bool:
+    async with transaction(connection):
+        row = await connection.fetchrow(keyed.LOCKED_FOR_DELETION.text, session_id)
+        if row is None:
+            return False
+        if known is not None and _has_more(keyed.stored_head(row), known):
+            raise StoreConflict(f"cannot delete session {session_id}: another process has gone on with it")
+        for statement in keyed.DELETE:
+            await connection.execute(statement.text, session_id)
+        await note_deleted(connection, [keyed.stored_head(row).head.incarnation])
+    return True
+
+
+def _has_more(stored: StoredHead, known: StoredHead) -> bool:
+    """Whether others have gone on with a session, or made another one of its name."""
+    return stored.head.incarnation != known.head.incarnation or stored.last_sequence > known.last_sequence
+
+
+async def _columns_of(connection: Any) -> dict[str, set[str]]:
+    columns: dict[str, set[str]] = {}
+    for table, name in await connection.fetch(keyed.COLUMNS.text):
+        columns.setdefault(table, set()).add(name)
+    return columns

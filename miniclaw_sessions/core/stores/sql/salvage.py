@@ -1,0 +1,280 @@
+"""What is left of a damaged database: the rows that can still be read, to be copied into a new one.
+
+SQLite gives up at the first page that it cannot make sense of. Here the log is walked by its positions, and goes on
+behind what cannot be read, and nothing but rows that agree with their checksum is believed; rows of older versions have
+none, and are believed if they can be decoded. An entry that is lost keeps its place: a branch goes on behind it.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tempfile
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import closing, suppress
+from datetime import UTC, datetime
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from anyio import to_thread
+from sqlalchemy import create_engine
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from miniclaw_sessions.core.protocol.encoding import decode_entry
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.stores.base import LOST, SessionHead, StoredEntry, StoredHead
+from miniclaw_sessions.core.stores.sql.checksums import is_sound
+from miniclaw_sessions.core.stores.sql.files import PAGE_BYTES, connect, empty_log
+from miniclaw_sessions.core.stores.sql.migrations import create
+from miniclaw_sessions.core.stores.sql.pages import Pages
+from miniclaw_sessions.encryption import is_sealed
+from miniclaw_sessions.errors import InvalidMessage, StoreUnavailable
+
+_MOST_LOST = 1 << 30
+_LENGTH = 28
+"""Where in its first page a database says how many pages it has."""
+_SEARCHED = 1 << 32
+"""Up to which number rows are looked for where nobody knows the last one."""
+
+_ENTRIES = "SELECT * FROM entries WHERE rowid >= ? ORDER BY rowid"  # the names of columns may be damaged
+_SESSIONS = "SELECT * FROM sessions WHERE rowid >= ? ORDER BY rowid"
+_FEWEST_COLUMNS = 5
+_UNREADABLE = (sqlite3.Error, UnicodeError, TypeError, ValueError, OverflowError, AttributeError)
+
+
+def make_readable(path: Path) -> None:
+    """Give a copy of a damaged database what SQLite needs to read any of it: a first page, and its whole length.
+
+    What is in its log is moved to it, so that the pages themselves say what was deleted.
+
+    The first page says where each table begins. Where it makes no sense, that of a new database takes its place: what
+    it says is true of every database that was not made by a version with another schema, and of any other, no row
+    agrees with its checksum.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if not _has_tables(path):
+        with tempfile.TemporaryDirectory(dir=path.parent) as place:
+            first_page = _new_database(Path(place) / "new.db")
+        with path.open("r+b") as file:
+            pages = max(file.seek(0, os.SEEK_END) // PAGE_BYTES, 1)
+            file.seek(0)
+            file.write(first_page[:_LENGTH] + pages.to_bytes(4, "big") + first_page[_LENGTH + 4 :])
+    with path.open("r+b") as file:
+        header = file.read(100)
+        length = PAGE_BYTES * int.from_bytes(header[_LENGTH : _LENGTH + 4], "big")
+        if file.seek(0, os.SEEK_END) < length <= 2 * file.tell() + _MOST_LOST:
+            file.truncate(length)
+    with suppress(sqlite3.Error, StoreUnavailable):
+        empty_log(path)
+
+
+def _has_tables(path: Path) -> bool:
+    try:
+        with closing(connect(path, writing=False)) as connection:
+            for table in ("sessions", "entries"):
+                connection.execute(f"SELECT rowid FROM {table} LIMIT 0")  # noqa: S608 - our names
+    except (sqlite3.Error, UnicodeError):
+        return False
+    return True
+
+
+def _new_database(path: Path) -> bytes:
+    """The first page of a database in which nothing is yet."""
+    path.touch()
+    engine = create_engine("sqlite://", creator=partial(connect, path, writing=True), poolclass=NullPool)
+    with engine.begin() as connection:
+        create(connection)
+    return path.read_bytes()[:PAGE_BYTES]
+
+
+class Salvage:
+    """The readable rest of a copy of a database file: a `Source` of `copy_store`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._heads: dict[str, SessionHead] = {}
+        self._where: dict[str, dict[int, int | None]] = {}
+        self._cells: dict[int, int] = {}
+
+    async def __aenter__(self) -> Self:
+        """Make the file readable, and look at every row.
+
+        Raises:
+            StoreUnavailable: nothing in it can be read.
+        """
+        try:
+            await to_thread.run_sync(make_readable, self._path)
+            await to_thread.run_sync(self._look)
+        except (*_UNREADABLE, SQLAlchemyError) as error:
+            raise StoreUnavailable(f"nothing can be read from {self._path}: {error}") from error
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing is held open."""
+        del kind, error, trace
+
+    def _look(self) -> None:
+        with closing(connect(self._path, writing=False)) as connection, Pages(self._path) as pages:
+            heads: dict[int, SessionHead] = {}
+            end = _end(connection, "sqlite_sequence", "seq", "sessions", "rowid")
+            for row, _ in _all_rows(connection, pages, _SESSIONS, end):
+                head = _head(row)
+                if head is not None:
+                    heads.setdefault(row[0], head)
+            where: dict[int, dict[int, int]] = defaultdict(dict)
+            end = _end(connection, "placed", "up_to", "entries", "rowid")
+            for row, cell in _all_rows(connection, pages, _ENTRIES, end):
+                if row[1] in heads and type(row[2]) is int and row[2] not in where[row[1]] and _entry(row) is not None:
+                    where[row[1]][row[2]] = row[0]
+                    if cell is not None:
+                        self._cells[row[0]] = cell
+            places = _places(connection)
+        for number, head in heads.items():
+            found = where[number]
+            known = places[number]
+            expected = known | set(range(max(known, default=0) + 1, max(found, default=0) + 1))  # not yet in it
+            self._where[head.session_id] = dict(sorted({**dict.fromkeys(expected), **found}.items()))
+            self._heads[head.session_id] = head
+
+    async def session_ids(self) -> list[str]:
+        """The same, in order: of the others not even the name is left."""
+        return sorted(self._heads)
+
+    async def heads(self) -> AsyncIterator[StoredHead]:
+        """The sessions whose rows are whole."""
+        for session_id in sorted(self._heads):
+            yield StoredHead(self._heads[session_id], max(self._where[session_id], default=0))
+
+    async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
+        """The entries that are whole, and in the place of every other one what stands for a lost entry."""
+        places = self._where.get(session_id, {}).items()
+        wanted = list(islice(((sequence, place) for sequence, place in places if sequence > after), limit))
+        return await to_thread.run_sync(self._read, wanted)
+
+    def _read(self, wanted: Sequence[tuple[int, int | None]]) -> list[StoredEntry]:
+        entries = []
+        with closing(connect(self._path, writing=False)) as connection, Pages(self._path) as pages:
+            for sequence, position in wanted:
+                row = None
+                if position is not None:
+                    cell = self._cells.get(position)
+                    row = _first(connection, _ENTRIES, position) if cell is None else pages.row(cell)
+                entry = None if row is None else _entry(row)
+                entries.append(entry or StoredEntry(sequence, f"lost-{sequence}", LOST))
+        return entries
+
+
+def _places(connection: sqlite3.Connection) -> dict[int, set[int]]:
+    """Which entries each session had, by the index; of one that is damaged, nothing is believed."""
+    places: dict[int, set[int]] = defaultdict(set)
+    try:
+        for session, sequence in connection.execute("SELECT session, sequence FROM places"):
+            if type(session) is not int or type(sequence) is not int:
+                return defaultdict(set)
+            places[session].add(sequence)
+    except _UNREADABLE:
+        return defaultdict(set)
+    return places
+
+
+def _end(connection: sqlite3.Connection, table: str, column: str, rows: str, key: str) -> int:
+    """Behind the last number that a table's rows may have."""
+    ends = [0]
+    for query in (f"SELECT max({column}) FROM {table}", f"SELECT max({key}) FROM {rows}"):  # noqa: S608 - our names
+        try:
+            (end,) = connection.execute(query).fetchone()
+        except _UNREADABLE:
+            ends.append(_SEARCHED)  # nobody knows
+        else:
+            ends.append(min(end or 0, 1 << 40))
+    return max(ends) + 1
+
+
+def _all_rows(
+    connection: sqlite3.Connection, pages: Pages, query: str, end: int
+) -> Iterator[tuple[tuple[Any, ...], int | None]]:
+    """The rows of a table that can be read; then, where SQLite met damage, those of any table, each with its place."""
+    is_damaged = False
+    for row in _readable(connection, query, end):
+        is_damaged = is_damaged or row is None
+        if row is not None:
+            yield row, None
+    for cell in pages.cells() if is_damaged and pages.are_up_to_date else ():
+        with suppress(*_UNREADABLE, IndexError):
+            row = pages.row(cell)
+            if len(row) >= _FEWEST_COLUMNS:
+                yield row, cell
+
+
+def _readable(connection: sqlite3.Connection, query: str, end: int) -> Iterator[tuple[Any, ...] | None]:
+    """The rows of a table that can be read, in order, and None in the place of those that cannot."""
+    position = 0
+    while position < end:
+        try:
+            for row in connection.execute(query, (position,)):
+                yield row
+                position = max(position, int(row[0])) + 1
+        except _UNREADABLE:
+            yield None
+            row = _first(connection, query, position)  # the driver looks one row ahead: this one may be sound
+            if row:
+                yield row
+            position = max(position, int(row[0])) + 1 if row else _next_readable(connection, query, position, end)
+        else:
+            return
+
+
+def _next_readable(connection: sqlite3.Connection, query: str, position: int, end: int) -> int:
+    """The first number behind one that cannot be read from which on it can: found in ever larger steps, and halving."""
+    bad, step = position, 1
+    while _first(connection, query, good := bad + step) is None:
+        if good >= end:
+            return end
+        bad, step = good, 2 * step
+    while good - bad > 1:
+        middle = (bad + good) // 2
+        if _first(connection, query, middle) is not None:
+            good = middle
+        else:
+            bad = middle
+    return good
+
+
+def _first(connection: sqlite3.Connection, query: str, position: int) -> tuple[Any, ...] | None:
+    """The first row from a position on; nothing in it if there is none, and None if it cannot be read."""
+    try:
+        return connection.execute(f"{query} LIMIT 1", (position,)).fetchone() or ()
+    except _UNREADABLE:
+        return None
+
+
+def _head(row: tuple[Any, ...]) -> SessionHead | None:
+    try:
+        _, session_id, channel, chat_id, incarnation, created_at = row
+        key = SessionKey(channel, chat_id)
+        if key.session_id != session_id:
+            return None
+        return SessionHead(session_id, key, str(incarnation), datetime.fromisoformat(created_at).replace(tzinfo=UTC))
+    except _UNREADABLE:
+        return None
+
+
+def _entry(row: tuple[Any, ...]) -> StoredEntry | None:
+    try:
+        _, session, sequence, entry_id, encoded, key, checksum = (*row, None, None)[:7]  # older ones have five
+        if checksum is None and not is_sealed(encoded):
+            decode_entry(encoded)
+        elif not is_sound(session, sequence, entry_id, key, encoded, checksum):
+            return None
+        return StoredEntry(sequence, entry_id, encoded, key)
+    except (*_UNREADABLE, InvalidMessage):
+        return None

@@ -1,0 +1,596 @@
+"""The default store: one SQLite file, in WAL mode, synced at every commit.
+
+Each operation is one call in a thread that holds a whole transaction: a cancelled caller cannot interrupt it, and a
+group of any number of appends costs one hop and one sync. One thread writes, a few read beside it. What survives a
+power cut is SQLite's promise for `synchronous=FULL`: everything that was committed.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from threading import BoundedSemaphore
+from types import TracebackType
+from typing import Any, ClassVar, Self, TypeVar
+
+from anyio import CancelScope, CapacityLimiter, Semaphore, to_thread
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import DatabaseError, DataError, IntegrityError, SQLAlchemyError
+from sqlalchemy.pool import NullPool, QueuePool
+
+from miniclaw_sessions.core.history.search import Found, Search
+from miniclaw_sessions.core.stores.base import LOST, Append, Store, StoredEntry, StoredHead, StorePlace
+from miniclaw_sessions.core.stores.keys import KeyFilter, UsedKeys
+from miniclaw_sessions.core.stores.reading import find_by_reading, identity, read_through
+from miniclaw_sessions.core.stores.soundness import check_transcripts
+from miniclaw_sessions.core.stores.sql import searching, statements
+from miniclaw_sessions.core.stores.sql.checksums import unreadable
+from miniclaw_sessions.core.stores.sql.failures import is_full, store_error, unknown_schema
+from miniclaw_sessions.core.stores.sql.files import (
+    connect,
+    create_file,
+    database_files,
+    empty_log,
+    fill_log,
+    forget_damage,
+    has_noted_damage,
+    note_damage,
+    schema_version,
+    settle_log,
+)
+from miniclaw_sessions.core.stores.sql.migrations import REVISIONS, create, upgrade
+from miniclaw_sessions.core.stores.sql.row_by_row import read_row_by_row
+from miniclaw_sessions.core.stores.sql.salvage import Salvage
+from miniclaw_sessions.core.stores.sql.search_file import SearchFile
+from miniclaw_sessions.core.stores.sql.statements import Known, driver_of
+from miniclaw_sessions.core.stores.thread import SerialThread
+from miniclaw_sessions.errors import StoreConflict, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
+from miniclaw_sessions.log import get_logger
+
+READERS, SEARCHES = 4, 2
+"""How many reads may run at once, and how many of them may be searches."""
+
+MAX_KNOWN_POSITIONS = 100_000
+"""Of so many sessions the store remembers where they stand, about 200 bytes each; then it begins anew."""
+
+SCANNED_ENTRIES = 1_000
+"""A longer tail of the log than this is brought into the index before anybody reads."""
+
+FILLED_AFTER = 64
+"""After so many commits the -wal file gets its whole size: whoever opens the store for a few need not wait for that."""
+
+MAX_UNPLACED = 32_768
+"""A longer tail than this, up to 0.1 s of work, is brought into the index by whoever writes next."""
+
+_REFUSED = (IntegrityError, DataError, sqlite3.IntegrityError, sqlite3.DataError, UnicodeError, OverflowError)
+"""What is wrong with the rows, not with the database."""
+
+T = TypeVar("T")
+
+log = get_logger(__name__)
+
+
+class SQLiteStore(Store):
+    """Transcripts in one file. Where two programs have it open, a conflict is refused and nothing overwritten."""
+
+    durable: ClassVar[bool] = True
+    keeps_entries: ClassVar[bool] = True
+    damage: Sequence[str] = ()
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._files = database_files(path)
+        self._search_file = SearchFile(path)
+        self._known = Known()
+        self._keys = UsedKeys(self._keys_of)
+        self._version: int | None = None
+        self._identities: dict[Path, tuple[int, int]] = {}
+        self._is_gone = False
+        self._writers: Engine | None = None
+        self._readers: Engine | None = None
+        self._writer: Connection | None = None
+        self._log_is_settled = False
+        self._until_filled = 0
+        self._writer_thread: SerialThread | None = None
+        self._reader_turns: CapacityLimiter | None = None
+        # A caller that asyncio cancels leaves its thread running and gives its turn back; this keeps count even then.
+        self._reading = BoundedSemaphore(READERS)
+        self._searches = Semaphore(SEARCHES)
+
+    def __repr__(self) -> str:
+        return f"<SQLiteStore {self._path}>"
+
+    @property
+    def place(self) -> StorePlace:
+        """The database."""
+        return StorePlace("sqlite", self._path)
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The database, its -wal and its -shm file; the last two only exist while it is open, or after a crash."""
+        return self._files
+
+    def found_damaged(self) -> bool:
+        """Whether whoever had it open met a page that cannot be read, or tables that contradict each other.
+
+        Looks again: SQLite calls a read damaged, too, that the disk refused, and may not refuse any more.
+        """
+        if not has_noted_damage(self._path):
+            return False
+        for _ in range(2):
+            try:
+                problems = self._own_problems()
+            except StoreCorrupt:
+                continue
+            except StoreUnavailable:
+                return False
+            if not problems:
+                forget_damage(self._path)
+                return False
+        return True
+
+    def rest_of(self, directory: Path) -> Salvage:
+        """The rows that can still be read."""
+        return Salvage(directory / self._path.name)
+
+    # --- the contract ------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Open the file, creating it or bringing its schema up to date.
+
+        Raises:
+            SchemaTooNew: a newer version of this program made it; it was not changed.
+            ConfigError: it is another program's database.
+            StoreUnavailable: it cannot be opened or created.
+            StoreCorrupt: it is damaged.
+        """
+        await to_thread.run_sync(self._open)
+        self._reader_turns = CapacityLimiter(READERS)
+        self._writer_thread = SerialThread(f"writer of {self._path.name}")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for running calls, move what is in the -wal file to the database, close."""
+        try:
+            await self._write(self._close)
+        finally:
+            thread, self._writer_thread = self._writer_thread, None
+            if thread is not None:
+                thread.stop()
+
+    async def still_there(self) -> None:
+        """Look whether the database and its -wal file are still those that are open."""
+        await self._write(self._check_still_there)
+
+    async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
+        """Append entries of many sessions in one transaction, with one sync."""
+        self._keys.note(appends)
+        return await self._write(self._append, appends)
+
+    async def heads(self) -> AsyncIterator[StoredHead]:
+        """All sessions in order of session_id, read a page at a time."""
+        async for stored in self._all_heads():
+            if _is_named_rightly(stored):
+                yield stored
+            else:
+                log.error(
+                    "the row of a session is damaged, and nobody knows whose it is; it was left alone",
+                    action="store.session_damaged",
+                    session_id=stored.head.session_id,
+                )
+
+    async def _all_heads(self) -> AsyncIterator[StoredHead]:
+        after = ""
+        while page := await self._read(partial(statements.heads_after, session_id=after)):
+            for stored in page:
+                yield stored
+            if page[-1].head.session_id <= after:  # or the same page would come for ever
+                raise StoreCorrupt(f"cannot read {self._path}: its index of sessions contradicts what is in them")
+            after = page[-1].head.session_id
+
+    async def session_ids(self) -> list[str]:
+        """The ids of all sessions, in order, read at once."""
+        return await self._read(statements.session_ids)
+
+    async def head(self, session_id: str) -> StoredHead | None:
+        """One session, or None."""
+        stored = await self._read(partial(statements.head, session_id=session_id))
+        if stored is not None and not _is_named_rightly(stored):
+            raise StoreCorrupt(
+                f"cannot use session {session_id} in {self._path}: its row is damaged, it says {stored.head.key}"
+            )
+        return stored
+
+    async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
+        """The entries after a sequence, oldest first."""
+        limit = None if limit is None else max(limit, 0)
+        query = partial(statements.entries_after, session_id=session_id, after=after, limit=limit)
+        return await self._entries(query, partial(read_row_by_row, session_id=session_id, after=after, limit=limit))
+
+    async def read_newest(self, session_id: str, limit: int) -> list[StoredEntry]:
+        """The newest entries, oldest first."""
+        limit = max(limit, 0)
+        query = partial(statements.newest_entries, session_id=session_id, limit=limit)
+        return await self._entries(query, partial(read_row_by_row, session_id=session_id, limit=limit, newest=True))
+
+    async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:
+        """The entry with this id, or None; looks through the session's entries, about 1 us each."""
+        try:
+            return await self._read(partial(statements.entry_with_id, session_id=session_id, entry_id=entry_id))
+        except StoreCorrupt:
+            return await find_by_reading(self, session_id, entry_id)
+
+    async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
+        """The oldest entry with this key, or None; through an index. One that cannot be read comes as damaged.
+
+        That a key is new is mostly known without looking.
+        """
+        if not await self._keys.may_have(session_id, key):
+            return None
+        try:
+            return await self._read(partial(statements.entry_with_key, session_id=session_id, key=key))
+        except StoreCorrupt:
+            place = await self._read(partial(statements.place_of_key, session_id=session_id, key=key))
+            if place is None:
+                return None
+            found = await self.read(session_id, after=place - 1, limit=1)
+            return found[0] if found and found[0].sequence == place else StoredEntry(place, f"lost-{place}", LOST, key)
+
+    async def _keys_of(self, session_id: str) -> KeyFilter:
+        await self._write(_nothing)  # then everything that was on its way is committed
+        return await self._read(lambda connection: KeyFilter(statements.keys_of(connection, session_id)))
+
+    async def mend(self, session_id: str, candidates: Sequence[StoredEntry]) -> int:
+        """Write right entries over rows that contradict their checksum."""
+        try:
+            mended = await self._write(self._mend, session_id, candidates)
+        finally:
+            self._keys.forget(session_id)
+        if mended:
+            await self.drop_index()  # it has nothing of what was damaged when it came by
+        return mended
+
+    async def delete(self, session_id: str, *, known: StoredHead | None = None) -> bool:  # noqa: ARG002 - never shared
+        """Remove a session and overwrite what it said with zeros; whether there was one.
+
+        The deletion is durable when this returns. The old bytes may stay in the -wal file until that is reused, the
+        store is closed, or `purge`.
+        """
+        self._keys.forget(session_id)
+        said = None
+        with suppress(StoreError):
+            said = await self._read(lambda one: searching.said_in(driver_of(one), self._search_file, session_id))
+        was_there = await self._write(self._delete, session_id)
+        await self._aside(self._search_file.take_out, session_id, said)
+        return was_there
+
+    async def purge(self) -> bool:
+        """Move the -wal file's content to the database, in which what was deleted is overwritten, and empty it.
+
+        False if somebody reads an older state all the time. The search index is written anew.
+        """
+        await self._aside(self._search_file.purge)
+        return await self._write(self._purge)
+
+    async def search(self, search: Search) -> Found:
+        """Ask the search index, where it reaches; what was committed last comes first."""
+        span = searching.Span.of(search)
+        async with self._searches:
+            return await self._read(lambda one: searching.search(driver_of(one), self._search_file, search, span))
+
+    async def index(self, limit: int) -> int:
+        """Bring on the file of the search index, beside the database."""
+        lacking = await self._read(lambda one: searching.lacking(driver_of(one), self._search_file, limit))
+        return await self._aside(self._search_file.add, lacking)
+
+    async def drop_index(self) -> None:
+        """Remove the file of the search index."""
+        await self._aside(self._search_file.remove)
+
+    async def _aside(self, change: Callable[..., T], *arguments: Any) -> T:
+        with CancelScope(shield=True), self._failing("index"):
+            return await to_thread.run_sync(change, *arguments)
+        raise AssertionError  # for the type checker, which thinks that a scope may end before it returns
+
+    async def check(self) -> list[str]:
+        """SQLite's own checks, then every session's entries."""
+        return await check_transcripts(self, self._all_heads(), self._check_database())
+
+    async def _check_database(self) -> list[str]:
+        await self._aside(self._search_file.check)
+        problems = await self._read(statements.check_database)
+        if problems:
+            await self._note_damage(problems[0])
+        else:
+            self.damage = ()
+        return problems
+
+    async def _entries(
+        self,
+        query: Callable[[Connection], list[StoredEntry]],
+        row_by_row: Callable[[sqlite3.Connection], list[StoredEntry]],
+    ) -> list[StoredEntry]:
+        """A session's entries; where a page of the database is damaged, what was on it comes as damaged."""
+        try:
+            return await self._read(query)
+        except StoreCorrupt:
+            return await to_thread.run_sync(self._read_row_by_row, row_by_row, limiter=self._reader_turns)
+
+    async def _note_damage(self, problem: str) -> None:
+        """Let the next start make the database anew from what can be read of it; until then everything else is served.
+
+        Raises:
+            StoreUnavailable: the disk refuses to be read, which SQLite calls damaged too.
+        """
+        if self.damage:
+            return
+        await to_thread.run_sync(read_through, [self._path])
+        self.damage = (problem,)
+        log.error(
+            "the database is damaged; what cannot be read of it is missing, everything else is served, and the next "
+            "start makes it anew from what can be read",
+            action="store.damaged",
+            error=problem,
+        )
+        await to_thread.run_sync(note_damage, self._path)
+
+    async def _write(self, transaction: Callable[..., T], *arguments: Any) -> T:
+        """Run a function in the writer's thread, behind what runs there already; once begun it runs to its end."""
+        if self._writer_thread is None:
+            raise _not_open(self._path)
+        with CancelScope(shield=True):
+            try:
+                result = await self._writer_thread.call(transaction, *arguments)
+            except StoreCorrupt as error:
+                await self._note_damage(str(error))
+                raise
+        return result
+
+    # --- in worker threads -------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        with self._failing("open"):
+            has_noted_damage(self._path)  # what was noted of another database is forgotten
+            create_file(self._path)
+            self._identities.clear()
+            self._is_gone = False
+            self._until_filled = FILLED_AFTER
+            self._check_still_there()
+            found = schema_version(self._path)
+            if found is not None and found not in REVISIONS:
+                raise unknown_schema(f"open {self._path}", found, REVISIONS)
+            try:
+                self._writers = self._engine(writing=True)
+                self._readers = self._engine(writing=False)
+                with suppress(StoreError):  # a full disk can still be read; whoever appends tries it again
+                    self._settle_log()
+                if found != REVISIONS[-1]:
+                    with self._transaction() as connection:
+                        (create if found is None else upgrade)(connection)
+                self._first_connections()
+                with suppress(StoreError):  # what is wrong with it is told by whoever comes upon it
+                    self._place()
+            except BaseException:
+                self._dispose()
+                raise
+
+    def _first_connections(self) -> None:
+        """Open one connection of each kind: on a full disk it could not be opened, but it can still be read."""
+        with self._transaction() as connection:
+            statements.check_schema(connection)
+        with self._reader() as connection:
+            statements.look(connection)
+
+    def _own_problems(self) -> list[str]:
+        """What SQLite finds wrong with the database, asked over a connection of its own."""
+        engine = self._engine(writing=False)
+        try:
+            with self._failing("check"), engine.connect() as connection:
+                return statements.check_database(connection)
+        finally:
+            engine.dispose()
+
+    def _close(self) -> None:
+        with suppress(StoreError):  # the next opening tries it again
+            self._place()
+        for _ in range(READERS):
+            self._reading.acquire()
+        self._search_file.close()
+        self._dispose()
+        self._reading.release(READERS)
+
+    def _append(self, appends: Sequence[Append]) -> list[StoreError | None]:
+        with self._failing("append to"):
+            if not self._log_is_settled:
+                self._settle_log()
+            if self._known.unplaced > MAX_UNPLACED:
+                with suppress(StoreFull):
+                    self._place()
+            if len(self._known.positions) > MAX_KNOWN_POSITIONS:
+                self._known.forget()
+            try:
+                return self._append_together(appends)
+            except _REFUSED:  # one of them, or what was known: so that it is nobody else's fault, each on its own
+                return [self._append_alone(item) for item in appends]
+
+    def _append_together(self, appends: Sequence[Append]) -> list[StoreError | None]:
+        with self._transaction() as connection:
+            if self._until_filled == 0:
+                fill_log(self._path)
+            self._until_filled -= 1
+            return statements.append(connection, appends, self._known)
+
+    def _append_alone(self, item: Append) -> StoreError | None:
+        try:
+            return self._append_together([item])[0]
+        except (IntegrityError, sqlite3.IntegrityError) as error:
+            return StoreConflict(f"cannot append to session {item.head.session_id} in {self._path}: {error}")
+        except _REFUSED as error:
+            return StoreError(
+                f"cannot append to session {item.head.session_id} in {self._path}: it holds a value that SQLite "
+                f"cannot ({type(error).__name__})"
+            )
+
+    def _mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:
+        with self._failing("mend"), self._transaction() as connection:
+            return sum(statements.mend(connection, session_id, entry, self._known) for entry in entries)
+
+    def _delete(self, session_id: str) -> bool:
+        with self._failing("delete from"), self._transaction() as connection:
+            return statements.delete_session(connection, session_id, self._known)
+
+    def _purge(self) -> bool:
+        with self._failing("empty the log of"):
+            return empty_log(self._path)
+
+    def _settle_log(self) -> None:
+        with self._failing("open"):
+            settle_log(self._path)
+        self._log_is_settled = True
+
+    def _place(self) -> None:
+        """Bring the index up to date. Where that fails it stays behind, and reading takes longer."""
+        with self._failing("index"), self._transaction() as connection:
+            statements.place(connection, self._known)
+
+    async def _read(self, query: Callable[[Connection], T]) -> T:
+        if self._known.unplaced > SCANNED_ENTRIES:
+            with suppress(StoreError):
+                await self._write(self._place)
+        try:
+            return await to_thread.run_sync(self._read_in_thread, query, limiter=self._reader_turns)
+        except StoreCorrupt as error:
+            await self._note_damage(str(error))
+            raise
+
+    def _read_in_thread(self, query: Callable[[Connection], T]) -> T:
+        with self._reading, self._failing("read"), self._reader() as connection:
+            try:
+                return query(connection)
+            except (TypeError, ValueError) as error:  # a column holds what nobody wrote into it: no date, no text
+                raise unreadable(error, self._path) from error
+
+    def _read_row_by_row(self, query: Callable[[sqlite3.Connection], T]) -> T:
+        with self._reading, self._failing("read"), closing(connect(self._path, writing=False)) as connection:
+            connection.execute("BEGIN")  # and is never committed: behind a damaged page SQLite refuses to
+            return query(connection)
+
+    # --- connections -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        """A transaction that is committed, or taken back as a whole.
+
+        After anything but a clean refusal the connection is thrown away: once a sync has failed, its descriptor may
+        report success for what never reached the disk (rule R5).
+        """
+        try:
+            if self._writer is None:
+                self._writer = _opened(self._writers, self._path).connect()
+            with self._writer.begin():
+                self._notice_others(self._writer)
+                self._check_still_there()
+                yield self._writer
+        except BaseException as error:
+            self._known.forget()
+            if not isinstance(error, _REFUSED) and not is_full(error) and not self._is_gone:
+                self._discard_writer()
+            raise
+
+    def _check_still_there(self) -> None:
+        """Refuse to acknowledge into a file that nobody will find again.
+
+        The -wal file is looked at too, from the first transaction of a connection on: as long as that is open, nobody
+        has a right to remove it.
+
+        Raises:
+            StoreUnavailable: one of them was deleted or replaced.
+        """
+        for path in self._files[: 2 if self._writer is not None else 1]:
+            found = identity(path)
+            if found is None or self._identities.setdefault(path, found) != found:
+                self._is_gone = True  # for good: another connection would make a second -wal file beside the lost one
+        if self._is_gone:
+            raise StoreUnavailable(
+                f"cannot use {self._path}: it, or its -wal file, was deleted or replaced while it was open. Nothing "
+                "more is acknowledged; start again, and the sessions go on from what is there and their snapshots"
+            )
+
+    def _notice_others(self, connection: Connection) -> None:
+        """Another program may have changed the file since the last transaction: then nothing is known any more."""
+        (version,) = driver_of(connection).execute("PRAGMA data_version").fetchone()
+        if version != self._version:
+            self._known.forget()
+            self._keys.clear()
+        self._version = version
+
+    @contextmanager
+    def _reader(self) -> Iterator[Connection]:
+        with _opened(self._readers, self._path).connect() as connection:
+            try:
+                with connection.begin():
+                    yield connection
+            except DatabaseError:
+                connection.invalidate()
+                raise
+
+    @contextmanager
+    def _failing(self, attempted: str) -> Iterator[None]:
+        """Whatever fails in here is reported in the words of the contract."""
+        try:
+            yield
+        except (SQLAlchemyError, sqlite3.Error, OSError, UnicodeDecodeError) as error:
+            raise store_error(error, path=self._path, attempted=attempted) from error
+
+    def _engine(self, *, writing: bool) -> Engine:
+        engine = create_engine(
+            "sqlite://",
+            creator=partial(connect, self._path, writing=writing),
+            poolclass=NullPool if writing else QueuePool,
+            hide_parameters=True,  # an error must not carry what people said
+            **({} if writing else {"pool_size": READERS, "max_overflow": 0}),
+        )
+        begin = "BEGIN IMMEDIATE" if writing else "BEGIN"
+        event.listen(engine, "begin", lambda connection: driver_of(connection).execute(begin))
+        return engine
+
+    def _discard_writer(self) -> None:
+        writer, self._writer = self._writer, None
+        self._identities.pop(self._files[1], None)
+        if writer is not None:
+            with suppress(SQLAlchemyError, sqlite3.Error):
+                writer.invalidate()
+            with suppress(SQLAlchemyError, sqlite3.Error):
+                writer.close()
+
+    def _dispose(self) -> None:
+        """Close everything; the writer last, for the last one moves the -wal file's content to the database."""
+        self._known.forget()
+        self._keys.clear()
+        if self._readers is not None:
+            self._readers.dispose()
+        self._discard_writer()
+        self._writers = self._readers = None
+
+
+def _opened(engine: Engine | None, path: Path) -> Engine:
+    if engine is None:
+        raise _not_open(path)
+    return engine
+
+
+def _nothing() -> None:
+    """Wait for what the writer's thread has to do."""
+
+
+def _is_named_rightly(stored: StoredHead) -> bool:
+    return stored.head.key.session_id == stored.head.session_id
+
+
+def _not_open(path: Path) -> StoreUnavailable:
+    return StoreUnavailable(f"cannot use {path}: the store is not open; enter it with `async with`")

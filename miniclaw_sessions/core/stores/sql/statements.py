@@ -1,0 +1,491 @@
+"""What happens inside a transaction, as plain functions over a SQLAlchemy connection.
+
+They begin and commit nothing: the store does, and so the same functions serve every engine, synchronous or not. New
+entries go to the driver in statements of many rows, whose text is compiled once from the model: every further statement
+would cost a hand-over of the interpreter lock. Everything rarer uses SQLAlchemy's Core. How `entries` and `places` fit
+together is told in `models`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache, partial
+from typing import Any
+
+import msgspec
+from sqlalchemy import (
+    CompoundSelect,
+    Connection,
+    Dialect,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    not_,
+    or_,
+    select,
+    union_all,
+    update,
+)
+from sqlalchemy.exc import DatabaseError
+
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.stores.appending import entries_to_add
+from miniclaw_sessions.core.stores.base import Append, SessionHead, StoredEntry, StoredHead
+from miniclaw_sessions.core.stores.sql.checksums import checksum_of, entry_of_row, was_entry
+from miniclaw_sessions.core.stores.sql.files import integrity_problems
+from miniclaw_sessions.core.stores.sql.models import Base, EntryRow, KeyRow, PlacedRow, PlaceRow, SessionRow
+from miniclaw_sessions.errors import StoreConflict, StoreCorrupt, StoreError
+
+PAGE = 500
+"""Rows that are read, or named in one statement, at a time."""
+
+ROWS_PER_INSERT = 64
+"""New entries in one statement; the driver keeps one prepared for each smaller number too."""
+
+
+Value = int | str | bytes | None
+
+
+class Position(msgspec.Struct, gc=False):
+    """Where a session stands in the database: its row, whose it is, and the sequence of its newest entry."""
+
+    row: int
+    incarnation: str
+    last_sequence: int
+
+
+class Known:
+    """What a writer remembers of the database from one transaction to the next; to be forgotten when it may be wrong.
+
+    Attributes:
+        positions: where sessions stand, as far as they were looked up.
+        end: the position of the log's newest entry; None when it is to be looked up.
+        placed: up to which position the log is in `places`.
+    """
+
+    __slots__ = ("end", "placed", "positions")
+
+    def __init__(self) -> None:
+        self.positions: dict[str, Position] = {}
+        self.end: int | None = None
+        self.placed = 0
+
+    @property
+    def unplaced(self) -> int:
+        """How long the tail is that readers have to scan; 0 when that is not known."""
+        return 0 if self.end is None else self.end - self.placed
+
+    def forget(self) -> None:
+        """Look everything up again."""
+        self.positions.clear()
+        self.end = None
+
+
+def driver_of(connection: Connection) -> Any:
+    """The driver's own connection, for what is done a thousand times a second."""
+    return connection.connection.driver_connection
+
+
+_PLACED_UP_TO = select(PlacedRow.up_to).scalar_subquery()
+_IN_TAIL = EntryRow.position > _PLACED_UP_TO
+_END = select(_PLACED_UP_TO, select(func.max(EntryRow.position)).scalar_subquery())
+
+_ROW_OF = select(SessionRow.id).where(SessionRow.session_id == bindparam("session_id")).scalar_subquery()
+_NEWEST_PLACED = (
+    select(func.coalesce(func.max(PlaceRow.sequence), 0)).where(PlaceRow.session == SessionRow.id).scalar_subquery()
+)
+_NEWEST_IN_TAIL = select(EntryRow.session, func.max(EntryRow.sequence)).where(_IN_TAIL).group_by(EntryRow.session)
+_HEADS: Select[int, str, str, str, str, datetime, int] = select(
+    SessionRow.id,
+    SessionRow.session_id,
+    SessionRow.channel,
+    SessionRow.chat_id,
+    SessionRow.incarnation,
+    SessionRow.created_at,
+    _NEWEST_PLACED,
+)
+_SESSION_IDS = select(SessionRow.session_id).order_by(SessionRow.session_id)
+_HEAD = _HEADS.where(SessionRow.session_id == bindparam("session_id"))
+_HEADS_AFTER = _HEADS.where(SessionRow.session_id > bindparam("after")).order_by(SessionRow.session_id).limit(PAGE)
+_POSITIONS = select(SessionRow.session_id, SessionRow.id, SessionRow.incarnation, _NEWEST_PLACED).where(
+    SessionRow.session_id.in_(bindparam("session_ids", expanding=True))
+)
+_NEW_SESSIONS = insert(SessionRow).returning(SessionRow.session_id, SessionRow.id)
+
+_REST = (EntryRow.entry_id, EntryRow.encoded, EntryRow.idempotency_key, EntryRow.checksum, EntryRow.session)
+_PLACED_ENTRIES = (
+    select(PlaceRow.sequence, *_REST)
+    .join(EntryRow, EntryRow.position == PlaceRow.position)
+    .where(PlaceRow.session == _ROW_OF)
+)
+_ENTRIES_IN_TAIL = select(EntryRow.sequence, *_REST).where(_IN_TAIL, EntryRow.session == _ROW_OF)
+_ENTRIES = union_all(
+    _PLACED_ENTRIES.where(PlaceRow.sequence > bindparam("after")),
+    _ENTRIES_IN_TAIL.where(EntryRow.sequence > bindparam("after")),
+)
+_OLDEST_FIRST = _ENTRIES.order_by(PlaceRow.sequence).limit(bindparam("limit"))
+_NEWEST_FIRST = _ENTRIES.order_by(PlaceRow.sequence.desc()).limit(bindparam("limit"))
+_NO_LIMIT = -1
+_WITH_ID = union_all(
+    *(part.where(EntryRow.entry_id == bindparam("entry_id")) for part in (_PLACED_ENTRIES, _ENTRIES_IN_TAIL))
+).limit(1)
+_IS_KEY = KeyRow.idempotency_key == bindparam("key")
+_PLACE_OF_KEY = select(KeyRow.sequence).where(KeyRow.session == _ROW_OF, _IS_KEY)
+_WITH_KEY = _PLACED_ENTRIES.where(PlaceRow.sequence == _PLACE_OF_KEY.scalar_subquery())
+_WITH_KEY_IN_TAIL = (
+    _ENTRIES_IN_TAIL.where(EntryRow.idempotency_key == bindparam("key")).order_by(EntryRow.sequence).limit(1)
+)
+_KEYS: CompoundSelect[Any] = union_all(
+    select(KeyRow.idempotency_key).where(KeyRow.session == _ROW_OF),
+    select(EntryRow.idempotency_key).where(
+        _IN_TAIL, EntryRow.session == _ROW_OF, EntryRow.idempotency_key.is_not(None)
+    ),
+)
+
+_PLACE = insert(PlaceRow).from_select(
+    ["session", "sequence", "position"],
+    select(EntryRow.session, EntryRow.sequence, EntryRow.position)
+    .where(EntryRow.position > bindparam("placed"))
+    .order_by(EntryRow.session, EntryRow.sequence),
+)
+_PLACE_KEYS = (
+    insert(KeyRow)
+    .prefix_with("OR IGNORE", dialect="sqlite")  # the oldest one stays
+    .from_select(
+        ["session", "idempotency_key", "sequence"],
+        select(EntryRow.session, EntryRow.idempotency_key, EntryRow.sequence)
+        .where(EntryRow.position > bindparam("placed"), EntryRow.idempotency_key.is_not(None))
+        .order_by(EntryRow.session, EntryRow.sequence),
+    )
+)
+_MISPLACED = (
+    select(SessionRow.session_id, func.count())
+    .select_from(EntryRow)
+    .join(SessionRow, SessionRow.id == EntryRow.session)
+    .outerjoin(PlaceRow, and_(PlaceRow.session == EntryRow.session, PlaceRow.sequence == EntryRow.sequence))
+    .where(or_(not_(_IN_TAIL), PlaceRow.position.is_not(None)), PlaceRow.position.is_distinct_from(EntryRow.position))
+    .group_by(SessionRow.session_id)
+)
+_ROW_AT = (
+    select(PlaceRow.session, PlaceRow.position, PlaceRow.sequence, *_REST)
+    .join(EntryRow, EntryRow.position == PlaceRow.position)
+    .where(PlaceRow.session == _ROW_OF, PlaceRow.sequence == bindparam("sequence"))
+)
+_ORPHANS = (
+    select(func.count())
+    .select_from(EntryRow)
+    .outerjoin(SessionRow, SessionRow.id == EntryRow.session)
+    .where(SessionRow.id.is_(None))
+)
+_PLACES_OF_NOTHING = (
+    select(func.count())
+    .select_from(PlaceRow)
+    .outerjoin(EntryRow, EntryRow.position == PlaceRow.position)
+    .where(EntryRow.position.is_(None))
+)
+_KEYS_OF_NOTHING = select(
+    select(func.count())
+    .select_from(EntryRow)
+    .outerjoin(KeyRow, and_(KeyRow.session == EntryRow.session, KeyRow.idempotency_key == EntryRow.idempotency_key))
+    .where(not_(_IN_TAIL), EntryRow.idempotency_key.is_not(None), KeyRow.sequence.is_(None))
+    .scalar_subquery()
+    + select(func.count())
+    .select_from(KeyRow)
+    .outerjoin(PlaceRow, and_(PlaceRow.session == KeyRow.session, PlaceRow.sequence == KeyRow.sequence))
+    .outerjoin(EntryRow, EntryRow.position == PlaceRow.position)
+    .where(EntryRow.idempotency_key.is_distinct_from(KeyRow.idempotency_key))
+    .scalar_subquery()
+)
+
+# --- appending -------------------------------------------------------------------------------------------------------
+
+
+def append(connection: Connection, appends: Sequence[Append], known: Known) -> list[StoreError | None]:
+    """Add the new entries of many sessions to the log, and the sessions that do not exist yet.
+
+    Args:
+        connection: in a transaction.
+        appends: no session twice.
+        known: brought up to what holds when this transaction is committed; to be forgotten if it is not.
+
+    Returns:
+        A `StoreConflict` for each session whose entries contradict what is stored; nothing of it was added.
+    """
+    _look_up(connection, [item.head.session_id for item in appends], known)
+    outcomes: list[StoreError | None] = []
+    accepted: list[tuple[SessionHead, Sequence[StoredEntry]]] = []
+    for item in appends:
+        try:
+            accepted.append((item.head, _new_entries(connection, item, known.positions.get(item.head.session_id))))
+            outcomes.append(None)
+        except StoreConflict as conflict:
+            outcomes.append(conflict)
+    _create(connection, [head for head, _ in accepted if head.session_id not in known.positions], known)
+    _insert(connection, _rows(accepted, known))
+    return outcomes
+
+
+def _new_entries(connection: Connection, item: Append, position: Position | None) -> Sequence[StoredEntry]:
+    return entries_to_add(
+        item,
+        incarnation=position.incarnation if position else None,
+        last_sequence=position.last_sequence if position else 0,
+        ids_between=partial(_ids_between, connection, item.head.session_id),
+    )
+
+
+def _rows(accepted: Sequence[tuple[SessionHead, Sequence[StoredEntry]]], known: Known) -> list[Value]:
+    """The values of all new rows, one after the other; where their sessions and the log end moves along."""
+    values: list[Value] = []
+    end = known.end or 0
+    for head, entries in accepted:
+        position = known.positions[head.session_id]
+        row = position.row
+        for entry in entries:
+            end += 1
+            key = entry.idempotency_key
+            checksum = checksum_of(row, entry.sequence, entry.entry_id, key, entry.encoded)
+            values += (end, row, entry.sequence, entry.entry_id, entry.encoded, key, checksum)
+        if entries:
+            position.last_sequence = entries[-1].sequence
+    known.end = end
+    return values
+
+
+def _look_up(connection: Connection, session_ids: Sequence[str], known: Known) -> None:
+    """Learn where the log ends and where these sessions stand, unless it is known; new ones are left out."""
+    if known.end is None:
+        known.placed, last = connection.execute(_END).one()
+        if not isinstance(known.placed, int):
+            raise StoreCorrupt("the database does not say how far its index goes; start again")
+        known.end = max(known.placed, last or 0)  # a position that was given out is never given out again
+    unknown = [session_id for session_id in session_ids if session_id not in known.positions]
+    found: dict[str, Position] = {}
+    for start in range(0, len(unknown), PAGE):
+        for session_id, *fields in connection.execute(_POSITIONS, {"session_ids": unknown[start : start + PAGE]}):
+            found[session_id] = Position(*fields)
+    tail = _newest_in_tail(connection) if found else {}
+    for position in found.values():
+        position.last_sequence = tail.get(position.row, position.last_sequence)
+    known.positions.update(found)
+
+
+def _newest_in_tail(connection: Connection) -> dict[int, int]:
+    """The newest sequence of every session that has entries in the tail of the log."""
+    return dict(connection.execute(_NEWEST_IN_TAIL).all())
+
+
+def _ids_between(connection: Connection, session_id: str, first: int, last: int) -> dict[int, str]:
+    stored = entries_after(connection, session_id, first - 1, last - first + 1)
+    return {entry.sequence: entry.entry_id for entry in stored if entry.sequence <= last}
+
+
+def _create(connection: Connection, heads: Sequence[SessionHead], known: Known) -> None:
+    if not heads:
+        return
+    values = [
+        {
+            "session_id": head.session_id,
+            "channel": head.key.channel,
+            "chat_id": head.key.chat_id,
+            "incarnation": head.incarnation,
+            "created_at": head.created_at,
+        }
+        for head in heads
+    ]
+    rows = dict(connection.execute(_NEW_SESSIONS, values).all())
+    for head in heads:
+        known.positions[head.session_id] = Position(rows[head.session_id], head.incarnation, 0)
+
+
+def _insert(connection: Connection, values: Sequence[Value]) -> None:
+    """Add rows to `entries`, given as one flat sequence of their values."""
+    columns = len(EntryRow.__table__.columns)
+    step = ROWS_PER_INSERT * columns
+    for start in range(0, len(values), step):
+        chunk = values[start : start + step]
+        driver_of(connection).execute(_insert_text(connection.dialect, len(chunk) // columns), chunk)
+
+
+@lru_cache(maxsize=2 * ROWS_PER_INSERT)
+def _insert_text(dialect: Dialect, rows: int) -> str:
+    """An INSERT of so many rows, in the driver's own style."""
+    statement, values, row = str(insert(EntryRow).compile(dialect=dialect)).partition(" VALUES ")
+    return statement + values + ", ".join([row] * rows)
+
+
+def place(connection: Connection, known: Known) -> None:
+    """Bring `places` up to the end of the log.
+
+    Raises:
+        IntegrityError: the log has two entries of one session with the same sequence; the database is damaged.
+    """
+    _look_up(connection, (), known)
+    if known.unplaced:
+        connection.execute(_PLACE, {"placed": known.placed})
+        connection.execute(_PLACE_KEYS, {"placed": known.placed})
+        connection.execute(update(PlacedRow).values(up_to=known.end))
+        known.placed = known.end or 0
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def heads_after(connection: Connection, session_id: str) -> list[StoredHead]:
+    """One page of the sessions whose id is greater, in order of session_id."""
+    rows = connection.execute(_HEADS_AFTER, {"after": session_id}).all()
+    tail = _newest_in_tail(connection) if rows else {}
+    return [_stored_head(row, tail) for row in rows]
+
+
+def session_ids(connection: Connection) -> list[str]:
+    """The ids of all sessions, in order."""
+    return list(connection.execute(_SESSION_IDS).scalars())
+
+
+def head(connection: Connection, session_id: str) -> StoredHead | None:
+    """One session, or None."""
+    row = connection.execute(_HEAD, {"session_id": session_id}).one_or_none()
+    return None if row is None else _stored_head(row, _newest_in_tail(connection))
+
+
+def entries_after(connection: Connection, session_id: str, after: int, limit: int | None) -> list[StoredEntry]:
+    """The entries after a sequence, oldest first, at most `limit` of them."""
+    limit = _NO_LIMIT if limit is None else limit
+    rows = connection.execute(_OLDEST_FIRST, {"session_id": session_id, "after": after, "limit": limit})
+    return [entry_of_row(*row) for row in rows]
+
+
+def newest_entries(connection: Connection, session_id: str, limit: int) -> list[StoredEntry]:
+    """The newest entries, oldest first."""
+    rows = connection.execute(_NEWEST_FIRST, {"session_id": session_id, "after": 0, "limit": limit}).all()
+    return [entry_of_row(*row) for row in reversed(rows)]
+
+
+def entry_with_id(connection: Connection, session_id: str, entry_id: str) -> StoredEntry | None:
+    """The entry of a session that has this id, or None."""
+    row = connection.execute(_WITH_ID, {"session_id": session_id, "entry_id": entry_id}).one_or_none()
+    return None if row is None else entry_of_row(*row)
+
+
+def entry_with_key(connection: Connection, session_id: str, key: str) -> StoredEntry | None:
+    """The oldest entry of a session that has this idempotency key, or None."""
+    wanted = {"session_id": session_id, "key": key}
+    row = (
+        connection.execute(_WITH_KEY, wanted).one_or_none()
+        or connection.execute(_WITH_KEY_IN_TAIL, wanted).one_or_none()
+    )
+    return None if row is None else entry_of_row(*row)
+
+
+def place_of_key(connection: Connection, session_id: str, key: str) -> int | None:
+    """The sequence at which the index has an idempotency key, or None; reads no entry."""
+    wanted = {"session_id": session_id, "key": key}
+    return connection.execute(_PLACE_OF_KEY, wanted).scalar_one_or_none()
+
+
+def keys_of(connection: Connection, session_id: str) -> list[str]:
+    """All idempotency keys of a session."""
+    return list(connection.execute(_KEYS, {"session_id": session_id}).scalars())
+
+
+def _stored_head(row: Row[int, str, str, str, str, datetime, int], tail: Mapping[int, int]) -> StoredHead:
+    number, session_id, channel, chat_id, incarnation, created_at, placed = row
+    head = SessionHead(session_id, SessionKey(str(channel), str(chat_id)), str(incarnation), created_at)
+    return StoredHead(head, tail.get(number, placed))
+
+
+def look(connection: Connection) -> None:
+    """Look for a session, which there is not, so that the connection has all that a read needs."""
+    connection.exec_driver_sql("SELECT id FROM sessions WHERE session_id = ''").all()
+
+
+def check_schema(connection: Connection) -> None:
+    """Return if the tables have the columns that they should.
+
+    Raises:
+        StoreCorrupt: one has not.
+    """
+    for table in Base.metadata.sorted_tables:
+        found = {row[1] for row in connection.exec_driver_sql(f"PRAGMA table_info({table.name})")}
+        if found != {column.name for column in table.columns}:
+            raise StoreCorrupt(f"the schema is damaged: the table {table.name} has other columns than it was made with")
+
+
+# --- the rest --------------------------------------------------------------------------------------------------------
+
+
+def mend(connection: Connection, session_id: str, entry: StoredEntry, known: Known) -> bool:
+    """Write an entry over the row at its sequence, if that is damaged and was this entry. Returns whether it did."""
+    place(connection, known)
+    at = {"session_id": session_id, "sequence": entry.sequence}
+    found = connection.execute(_ROW_AT, at).one_or_none()
+    if found is None:
+        return False
+    row, position, sequence, entry_id, encoded, key, checksum, session = found
+    stored = entry_of_row(sequence, entry_id, encoded, key, checksum, session)
+    if not was_entry(entry, stored, checksum, row):
+        return False
+    checksum = checksum_of(row, entry.sequence, entry.entry_id, entry.idempotency_key, entry.encoded)
+    values = {
+        "session": row,
+        "sequence": entry.sequence,
+        "entry_id": entry.entry_id,
+        "encoded": entry.encoded,
+        "idempotency_key": entry.idempotency_key,
+        "checksum": checksum,
+    }
+    connection.execute(update(EntryRow).where(EntryRow.position == position).values(values))
+    if entry.idempotency_key is not None:
+        of_key = {"session": row, "idempotency_key": entry.idempotency_key, "sequence": entry.sequence}
+        connection.execute(insert(KeyRow).prefix_with("OR IGNORE", dialect="sqlite").values(of_key))
+    return True
+
+
+def delete_session(connection: Connection, session_id: str, known: Known) -> bool:
+    """Remove a session and its entries; whether there was one."""
+    place(connection, known)  # so that its entries need not be searched for, and their positions are not used again
+    of_session = {"session_id": session_id}
+    positions = select(PlaceRow.position).where(PlaceRow.session == _ROW_OF)
+    # What SQLite moves while it takes rows out of a tree stays where it was: these rows must say nothing by then.
+    said_nothing = update(EntryRow).values(encoded=func.zeroblob(func.length(EntryRow.encoded)))
+    connection.execute(said_nothing.where(EntryRow.position.in_(positions)), of_session)
+    connection.execute(delete(EntryRow).where(EntryRow.position.in_(positions)), of_session)
+    connection.execute(delete(PlaceRow).where(PlaceRow.session == _ROW_OF), of_session)
+    connection.execute(delete(KeyRow).where(KeyRow.session == _ROW_OF), of_session)
+    removed = connection.execute(delete(SessionRow).where(SessionRow.session_id == bindparam("session_id")), of_session)
+    known.positions.pop(session_id, None)
+    return removed.rowcount > 0
+
+
+def check_database(connection: Connection) -> list[str]:
+    """What the engine itself finds wrong with its file, and where the tables contradict each other (SQLite only)."""
+    problems = integrity_problems(connection.exec_driver_sql("PRAGMA integrity_check").scalars())
+    try:
+        problems += _contradictions(connection)
+    except (DatabaseError, sqlite3.Error):  # what keeps them from being looked for, the engine has told
+        if not problems:
+            raise
+        connection.rollback()  # behind a damaged page SQLite refuses to commit
+    return problems
+
+
+def _contradictions(connection: Connection) -> list[str]:
+    problems = []
+    if count := connection.execute(_ORPHANS).scalar_one():
+        problems.append(f"{count} entries belong to no session")
+    problems += [
+        f"session {session_id}: {count} entries are not where the index has them"
+        for session_id, count in connection.execute(_MISPLACED)
+    ]
+    if count := connection.execute(_KEYS_OF_NOTHING).scalar_one():
+        problems.append(f"{count} idempotency keys are not found by the index, or belong to no entry")
+    if count := connection.execute(_PLACES_OF_NOTHING).scalar_one():
+        problems.append(f"the index has {count} places without an entry")
+    return problems

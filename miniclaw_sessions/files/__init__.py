@@ -1,0 +1,1 @@
+"""Files of other programs and of ours: their formats, importing and exporting, and finding them."""

@@ -1,0 +1,387 @@
+"""Keeping up with other programs' sessions: each becomes a session here, and gets what the other one gets.
+
+How far a file was read is kept with its session (`FOLLOWED`), in the commit of what was read. A file that only grows
+by lines is read on from there by a reader that stays in memory as long as the file is in use; a new reader reads what
+came before once more, and leaves it out. Files that are written anew, and databases, are read whole when they change.
+In any case the ids of entries decide what a session has already, so that nothing is ever there twice, whatever was cut
+off in between.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from anyio import to_thread
+from msgspec.structs import replace
+
+from miniclaw_sessions.clock import Clock, derived_id
+from miniclaw_sessions.core.persistence.recovery import ids_for
+from miniclaw_sessions.core.protocol.entries import FOLLOWED, Entry, LeafMove
+from miniclaw_sessions.errors import (
+    ImportRefused,
+    SessionExists,
+    SessionExpired,
+    SessionNotFound,
+    Unreachable,
+)
+from miniclaw_sessions.files.discovery.databases import lines_of
+from miniclaw_sessions.files.discovery.discover import find_sources
+from miniclaw_sessions.files.discovery.growing import Growing
+from miniclaw_sessions.files.discovery.names import Names
+from miniclaw_sessions.files.discovery.programs import Program, Source, id_in
+from miniclaw_sessions.files.discovery.reading import BLOCK_BYTES, blocks, lines_in, opened, tail, whole_lines, why
+from miniclaw_sessions.files.formats.codec import Chain, Sample, SessionFacts
+from miniclaw_sessions.files.formats.entry_line import ENTRY_LINE, IS_PART
+from miniclaw_sessions.files.formats.registry import format_named, recognize
+from miniclaw_sessions.files.transfer.importing import HEAD_BYTES, MAX_LINE_BYTES, parsed_lines
+from miniclaw_sessions.service.api.shapes import ImportReply
+from miniclaw_sessions.service.client import Client
+
+POLL_S = 0.7
+"""How often is looked whether something changed; less often where a look takes long."""
+
+_SHARE = 10  # a look takes about one part in so many of the time
+_LONGEST_S = 1.4
+_HELD_BYTES = 4_000_000_000  # of files that readers stay in memory for; they hold ids, about a fiftieth of it at most
+_MOST_ENDS = 32  # what hangs on a reply that was taken in parts so long ago, as after a rewind, hangs on its first part
+_RECENT_S = 3_600.0  # of files that have changed since then it is looked at a start whether something was held back
+_SETTLED_S = 10.0  # a reply that does not say that it is complete is taken when nothing came for so long
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a file was read.
+
+    Attributes:
+        path: the file, or the database with the session's id in it.
+        program: whose it is.
+        bytes: so many of it were read, up to the end of a line.
+        modified, inode: of the file at that time.
+        tail: what stood before that place (`reading.tail`).
+        ends: where what the reader held back was taken before it was complete: the newest of these places. A reader
+            that begins anew takes it there again, so that what came later hangs on what is stored.
+    """
+
+    path: str
+    program: str = ""
+    bytes: int = 0
+    modified: int = 0
+    inode: int = 0
+    tail: str = ""
+    ends: tuple[int, ...] = ()
+
+
+class Kept(msgspec.Struct, kw_only=True):
+    """What became of one session.
+
+    Attributes:
+        program, path: which one.
+        reply: what was taken in; None where nothing was new, or it could not be read.
+        problem: why it could not be.
+        is_new: whether it was made now.
+        is_gone: whether it was deleted here, or has expired, and so stays away.
+    """
+
+    program: str
+    path: str
+    reply: ImportReply | None = None
+    problem: str = ""
+    is_new: bool = False
+    is_gone: bool = False
+
+
+class _Followed:
+    """A source: which session it is, how it looks and what becomes of it in this look, and how far it was read."""
+
+    source: Source
+    kept: Kept
+
+    def __init__(self, program: Program, session_id: str) -> None:
+        self.program = program
+        self.session_id = session_id
+        self.is_looked_up = False
+        self.is_new = True
+        self.seen: Source | None = None
+        self.seen_at = 0.0
+        self.place: Place | None = None
+        self.holds = False
+
+
+class Follower:
+    """Keeps up with the sessions of some programs."""
+
+    def __init__(  # noqa: PLR0913 - whose sessions, where from, and where to
+        self,
+        client: Client,
+        programs: Sequence[Program],
+        *,
+        environ: Mapping[str, str],
+        home: Path,
+        clock: Clock,
+        only: str | None = None,
+    ) -> None:
+        """Nothing is read yet.
+
+        Args:
+            client: where the sessions are kept.
+            programs: whose sessions.
+            environ: the environment that says where they lie.
+            home: the directory that they lie in otherwise.
+            clock: time.
+            only: the id of the only session that is wanted, also if it was deleted here; None: all of them.
+        """
+        self._only = only
+        self._problems: dict[str, str] = {}  # what could not be read as it is now, by its path
+        self._client = client
+        self._programs = {program.name: program for program in programs}
+        self._environ = environ
+        self._home = home
+        self._clock = clock
+        self._followed: dict[tuple[Path, str], _Followed] = {}
+        self._growing: OrderedDict[Path, Growing] = OrderedDict()
+        self._names = Names(client)
+
+    def has_met(self, session_id: str) -> bool:
+        """Whether one of the sessions that were looked at has, or would get, this id."""
+        return any(one.session_id == session_id for one in self._followed.values())
+
+    async def follow(self, on_kept: Callable[[Kept], None]) -> None:
+        """Keep up until cancelled; `on_kept` is told what was new, and once of each problem."""
+        while True:
+            began = self._clock.monotonic()
+            try:
+                async for kept in self.catch_up():
+                    self._tell(kept, on_kept)
+                self._problems.pop("", None)
+            except Unreachable as error:  # whoever keeps the sessions may come back
+                self._tell(Kept(program="", path="", problem=str(error)), on_kept)
+            await self._clock.sleep(min(max(POLL_S, _SHARE * (self._clock.monotonic() - began)), _LONGEST_S))
+
+    def _tell(self, kept: Kept, on_kept: Callable[[Kept], None]) -> None:
+        if kept.reply is not None or (kept.problem and self._problems.get(kept.path) != kept.problem):
+            on_kept(kept)
+        self._problems[kept.path] = kept.problem
+
+    async def catch_up(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> AsyncIterator[Kept]:  # noqa: ARG005
+        """Read everything that has changed since the last time; gives what was new, and what could not be read.
+
+        `on_progress` is told how many sessions are done of how many.
+
+        Raises:
+            Unreachable: nobody keeps the sessions just now.
+        """
+        sources = await to_thread.run_sync(
+            partial(find_sources, list(self._programs.values()), self._environ, self._home)
+        )
+        present = {source.shown for source in sources}
+        for done, source in enumerate(sources, 1):
+            kept = Kept(program=source.program, path=source.shown)
+            try:
+                await self._keep_up(source, kept, present)
+            except Unreachable:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever one file does is nobody else's refusal
+                kept.problem = why(error)
+            if kept.reply is not None or kept.problem or kept.is_gone:
+                yield kept
+            on_progress(done, len(sources))
+
+    async def _keep_up(self, source: Source, kept: Kept, present: Collection[str]) -> None:
+        if source.problem:
+            raise ImportRefused(source.problem)
+        one = self._followed.get((source.path, source.inner))
+        if one is None:
+            one = _Followed(self._programs[source.program], await self._name(source, present))
+            self._followed[source.path, source.inner] = one
+        if self._only not in {None, one.session_id}:
+            return
+        one.source, one.kept = source, kept
+        try:
+            if one.seen == source:
+                await self._settle(one)
+            else:
+                await self._read_on_as_another(one, present)
+        except SessionNotFound:
+            self._growing.pop(source.path, None)
+            kept.is_gone, one.place, one.is_looked_up = True, None, False  # somebody may bring it back
+        except BaseException as error:
+            self._growing.pop(source.path, None)  # its reader is ahead of what was taken
+            if not isinstance(error, ImportRefused | SessionExists):  # those stay until it changes
+                one.seen = None
+            raise
+
+    async def _read_on_as_another(self, one: _Followed, present: Collection[str]) -> None:
+        """Take what is new; where a session that was never this one's turns out to have its name, under another one."""
+        while True:
+            try:
+                return await self._read_on(one)
+            except SessionExists:
+                self._names.refuse(one.session_id)
+                session_id = one.session_id if one.place is not None else await self._name(one.source, present)
+                if session_id == one.session_id:
+                    raise
+                one.session_id, one.is_looked_up, one.is_new = session_id, False, True
+
+    async def _read_on(self, one: _Followed) -> None:
+        """Take what is new of a source that is new itself, or has changed."""
+        source = one.source
+        is_first = not one.is_looked_up
+        if is_first:
+            await self._look_up(one)
+        one.seen, one.seen_at = source, self._clock.monotonic()
+        place = one.place
+        is_as_before = place is not None and (place.modified, place.inode) == (source.modified, source.inode)
+        if is_first and is_as_before and not self._may_hold(one):
+            return
+        is_growing = place is not None and not one.program.is_rewritten and source.path.suffix == ".jsonl"
+        if not (is_growing and await self._grow(one)):
+            await self._take_whole(one)
+
+    def _may_hold(self, one: _Followed) -> bool:
+        """Whether this ended, before it began anew, while something of the file was held back."""
+        place, age_s = one.place, self._clock.now().timestamp() - one.source.modified / 1e9
+        return place is not None and place.bytes > 0 and place.bytes not in place.ends and age_s < _RECENT_S
+
+    async def _name(self, source: Source, present: Collection[str]) -> str:
+        program = self._programs[source.program]
+        own_id = await to_thread.run_sync(id_in, program, source, self._environ, self._home)
+        return await self._names.name(source, program, own_id, present)
+
+    async def _look_up(self, one: _Followed) -> None:
+        """How far the file was read when this was followed the last time."""
+        try:
+            info = await self._client.session(one.session_id).info()
+        except SessionNotFound as error:
+            one.is_new = not isinstance(error, SessionExpired)
+        else:
+            one.is_new = False
+            try:
+                place = msgspec.convert(info.metadata.get(FOLLOWED), Place)
+            except msgspec.ValidationError:
+                place = None
+            one.place = place if place is not None and place.path == one.source.shown else None
+        one.is_looked_up = True
+
+    # --- files and databases that are read whole ---------------------------------------------------------------------
+
+    async def _take_whole(self, one: _Followed) -> None:
+        source, program = one.source, one.program
+        place = Place(path=source.shown, program=source.program, modified=source.modified, inode=source.inode)
+        if source.inner:
+            await self._send(one, lines_of(program.name, source.path, source.inner), place, program.form)
+            return
+        with opened(source.path) as fd:
+            end = source.size
+            if source.path.suffix == ".jsonl" and not program.is_rewritten:
+                end = await to_thread.run_sync(partial(whole_lines, fd, after=0))
+                place = replace(place, bytes=end, tail=tail(fd, end), ends=(end,))
+            if end:
+                await self._send(one, blocks(fd, 0, end), place, program.form)
+
+    async def _send(self, one: _Followed, pieces: Iterator[bytes], place: Place, form: str | None) -> None:
+        reply = await self._client.import_stream(
+            _in_threads(pieces),
+            name=one.source.path.stem,
+            session_id=one.session_id,
+            form=form,
+            update=True,
+            place=None if self._only is not None else msgspec.json.encode(place).decode(),
+        )
+        one.kept.is_new = one.is_new
+        one.kept.reply = reply if reply.entries or one.is_new else None
+        one.place, one.is_new = place, False
+
+    # --- files that grow ---------------------------------------------------------------------------------------------
+
+    async def _grow(self, one: _Followed) -> bool:
+        """Read on where the file was left; False: it is another file now, or was cut short."""
+        source, place = one.source, one.place
+        assert place is not None  # noqa: S101 - the caller looked
+        with opened(source.path) as fd:
+            if source.size < place.bytes or tail(fd, place.bytes) != place.tail:
+                self._growing.pop(source.path, None)
+                return False
+            growing = self._growing.get(source.path)
+            if growing is None:
+                growing = await to_thread.run_sync(partial(self._read_again, fd, place, one.program.form))
+            end = await to_thread.run_sync(partial(whole_lines, fd, after=place.bytes))
+            if end > place.bytes:
+                after = replace(place, bytes=end, modified=source.modified, inode=source.inode, tail=tail(fd, end))
+                lines = lines_in(blocks(fd, place.bytes, end), MAX_LINE_BYTES)
+                await self._send(one, _written(growing, map(growing.fed, lines)), after, ENTRY_LINE.name)
+        growing.bytes = end
+        self._growing[source.path] = growing
+        self._growing.move_to_end(source.path)
+        while len(self._growing) > 1 and sum(held.bytes for held in self._growing.values()) > _HELD_BYTES:
+            self._growing.popitem(last=False)
+        one.holds = True
+        return True
+
+    def _read_again(self, fd: int, place: Place, named: str | None) -> Growing:
+        """A reader that has read what was taken in before. Blocks."""
+        head = next(blocks(fd, 0, min(HEAD_BYTES, place.bytes)), b"")
+        form = recognize(Sample(lines=parsed_lines(head, is_whole=False))) if named is None else format_named(named)
+        reader = form.reader
+        assert reader is not None  # noqa: S101 - it was read before
+        growing = Growing(reader(Chain(new_id=ids_for(head.partition(b"\n")[0]), now=self._clock.now())))
+        start = 0
+        for end in sorted({*place.ends, place.bytes}):
+            for lines in lines_in(blocks(fd, start, end), MAX_LINE_BYTES):
+                growing.fed(lines)
+            if end in place.ends:
+                growing.pending()
+            start = end
+        return growing
+
+    async def _settle(self, one: _Followed) -> None:
+        """Nothing came since the last look: what the reader held back is taken as it is."""
+        growing = self._growing.get(one.source.path)
+        if not one.holds or growing is None or one.place is None:
+            return
+        if not growing.is_settled and self._clock.monotonic() < one.seen_at + _SETTLED_S:
+            return
+        one.holds = False
+        if held := growing.pending():
+            after = replace(one.place, ends=(*one.place.ends, one.place.bytes)[-_MOST_ENDS:])
+            await self._send(one, _written(growing, iter([held])), after, ENTRY_LINE.name)
+
+
+def _written(growing: Growing, batches: Iterator[list[Entry]]) -> Iterator[bytes]:
+    """Entries as lines of our own format, a part of a session."""
+    facts = growing.reader.facts
+    about = SessionFacts(
+        format=ENTRY_LINE.name,
+        source_id=facts.source_id,
+        title=facts.title,
+        source={"format": facts.format, "id": facts.source_id or None},
+        header={IS_PART: True},
+    )
+    assert ENTRY_LINE.writer is not None  # noqa: S101 - it is written
+    writer = ENTRY_LINE.writer(about)
+    yield writer.begin()
+    last = None
+    for entries in batches:
+        yield b"".join(map(writer.feed, entries))
+        last = entries[-1] if entries else last
+    if last is not None and (leaf_id := growing.leaf_id) not in (None, last.id):  # what came last is a branch beside it
+        move_id = derived_id(f"leaf {leaf_id} {last.id}")
+        yield writer.feed(LeafMove(id=move_id, parent_id=last.id, timestamp=last.timestamp, target_id=leaf_id))
+    yield writer.finish()
+
+
+async def _in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """What blocks, made by threads; small pieces are put together."""
+
+    def next_piece() -> bytes:
+        gathered = bytearray()
+        for piece in pieces:
+            gathered += piece
+            if len(gathered) >= BLOCK_BYTES:
+                break
+        return bytes(gathered)
+
+    while piece := await to_thread.run_sync(next_piece):
+        yield piece

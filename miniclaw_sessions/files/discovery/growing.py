@@ -1,0 +1,137 @@
+"""A file that grows by lines, and the reader that has read it so far.
+
+A reader holds back what the file may yet say more of, such as a model's reply that is written block by block. When
+nothing comes for a while that is taken as it is; an entry is never changed afterwards, so that what comes later is
+another one behind it, which says only what is new: no word and no token is there twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from miniclaw_sessions.core.protocol.encoding import encode_entry
+from miniclaw_sessions.core.protocol.entries import Compaction, Entry, Label, LeafMove, MessageEntry
+from miniclaw_sessions.core.protocol.messages import Message, Part, TextPart
+from miniclaw_sessions.files.formats.codec import Holding, Reader
+
+T = TypeVar("T")
+
+
+class Growing:
+    """A reader, and what was taken of it before it was complete.
+
+    Attributes:
+        reader: has read the file up to where it was taken.
+        bytes: so many of it.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self.bytes = 0
+        self._early: dict[str, Entry] = {}  # what was taken before it was complete, as it was then
+        self._instead: dict[str, str] = {}  # behind which entry stands what hangs on these, which were taken in parts
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether what is held back is likely to be complete."""
+        return not isinstance(self.reader, Holding) or self.reader.is_settled
+
+    def fed(self, lines: Iterable[bytes]) -> list[Entry]:
+        """The entries of some lines, as they are to be stored."""
+        entries = [entry for line in lines for entry in self.reader.feed(line)]
+        self.reader.findings.clear()
+        stored: list[Entry] = []
+        for entry in entries:
+            stored += self._stored(entry)
+            self._early.pop(entry.id, None)
+        return stored
+
+    def pending(self) -> list[Entry]:
+        """What the reader holds back, as far as it was not taken."""
+        stored: list[Entry] = []
+        for entry in self._held():
+            stored += self._stored(entry)
+            self._early[entry.id] = entry
+        return stored
+
+    @property
+    def leaf_id(self) -> str | None:
+        """Where the conversation goes on, as far as the file says it, and that was taken."""
+        leaf_id = self.reader.facts.leaf_id
+        if leaf_id is None or (leaf_id not in self._early and any(entry.id == leaf_id for entry in self._held())):
+            return None
+        return self._instead.get(leaf_id, leaf_id)
+
+    def _held(self) -> Iterable[Entry]:
+        return self.reader.pending() if isinstance(self.reader, Holding) else ()
+
+    def _stored(self, entry: Entry) -> Sequence[Entry]:
+        """The entry; of one that was taken early only what it says more, and nothing where that is nothing."""
+        before = self._early.get(entry.id)
+        if before is None:
+            return [_behind(entry, self._instead)]
+        rest, is_more = _rest(before, entry)
+        if rest is None:
+            return []
+        if is_more:
+            end = self._end_of(entry.id)
+            rest = replace(rest, parent_id=end)
+        else:
+            end = entry.id
+        stored = _behind(rest, self._instead)
+        said = hashlib.blake2b(encode_entry(stored), digest_size=4).hexdigest()
+        self._instead[entry.id] = self._instead[end] = f"{entry.id}.{said}"
+        return [replace(stored, id=self._instead[end])]
+
+    def _end_of(self, entry_id: str) -> str:
+        """The last of those that were taken early in a row behind an entry: results, which stand between its blocks."""
+        for entry in self._early.values():
+            if entry.parent_id == entry_id:
+                entry_id = entry.id
+        return entry_id
+
+
+def _behind(entry: Entry, instead: Mapping[str, str]) -> Entry:
+    """The entry, naming what was taken in parts by the last of them."""
+    if not instead:
+        return entry
+    changes: dict[str, Any] = {"parent_id": instead.get(entry.parent_id or "", entry.parent_id)}
+    if isinstance(entry, Label | LeafMove):
+        changes["target_id"] = instead.get(entry.target_id or "", entry.target_id)
+    if isinstance(entry, Compaction):
+        changes["first_kept_entry_id"] = instead.get(entry.first_kept_entry_id or "", entry.first_kept_entry_id)
+    return replace(entry, **changes)
+
+
+def _rest(before: Entry, entry: Entry) -> tuple[Entry | None, bool]:
+    """What an entry says that was not taken before, if anything, and whether it goes on with that; else it is another.
+
+    What was paid for in either case is what it costs more.
+    """
+    if not isinstance(before, MessageEntry) or not isinstance(entry, MessageEntry):
+        return None if before == entry else entry, False
+    old, new = before.message, entry.message
+    parts, calls = _more(_parts(old), _parts(new)), _more(old.tool_calls or (), new.tool_calls or ())
+    usage = None if new.usage == old.usage else new.usage
+    if usage is not None and old.usage is not None:
+        usage -= old.usage
+    if parts is None or calls is None:
+        return replace(entry, message=replace(new, usage=usage)), False
+    if not parts and not calls and usage is None:
+        return None, True
+    rest = replace(new, content=tuple(parts), tool_calls=tuple(calls) or None, usage=usage)
+    return replace(entry, message=rest), True
+
+
+def _more(old: Sequence[T], new: Sequence[T]) -> Sequence[T] | None:
+    """What stands behind the old ones; None where they do not stand there any more."""
+    return new[len(old) :] if new[: len(old)] == old else None
+
+
+def _parts(message: Message) -> tuple[Part, ...]:
+    content = message.content
+    return content if not isinstance(content, str) else (TextPart(content),) if content else ()

@@ -1,0 +1,390 @@
+"""Anthropic's Messages API, from and to canonical messages.
+
+`to_anthropic` expects what `history.context.build_context` returns, and gives exactly what the service accepts: system
+messages apart, user and assistant in turn, the results of parallel calls first in one user message, thinking with its
+signature at its place. `from_anthropic` reads requests and replies, and keeps every field that the canonical form has
+no place for (`cache_control`, citations, a reply's id) under `extra["anthropic"]`, from where `to_anthropic` writes
+back what a request may hold; nobody else's `extra` is ever sent.
+
+The rules come from the service's documentation (Messages API, "Handle tool calls", "Extended thinking") and from what
+it answers to requests that break them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from miniclaw_sessions.core.protocol.messages import (
+    ImagePart,
+    Message,
+    OtherPart,
+    Part,
+    Role,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+)
+from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.files.formats.blocks import read_block, read_usage, written_part
+from miniclaw_sessions.files.formats.codec import has_kept, kept_apart, kept_but, kept_fields, text_of
+from miniclaw_sessions.files.formats.images import inlined
+from miniclaw_sessions.files.formats.message_list import (
+    NOTHING_TO_SHOW,
+    MessageList,
+    OneByOne,
+    Request,
+    message_list_format,
+)
+from miniclaw_sessions.files.formats.tool_calls import CallIds, arguments_object, fitting_name, in_order, taken_apart
+
+KEPT = "anthropic"
+"""The key of `extra` under which fields without a canonical place are kept.
+
+On a message it also says that the parts of unknown type in it are this service's own, and may be sent back to it.
+"""
+
+_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_LONGEST_NAME = 128
+_IMAGE_TYPES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
+_BLOCKS_OF_A_USER = ("document", "search_result")  # blocks that only this service knows, whoever made them
+_ERROR_BLOCKS = frozenset({"text"})  # the service refuses any other block in a result that is an error
+_THINKING = frozenset({"thinking", "redacted_thinking"})
+_OTHER_SERVICES = frozenset({"google", "openai-items", "codex"})  # their mark is on thinking not signed here
+_OUR_API = "anthropic-messages"
+_MESSAGE_FIELDS = ("role", "content", "model", "stop_reason", "usage")
+_REPLY_FIELDS = ("id", "type", "stop_sequence", "stop_details", "container", "diagnostics", "context_management")
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+class _Turn:
+    """What one role says before it is the other's turn: one message for the service."""
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self.blocks: list[dict[str, Any]] = []
+        self.texts: list[str | None] = []
+        self.fields: dict[str, Any] = {}
+
+    def add(self, message: Message, blocks: Iterable[dict[str, Any]]) -> None:
+        self.blocks += blocks
+        self.texts.append(message.content if isinstance(message.content, str) and not message.tool_calls else None)
+        if not message.is_tool_result:  # what is kept of a result belongs to its block
+            self.fields = {**kept_but(message.extra, KEPT, *_MESSAGE_FIELDS, *_REPLY_FIELDS), **self.fields}
+
+    def written(self, *, is_last: bool) -> dict[str, Any]:
+        """The message: text alone as text, the results before everything else."""
+        content: str | list[dict[str, Any]] = sorted(self.blocks, key=lambda block: block["type"] != "tool_result")
+        if len(self.texts) == 1 and self.texts[0] is not None and self.blocks[0]["type"] == "text":
+            content = self.blocks[0]["text"]
+        if is_last and self.role == "assistant":
+            content = _without_trailing_space(content)
+        return {**self.fields, "role": self.role, "content": content}
+
+
+def to_anthropic(messages: Sequence[Message]) -> dict[str, Any]:
+    """A legal context as the `messages`, and where there is one the `system`, of a request.
+
+    All system messages go to `system`, in their order, wherever they stood. Text blocks without text are left out, and
+    so is thinking that the service did not sign. Images in a result that is an error follow the results.
+
+    Args:
+        messages: what `build_context` returns; other roles than its four are written as the user's.
+    """
+    request = _Request()
+    return {"messages": request.all_of(messages), **request.beside()}
+
+
+class _Request(Request):
+    def __init__(self) -> None:
+        self._ids = CallIds(_ID)
+        self._turn: _Turn | None = None
+        self._system: list[Message] = []
+
+    def add(self, message: Message) -> list[dict[str, Any]]:
+        if message.role is Role.SYSTEM:
+            self._system.append(message)
+            return []
+        blocks = _write(message, self._ids)
+        if not blocks:
+            return []
+        role, before = "assistant" if message.is_assistant else "user", self._turn
+        if before is not None and before.role == role:
+            before.add(message, blocks)
+            return []
+        self._turn = _Turn(role)
+        self._turn.add(message, blocks)
+        return [] if before is None else [before.written(is_last=False)]
+
+    def end(self) -> list[dict[str, Any]]:
+        return [] if self._turn is None else [self._turn.written(is_last=True)]
+
+    def beside(self) -> dict[str, Any]:
+        system = _write_system(self._system)
+        return {"system": system} if system else {}
+
+
+def _write_system(messages: Sequence[Message]) -> str | list[dict[str, Any]]:
+    if len(messages) == 1 and isinstance(messages[0].content, str):
+        return messages[0].content if messages[0].content.strip() else ""
+    parts = [part for message in messages for part in in_order(message)]
+    return [block for part in parts if isinstance(part, TextPart) and (block := _write_text(part)) is not None]
+
+
+def _write(message: Message, ids: CallIds) -> list[dict[str, Any]]:
+    if message.is_tool_result:
+        return _write_result(message, ids)
+    written = (_write_piece(message, piece, ids) for piece in in_order(message))
+    blocks = [block for block in written if block is not None]
+    if message.is_assistant:
+        while blocks and blocks[-1]["type"] in _THINKING:  # the service refuses a message that ends in thinking
+            blocks.pop()
+        return blocks
+    return blocks or [{"type": "text", "text": NOTHING_TO_SHOW}]
+
+
+def _write_piece(message: Message, piece: Part | ToolCall, ids: CallIds) -> dict[str, Any] | None:
+    match piece:
+        case ToolCall():
+            return _write_call(piece, ids)
+        case ThinkingPart():
+            return written_part(piece, KEPT) if message.is_assistant and _is_signed_here(message, piece) else None
+        case ImagePart():
+            return None if message.is_assistant else _write_image(piece)
+        case _:
+            return _write_shown(message, piece)
+
+
+def _write_shown(message: Message, part: Part) -> dict[str, Any] | None:
+    """A block that may stand in a user's message and in a result alike."""
+    match part:
+        case TextPart():
+            return _write_text(part)
+        case ImagePart():
+            return _write_image(part)
+        case OtherPart(fields=fields):
+            known = has_kept(message.extra, KEPT) or (
+                not message.is_assistant and fields.get("type") in _BLOCKS_OF_A_USER
+            )
+            return fields if known and isinstance(fields.get("type"), str) else None
+        case _:
+            return None
+
+
+def _write_text(part: TextPart) -> dict[str, Any] | None:
+    return written_part(part, KEPT) if part.text.strip() else None  # refused
+
+
+def _write_image(part: ImagePart) -> dict[str, Any] | None:
+    image = inlined(part)
+    if image.data is not None and (image.media_type or "image/png") not in _IMAGE_TYPES:
+        return {"type": "text", "text": f"(an image of type {image.media_type}, which cannot be shown)"}
+    block = written_part(replace(image, media_type=image.media_type or "image/png"), KEPT)
+    source = {} if block is None else block["source"]
+    if not source or (source.get("type") == "url" and not str(source.get("url")).startswith(("https://", "http://"))):
+        return {"type": "text", "text": "(an image that is not at hand)"}
+    return block
+
+
+def _is_signed_here(message: Message, part: ThinkingPart) -> bool:
+    """Whether the signature can be this service's: it refuses a request with another's, or without one."""
+    extra = message.extra or {}
+    if part.signature is None or _OTHER_SERVICES & {*(part.extra or {}), *extra}:
+        return False
+    source = extra.get("pi") if isinstance(extra.get("pi"), dict) else extra  # pi says which API a reply came from
+    return source is None or source.get("api", _OUR_API) == _OUR_API
+
+
+def _write_call(call: ToolCall, ids: CallIds) -> dict[str, Any]:
+    return {
+        **kept_fields(call.extra, KEPT),
+        "type": "tool_use",
+        "id": ids.of_call(call.id),
+        "name": fitting_name(call.name, _LONGEST_NAME),
+        "input": arguments_object(call.arguments),
+    }
+
+
+def _write_result(message: Message, ids: CallIds) -> list[dict[str, Any]]:
+    """The result, and behind it the blocks that the service does not take in an error."""
+    block = {
+        **kept_but(message.extra, KEPT, "content", "is_error"),
+        "type": "tool_result",
+        "tool_use_id": ids.of_result(message.tool_call_id or ""),
+    }
+    if message.is_error:
+        block["is_error"] = True
+    elif kept_fields(message.extra, KEPT).get("is_error") is False:
+        block["is_error"] = False
+    if isinstance(message.content, str):
+        return [{**block, "content": message.content}]
+    written = (_write_shown(message, part) for part in message.content)
+    shown = [inner for inner in written if inner is not None]
+    content = [inner for inner in shown if not message.is_error or inner["type"] in _ERROR_BLOCKS]
+    behind = [inner for inner in shown if message.is_error and inner["type"] not in _ERROR_BLOCKS]
+    return [{**block, "content": content} if content else block, *behind]
+
+
+def _without_trailing_space(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """The service refuses a request that ends in white space of the assistant's."""
+    if isinstance(content, str):
+        return content.rstrip()
+    if content[-1]["type"] != "text":
+        return content
+    return [*content[:-1], {**content[-1], "text": content[-1]["text"].rstrip()}]
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def from_anthropic(messages: Iterable[Mapping[str, Any]], system: Any = None) -> list[Message]:
+    """The messages of a request, or replies, as canonical ones; `from_anthropic(**to_anthropic(messages))` reads back.
+
+    A user's message with results becomes one message for each of them, and one for the rest of it. A reply's model,
+    usage and stop reason are taken over.
+
+    Args:
+        messages: the `messages` of a request; replies may stand among them.
+        system: the `system` of the request, text or text blocks.
+
+    Raises:
+        InvalidMessage: a message has another role than the service knows, or a block has a wrong shape.
+    """
+    read = [] if system is None else _read(_system_message(system))
+    for fields in messages:
+        read += _read(fields)
+    return read
+
+
+def _system_message(system: Any) -> dict[str, Any]:
+    return {"role": "system", "content": system}
+
+
+def _read(fields: Mapping[str, Any]) -> list[Message]:
+    role = fields.get("role")
+    content = fields.get("content")
+    if not isinstance(content, str | list):
+        raise InvalidMessage('"content" must be text or a list of blocks')
+    extra = kept_apart(fields, _MESSAGE_FIELDS if role == "assistant" else {"role", "content"}, KEPT)
+    match role:
+        case "assistant":
+            return [_read_reply(fields, content, extra)]
+        case "user":
+            return _read_user(content, extra)
+        case "system":
+            parts = _read_parts(content)
+            return [Message(Role.SYSTEM, parts, extra=_marked(extra, parts))]
+        case _:
+            raise InvalidMessage("a message's role is none of user, assistant and system")
+
+
+def _read_user(content: str | list[Any], extra: dict[str, Any] | None) -> list[Message]:
+    if isinstance(content, str):
+        return [Message(Role.USER, content, extra=extra)]
+    results = [_read_result(block) for block in content if _type_of(block) == "tool_result"]
+    rest = [block for block in content if _type_of(block) != "tool_result"]
+    if rest or extra or not results:
+        parts = _read_parts(rest)
+        results.append(Message(Role.USER, parts, extra=_marked(extra, parts)))
+    return results
+
+
+def _read_result(block: Mapping[str, Any]) -> Message:
+    match block:
+        case {"tool_use_id": str(call_id), **rest}:
+            content = rest.get("content")
+        case _:
+            raise InvalidMessage("a tool result needs the id of its call")
+    if not isinstance(content, str | list | None):
+        raise InvalidMessage("a tool result's content must be text or a list of blocks")
+    parts = content if isinstance(content, str) else _read_parts(content or [])
+    is_error = rest.get("is_error") is True
+    known = {"type", "tool_use_id", "content", *(["is_error"] if is_error or rest.get("is_error") is None else [])}
+    return Message(
+        Role.TOOL_RESULT,
+        parts,
+        tool_call_id=call_id,
+        is_error=is_error,
+        extra=_marked(kept_apart(block, known, KEPT), parts),
+    )
+
+
+def _read_reply(fields: Mapping[str, Any], content: str | list[Any], extra: dict[str, Any] | None) -> Message:
+    parts: str | tuple[Part, ...]
+    if isinstance(content, str):
+        parts, calls = content, None
+    else:
+        parts, calls = taken_apart(_read_block(block) for block in content)
+    return Message(
+        Role.ASSISTANT,
+        parts,
+        tool_calls=calls,
+        model=text_of(fields, "model"),
+        usage=read_usage(fields.get("usage"), KEPT),
+        stop_reason=text_of(fields, "stop_reason"),
+        extra=_marked(extra, parts),
+    )
+
+
+def _read_parts(content: str | Iterable[Any]) -> str | tuple[Part, ...]:
+    return content if isinstance(content, str) else tuple(_read_part(block) for block in content)
+
+
+def _read_part(block: Any) -> Part:
+    part = _read_block(block)
+    return OtherPart(dict(block)) if isinstance(part, ToolCall) else part
+
+
+def _read_block(block: Any) -> Part | ToolCall:
+    piece = read_block(block, KEPT)
+    if piece is None or (isinstance(piece, ToolCall) and not isinstance(block["input"], dict)):
+        raise InvalidMessage("a content block has no type, or lacks what one of its type must have")
+    return piece
+
+
+def _type_of(block: Any) -> Any:
+    return block.get("type") if isinstance(block, dict) else None
+
+
+def _marked(extra: dict[str, Any] | None, content: str | tuple[Part, ...]) -> dict[str, Any] | None:
+    """What is kept of a message; at least the mark, where it has blocks that only this service knows."""
+    if extra is None and any(isinstance(part, OtherPart) for part in content):
+        return {KEPT: {}}
+    return extra
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def _is_ours(found: MessageList) -> bool:
+    """Whether a list has what only this service's have: its blocks, or a system text beside the messages."""
+    if not all(fields.get("role") in ("user", "assistant") for fields in found.messages):
+        return False
+    blocks = [
+        block for fields in found.messages if isinstance(fields.get("content"), list) for block in fields["content"]
+    ]
+    return bool(found.before) or "anthropic_version" in found.header or any(map(_is_typical, blocks))
+
+
+def _is_typical(block: Any) -> bool:
+    kind = _type_of(block)
+    if kind in ("image", "document"):
+        return isinstance(block.get("source"), dict)
+    return kind in ("tool_use", "tool_result", "redacted_thinking") or (kind == "thinking" and "signature" in block)
+
+
+ANTHROPIC = message_list_format(
+    name="anthropic",
+    about="Anthropic Messages API: a list of messages or a request with one; times, and the places of system messages "
+    "behind the first, are lost",
+    fields=["messages"],
+    before={"system": _system_message},
+    is_ours=_is_ours,
+    reader=lambda: OneByOne(_read),
+    request=_Request,
+)

@@ -1,0 +1,154 @@
+"""An entry in a few words on one line: who spoke, and how it begins. Safe to print, whatever is in it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from miniclaw_sessions.core.protocol.encoding import parse_json
+from miniclaw_sessions.core.protocol.entries import (
+    SUSPENDED,
+    BranchSummary,
+    Compaction,
+    Custom,
+    Entry,
+    Label,
+    MessageEntry,
+    ModelChange,
+    SessionInfo,
+    ThinkingLevelChange,
+)
+from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Role, TextPart, ThinkingPart, ToolCall
+from miniclaw_sessions.core.protocol.printable import printable
+from miniclaw_sessions.errors import InvalidMessage
+
+MAX_CHARACTERS = 160
+"""How much of a text is taken for a line."""
+
+_MARKS = (
+    (re.compile(r"^[ \t]*(?:```.*|#{1,6}[ \t]+|>[ \t]?)", re.MULTILINE), ""),
+    (re.compile(r"!?\[([^\]\n]*)\]\([^)\s]*\)"), r"\1"),
+    (re.compile(r"(\*\*|`)(?=\S)(.+?)(?<=\S)\1"), r"\2"),
+)
+"""What stands out of Markdown on one line, and what is left of it: fences, headings, quotes, links, bold and code."""
+
+NAMES = {
+    Role.SYSTEM: "System",
+    Role.USER: "User",
+    Role.ASSISTANT: "Assistant",
+    Role.TOOL_RESULT: "Tool result",
+    Role.BASH_EXECUTION: "Shell",
+    Role.CUSTOM: "Note",
+    Role.BRANCH_SUMMARY: "Summary of a branch that was left",
+    Role.COMPACTION_SUMMARY: "Summary of what came before",
+}
+"""Who speaks in each role, for people."""
+
+_SPEAKERS = {
+    Role.TOOL_RESULT: "tool",
+    Role.BASH_EXECUTION: "shell",
+    Role.CUSTOM: "note",
+    Role.BRANCH_SUMMARY: "summary",
+    Role.COMPACTION_SUMMARY: "compaction",
+}
+_KINDS: dict[type, str] = {
+    ModelChange: "model",
+    ThinkingLevelChange: "thinking",
+    SessionInfo: "title",
+    Label: "label",
+    Compaction: "compaction",
+    BranchSummary: "summary",
+}
+
+
+def named(message: Message) -> str:
+    """Who speaks, as a heading: a role, and a name where there is one. May hold anything."""
+    who = NAMES.get(message.role) or message.role_text or message.role.value
+    return f"{who}: {message.name}" if message.name else who
+
+
+def speaker(entry: Entry) -> str:
+    """Who spoke, or what happened: `user`, `assistant`, `tool`, `compaction`, `title`, `unknown`."""
+    match entry:
+        case MessageEntry(message=message):
+            return _SPEAKERS.get(message.role) or one_line(message.role_text or message.role.value)
+        case Custom(custom_type=kind):
+            return "waits for an answer" if kind == SUSPENDED else one_line(kind)
+        case _:
+            return _KINDS.get(type(entry), "unknown")
+
+
+def first_words(entry: Entry) -> str:
+    """How an entry begins; what has no text is described in brackets."""
+    text = ""
+    match entry:
+        case MessageEntry(message=message):
+            return _words_of(message)
+        case ModelChange(provider=provider, model_id=model):
+            text = f"{provider} {model}"
+        case ThinkingLevelChange(thinking_level=level):
+            text = level
+        case SessionInfo(name=name):
+            text = name
+        case Label(label=label):
+            text = label or "(removed)"
+        case Compaction(summary=summary) | BranchSummary(summary=summary):
+            text = summary
+    return one_line(text)
+
+
+def call_words(call: ToolCall) -> str:
+    """What a tool call is about: its first argument that is a text, or else all arguments."""
+    try:
+        arguments = parse_json(call.arguments.encode())
+    except (InvalidMessage, UnicodeEncodeError):
+        return one_line(call.arguments)
+    if not isinstance(arguments, dict):
+        return one_line(call.arguments)
+    texts = (value for value in arguments.values() if isinstance(value, str) and value.strip())
+    return one_line(next(texts, call.arguments if arguments else ""))
+
+
+def one_line(text: str) -> str:
+    """The beginning of a text of any origin, with its white space as single spaces."""
+    beginning = " ".join(text[: 2 * MAX_CHARACTERS].split())
+    is_whole = len(text) <= 2 * MAX_CHARACTERS and len(beginning) <= MAX_CHARACTERS
+    return printable(beginning) if is_whole else f"{printable(beginning[: MAX_CHARACTERS - 1])}…"
+
+
+def _words_of(message: Message) -> str:
+    text = one_line(_without_marks(_first_text(message)))
+    calls = message.tool_calls or ()
+    if not calls:
+        return text or _described(message)
+    if len(calls) == 1:
+        return f"{text} → {one_line(calls[0].name)} {call_words(calls[0])}".strip()
+    names = Counter(call.name for call in calls)
+    told = ", ".join(name if count == 1 else f"{count} {name}" for name, count in names.items())
+    return f"{text} → {one_line(told)}".strip()
+
+
+def _first_text(message: Message) -> str:
+    command = (message.extra or {}).get("command")
+    if message.role is Role.BASH_EXECUTION and isinstance(command, str):
+        return f"$ {command}"
+    if isinstance(message.content, str):
+        return message.content
+    return next((part.text for part in message.content if isinstance(part, TextPart) and part.text.strip()), "")
+
+
+def _without_marks(text: str) -> str:
+    """The beginning of a text without the marks of Markdown."""
+    text = text[: 3 * MAX_CHARACTERS]
+    for marks, rest in _MARKS:
+        text = marks.sub(rest, text)
+    return text
+
+
+def _described(message: Message) -> str:
+    parts = () if isinstance(message.content, str) else message.content
+    if any(isinstance(part, ImagePart) for part in parts):
+        return "(an image)"
+    if any(isinstance(part, ThinkingPart) for part in parts):
+        return "(thinking)"
+    return f"({one_line(message.stop_reason or 'nothing')})"

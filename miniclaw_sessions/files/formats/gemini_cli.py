@@ -1,0 +1,326 @@
+"""Gemini CLI's chats: `~/.gemini/tmp/<project>/chats/session-*.jsonl`, and the older `.json`; read only.
+
+As its own source has it (`packages/core/src/services/chatRecordingService.ts` and `chatRecordingTypes.ts`), a line is
+
+- the header, `sessionId` and `projectHash`, which a resumed session repeats;
+- a message with its `id`: a model's is written again with the same id when its tool calls or tokens are known;
+- `$set` with changes of the header, or with `messages`: a checkpoint, which says which messages the chat has now. What
+  a checkpoint says of a message that stood before is poorer (no tool calls, another time), so that one stays;
+- `$rewindTo` with the id of a message: it and all that follows it are left, which begins a branch.
+
+The older form is one document, the header with its `messages`. A tool's result stands in the model's message, and once
+more in a user's message behind it; the latter, the program's own notices and what nobody knows become `Custom` entries.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import orjson
+from msgspec.structs import replace
+
+from miniclaw_sessions.core.protocol.entries import Custom, Entry, MessageEntry
+from miniclaw_sessions.core.protocol.messages import Message, Usage
+from miniclaw_sessions.errors import ImportRefused, InvalidMessage
+from miniclaw_sessions.files.formats.codec import (
+    Chain,
+    Finding,
+    Format,
+    Sample,
+    SessionFacts,
+    count_of,
+    keeping,
+    moment_of,
+    text_of,
+    without,
+)
+from miniclaw_sessions.files.formats.google import from_google
+from miniclaw_sessions.files.formats.json_lines import JsonLines
+
+NAME = "gemini-cli"
+
+_PLACED = ("id", "timestamp", "type", "content", "thoughts", "tokens", "model", "toolCalls")
+
+
+def _is_header(line: Any) -> bool:
+    return isinstance(line, dict) and isinstance(line.get("sessionId"), str) and "projectHash" in line
+
+
+def _recognize(sample: Sample) -> bool:
+    return any(_is_header(line) and "messages" not in line for line in sample.lines)
+
+
+def _recognize_document(sample: Sample) -> bool:
+    return _is_header(sample.document) and isinstance(sample.document.get("messages"), list)
+
+
+class _Reader:
+    def __init__(self, chain: Chain) -> None:
+        self.facts = SessionFacts(format=NAME)
+        self._lines = JsonLines()
+        self.findings: list[Finding] = self._lines.findings
+        self._chain = chain
+        self._time = chain.now
+        self._open: dict[str, Any] | None = None
+        self._ends: dict[str, str | None] = {}  # of each message: the last of its entries
+        self._said: dict[str, bytes] = {}  # what each message says, as a digest
+        self._order: list[str] = []  # the messages that the chat has now
+        self._answered: set[bytes] = set()
+        self._last: str | None = None
+
+    def feed(self, piece: bytes) -> list[Entry]:
+        """The entries that are complete with this line."""
+        line = self._lines.parse(piece)
+        return [] if line is None else list(self._take(line))
+
+    def finish(self) -> list[Entry]:
+        """The model's message that might have been written again."""
+        entries = self._closed()
+        self.facts.leaf_id = self._last
+        return entries
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known what the message cost that is open; its calls are known when their tools are done."""
+        return self._open is None or "tokens" in self._open
+
+    def pending(self) -> list[Entry]:
+        """The message that is open."""
+        if self._open is None:
+            return []
+        try:
+            return self._entries(self._open, _messages(self._open, set()))
+        except InvalidMessage:
+            return []
+
+    # --- lines -------------------------------------------------------------------------------------------------------
+
+    def _take(self, line: dict[str, Any]) -> Iterator[Entry]:
+        match line:
+            case {"$rewindTo": str(message_id), **rest} if not rest:
+                yield from self._closed()
+                place = self._order.index(message_id) if message_id in self._order else 0
+                del self._order[place:]
+                self._last = self._ends[self._order[-1]] if self._order else None
+            case {"$set": dict(changes), **rest} if not rest:
+                yield from self._take_changes(changes)
+            case {"id": str(message_id), "type": str()} if message_id:
+                yield from self._take_message(line)
+            case {"sessionId": str(), "projectHash": _}:
+                yield from self._take_changes(line)
+            case _:
+                yield from self._closed()
+                yield self._custom(line)
+
+    def _take_changes(self, changes: Mapping[str, Any]) -> Iterator[Entry]:
+        facts = self.facts
+        header = without(changes, "messages")
+        facts.header = {**header, **facts.header, **without(header, "startTime")}  # it began once
+        facts.source_id = text_of(facts.header, "sessionId") or ""
+        facts.title = text_of(facts.header, "summary") or facts.title
+        if facts.created_at is None:
+            facts.created_at = self._lines.moment_in(facts.header, "startTime")
+        messages = changes.get("messages")
+        if isinstance(messages, list):
+            yield from self._closed()
+            self._order, self._last = [], None
+            for message in messages:
+                if not isinstance(message, dict) or not text_of(message, "id") or not text_of(message, "type"):
+                    yield self._custom({"$set": {"messages": [message]}})
+                elif self._said.get(message["id"]) == (said := _said(message)):
+                    self._order.append(message["id"])
+                    self._last = self._ends[message["id"]]
+                elif message["id"] in self._ends:  # it says something else than before
+                    yield from self._take_message({**message, "id": f"{message['id']}.{said.hex()[:8]}"})
+                else:
+                    yield from self._take_message(message)
+            yield from self._closed()
+
+    def _take_message(self, record: dict[str, Any]) -> Iterator[Entry]:
+        message_id = record["id"]
+        if self._open is not None and self._open["id"] == message_id:
+            self._open = {**self._open, **record}
+            return
+        yield from self._closed()
+        if message_id in self._ends:  # later than anything should change it
+            yield self._custom(record)
+            return
+        self._open = record
+        if record.get("type") != "gemini":
+            yield from self._closed()
+
+    def _closed(self) -> list[Entry]:
+        """The message that is open, as entries; one that cannot be read is kept as it is, and may come again."""
+        record, self._open = self._open, None
+        if record is None:
+            return []
+        try:
+            messages = _messages(record, self._answered)
+        except InvalidMessage as error:
+            self._lines.repaired(f"{error}; the message is kept as it is, and is no part of the conversation")
+            return [self._custom(record)]
+        self._time = self._lines.moment_in(record) or self._time
+        entries = self._entries(record, messages)
+        self._last = entries[-1].id
+        self._ends[record["id"]] = self._last
+        self._said[record["id"]] = _said(record)
+        self._order.append(record["id"])
+        return entries
+
+    # --- entries -----------------------------------------------------------------------------------------------------
+
+    def _entries(self, record: dict[str, Any], messages: list[Message]) -> list[Entry]:
+        """What a message says: a model's reply and the results of its tools, or what a user says."""
+        parent_id, kept = self._last, _kept(record)
+        said_at = moment_of(record.get("timestamp")) or self._time
+        if not messages:
+            kind = f"{NAME}.{text_of(record, 'type') or 'unknown'}"
+            return [Custom(id=record["id"], parent_id=parent_id, timestamp=said_at, custom_type=kind, data=record)]
+        entries: list[Entry] = []
+        for number, message in enumerate(messages):
+            entry = MessageEntry(
+                id=f"{record['id']}.{number}" if number else record["id"],
+                parent_id=parent_id,
+                timestamp=said_at,
+                message=replace(message, timestamp=said_at),
+                extra=None if number else keeping(kept, NAME),
+            )
+            entries.append(entry)
+            parent_id = entry.id
+        return entries
+
+    def _custom(self, line: dict[str, Any]) -> Entry:
+        """A line that says something else, behind what stands before it."""
+        self._chain.last_id = self._last
+        kind = text_of(line, "type") or "unknown"
+        entry = self._chain.add(Custom, timestamp=self._time, custom_type=f"{NAME}.{kind}", data=line)
+        self._last = entry.id
+        if self._order:
+            self._ends[self._order[-1]] = entry.id
+        return entry
+
+
+class _DocumentReader(_Reader):
+    def feed(self, piece: Any) -> Iterator[Entry]:  # type: ignore[override]
+        """The older form: the header, and its messages."""
+        if not _recognize_document(Sample(document=piece)):
+            raise ImportRefused("this document has no sessionId, projectHash and messages, as Gemini CLI writes them")
+        lines = self._lines
+        yield from self._take_changes(lines.storable(without(piece, "messages")) or {})
+        for number, message in enumerate(piece["messages"], 1):
+            lines.number = number
+            if (record := lines.storable(message)) is not None:
+                yield from self._take(record)
+
+
+def _messages(record: Mapping[str, Any], answered: set[bytes]) -> list[Message]:
+    content = record.get("content")
+    parts = [{"text": content}] if isinstance(content, str) else content if isinstance(content, list) else [content]
+    parts = [{"text": part} if isinstance(part, str) else part for part in parts if part]
+    match record.get("type"):
+        case "user":
+            parts = [part for part in parts if _answer(part) not in answered]
+            return from_google([{"role": "user", "parts": parts}]) if parts else []
+        case "gemini":
+            return _reply(record, parts, answered)
+        case _:
+            return []
+
+
+def _reply(record: Mapping[str, Any], parts: list[Any], answered: set[bytes]) -> list[Message]:
+    listed = record.get("toolCalls")
+    calls = [call for call in listed if isinstance(call, dict)] if isinstance(listed, list) else []
+    written = [
+        part["functionCall"].get("id")
+        for part in parts
+        if isinstance(part, dict) and isinstance(part.get("functionCall"), dict)
+    ]
+    said = [part for part in parts if not isinstance(part, dict) or part.get("text") != ""]
+    asked = [
+        {"functionCall": {"id": call.get("id"), "name": call.get("name"), "args": call.get("args") or {}}}
+        for call in calls
+        if call.get("id") not in written
+    ]
+    results = [part for call in calls for part in _results(call)]
+    contents: list[dict[str, Any]] = [{"role": "model", "parts": [*_thoughts(record), *said, *asked]}]
+    reply, *rest = from_google([*contents, *([{"role": "user", "parts": results}] if results else [])])
+    answered |= {answer for part in results if (answer := _answer(part))}
+    return [replace(reply, model=text_of(record, "model"), usage=_usage(record.get("tokens"))), *rest]
+
+
+def _results(call: Mapping[str, Any]) -> Iterable[Any]:
+    result = call.get("result")
+    if isinstance(result, str):
+        result = [
+            {"functionResponse": {"id": call.get("id"), "name": call.get("name"), "response": {"output": result}}}
+        ]
+    return [part for part in result if isinstance(part, dict)] if isinstance(result, list) else []
+
+
+def _answer(part: Any) -> bytes | None:
+    """What tells the result of a call from others, wherever it stands; None for what is none."""
+    match part:
+        case {"functionResponse": {"id": str(call_id), "response": response}}:
+            return hashlib.blake2b(orjson.dumps([call_id, response]), digest_size=16).digest()
+        case _:
+            return None
+
+
+def _said(record: Mapping[str, Any]) -> bytes:
+    """What a message says, without what was thought and called, as a digest."""
+    content = record.get("content")
+    parts = content if isinstance(content, list) else [content]
+    texts = (part.get("text") if isinstance(part, dict) and not part.get("thought") else part for part in parts)
+    said = "\n".join(text for text in texts if isinstance(text, str))
+    return hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _thoughts(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    thoughts = record.get("thoughts")
+    told = [thought for thought in thoughts if isinstance(thought, dict)] if isinstance(thoughts, list) else []
+    texts = (" ".join(filter(None, (_bold(one), text_of(one, "description")))) for one in told)
+    return [{"text": text, "thought": True} for text in texts if text]
+
+
+def _bold(thought: Mapping[str, Any]) -> str:
+    subject = text_of(thought, "subject")
+    return f"**{subject}**" if subject else ""
+
+
+def _usage(tokens: Any) -> Usage | None:
+    """What the program counted: its input includes what came from the cache, its output not what was thought."""
+    if not isinstance(tokens, dict):
+        return None
+    read, said, cached, thought, tools = (
+        max(count_of(tokens, name) or 0, 0) for name in ("input", "output", "cached", "thoughts", "tool")
+    )
+    total = count_of(tokens, "total")
+    return Usage(max(read + tools - cached, 0), said + thought, cached, total_tokens=total)
+
+
+def _kept(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What has no place in a message; of its calls, what is not said by call and result."""
+    kept = without(record, *_PLACED)
+    calls = record.get("toolCalls")
+    if isinstance(calls, list) and calls:
+        kept["toolCalls"] = [without(call, "args", "result") if isinstance(call, dict) else call for call in calls]
+    return orjson.loads(orjson.dumps(kept)) if kept else {}
+
+
+GEMINI_CLI = Format(
+    name=NAME,
+    about="Gemini CLI's chats, with their rewinds; read only",
+    suffix=".jsonl",
+    recognize=_recognize,
+    reader=_Reader,
+)
+GEMINI_CLI_JSON = Format(
+    name=f"{NAME}-json",
+    about="Gemini CLI's chats in their older form, one document; read only",
+    suffix=".json",
+    recognize=_recognize_document,
+    reader=_DocumentReader,
+    by_line=False,
+)

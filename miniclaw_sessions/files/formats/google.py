@@ -1,0 +1,511 @@
+"""Google's Gemini API (`contents`), from and to canonical messages.
+
+`to_google` expects what `history.context.build_context` returns, and gives exactly what the service accepts: the roles
+user and model in turn, arguments and responses as objects, the responses of one model turn in one content, system
+messages as `system_instruction`. It is written as the google-genai SDK's dict form in JSON: snake_case, bytes as
+base64. `from_google` understands camelCase too, and keeps every field that the canonical form has no place for
+(`thought_signature`, ...) under `extra["google"]`, from where `to_google` writes it back; nobody else's `extra` is
+ever sent.
+
+The rules come from the service's documentation ("Function calling", "Thought signatures", the reference of `Content`)
+and from what it answers to requests that break them.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from miniclaw_sessions.core.protocol.messages import (
+    ImagePart,
+    Message,
+    OtherPart,
+    Part,
+    Role,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+    Usage,
+)
+from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.files.formats.codec import (
+    count_of,
+    has_kept,
+    keeping,
+    kept_but,
+    kept_fields,
+    taken,
+    text_of,
+    without,
+)
+from miniclaw_sessions.files.formats.images import inlined
+from miniclaw_sessions.files.formats.message_list import (
+    IMAGES_OF_RESULTS,
+    NOTHING_TO_SHOW,
+    MessageList,
+    MessageReader,
+    Request,
+    message_list_format,
+)
+from miniclaw_sessions.files.formats.tool_calls import (
+    CallIds,
+    arguments_object,
+    arguments_text,
+    fitting_name,
+    in_order,
+    taken_apart,
+)
+
+KEPT = "google"
+"""The key of `extra` under which fields without a canonical place are kept.
+
+On a message it also says that the parts of unknown type in it are this service's own; on thinking, that it is.
+"""
+
+SKIP_VALIDATION = "skip_thought_signature_validator"
+"""What the documentation gives as the signature of a call that another model made; see `to_google`."""
+
+_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_LONGEST_NAME = 64
+_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_.:-]{0,63}")
+_IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/webp", "image/heic", "image/heif"})
+_CAMEL = re.compile(r"(?<=[a-z0-9])([A-Z])")
+_OF_THE_FUNCTION = frozenset({"args", "response", "part_metadata"})  # names in it are nobody's but its maker's
+_COUNTED = ("prompt", "tool_use_prompt", "cached_content", "candidates", "thoughts")
+_WITHOUT_ID = "without_id"
+_WHOLE_RESPONSE = "whole_response"
+_IMAGES_INSIDE = "images_inside"
+_SAID = ("text", "thought", "inline_data", "file_data", "function_call", "function_response")  # one of them in a part
+_NOTES = (_WITHOUT_ID, _WHOLE_RESPONSE, _IMAGES_INSIDE)  # how it was said, not what: never sent
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def to_google(messages: Sequence[Message], *, stand_in: str | None = None) -> dict[str, Any]:
+    """A legal context as the `contents`, and where there is one the `system_instruction`, of a request.
+
+    Thinking is sent only if this service signed it or gave it. Images in a tool result follow the results as a user's
+    content, because not every model takes them inside; those that came inside are written there.
+
+    Args:
+        messages: what `build_context` returns; other roles than its four are written as the user's.
+        stand_in: the signature of a call that has none. Gemini 3 refuses calls of the current turn without one, and
+            `SKIP_VALIDATION` is what its documentation gives for calls of other models; older models need none.
+    """
+    request = _Request(stand_in)
+    return {"contents": request.all_of(messages), **request.beside()}
+
+
+class _Request(Request):
+    def __init__(self, stand_in: str | None = None) -> None:
+        self._stand_in = stand_in
+        self._calls = _Calls()
+        self._images: list[dict[str, Any]] = []
+        self._contents: list[dict[str, Any]] = []  # the last one may grow
+        self._system: list[dict[str, Any]] = []
+
+    def add(self, message: Message) -> list[dict[str, Any]]:
+        if message.role is Role.SYSTEM:
+            self._system += [
+                _write_text(part) for part in in_order(message) if isinstance(part, TextPart) and part.text
+            ]
+        elif message.is_tool_result:
+            response, shown = _write_response(message, self._calls)
+            self._put("user", [response])
+            self._images += shown
+        else:
+            self._show_images()
+            role = "model" if message.is_assistant else "user"
+            self._put(role, _write_parts(message, self._calls, self._stand_in))
+        done, self._contents = self._contents[:-1], self._contents[-1:]
+        return done
+
+    def end(self) -> list[dict[str, Any]]:
+        self._show_images()
+        return self._contents
+
+    def beside(self) -> dict[str, Any]:
+        return {"system_instruction": {"parts": self._system}} if self._system else {}
+
+    def _show_images(self) -> None:
+        if self._images:
+            self._put("user", [{"text": IMAGES_OF_RESULTS}, *self._images])
+            self._images = []
+
+    def _put(self, role: str, parts: list[dict[str, Any]]) -> None:
+        """Put parts behind the others of the same role; responses stay apart, in one content for one model turn."""
+        if not parts:
+            return
+        last = self._contents[-1] if self._contents else None
+        if last is not None and last["role"] == role and _is_response(last["parts"][0]) == _is_response(parts[0]):
+            last["parts"] += parts
+        else:
+            self._contents.append({"role": role, "parts": parts})
+
+
+class _Calls:
+    """The calls that were written: their ids and names, for their responses."""
+
+    def __init__(self) -> None:
+        self._ids = CallIds(_ID)
+        self._names: dict[str, str] = {}
+        self._without_id: set[str] = set()
+
+    def of_call(self, call: ToolCall) -> dict[str, Any]:
+        self._names[call.id] = _fitting(call.name)
+        if kept_fields(call.extra, KEPT).get(_WITHOUT_ID) is True:
+            self._without_id.add(call.id)
+            return {"name": self._names[call.id]}
+        self._without_id.discard(call.id)
+        return {"id": self._ids.of_call(call.id), "name": self._names[call.id]}
+
+    def of_response(self, message: Message) -> dict[str, Any]:
+        call_id = message.tool_call_id or ""
+        name = {"name": self._names.get(call_id) or _fitting(message.name or "")}
+        return name if call_id in self._without_id else {"id": self._ids.of_result(call_id), **name}
+
+
+def _is_response(part: Mapping[str, Any]) -> bool:
+    return "function_response" in part
+
+
+def _write_parts(message: Message, calls: _Calls, stand_in: str | None) -> list[dict[str, Any]]:
+    written = [part for piece in in_order(message) if (part := _write_piece(message, piece, calls)) is not None]
+    if not written and not message.is_assistant:
+        return [{"text": NOTHING_TO_SHOW}]
+    first_call = next((part for part in written if "function_call" in part), None)
+    if first_call is not None and stand_in is not None:  # of parallel calls only the first one is signed
+        first_call.setdefault("thought_signature", stand_in)
+    return written
+
+
+def _write_piece(message: Message, piece: Part | ToolCall, calls: _Calls) -> dict[str, Any] | None:
+    match piece:
+        case ToolCall():
+            return _write_call(piece, calls)
+        case TextPart():
+            part = _write_text(piece)
+            return part if piece.text or "thought_signature" in part else None  # empty text is refused
+        case ThinkingPart() if message.is_assistant and has_kept(piece.extra, KEPT):
+            signed = {} if piece.signature is None else {"thought_signature": piece.signature}
+            return {**kept_fields(piece.extra, KEPT), "text": piece.thinking, "thought": True, **signed}
+        case ImagePart():
+            return _write_image(piece)
+        case OtherPart(fields=fields) if has_kept(message.extra, KEPT):
+            return fields
+        case _:
+            return None
+
+
+def _write_text(part: TextPart) -> dict[str, Any]:
+    return {**kept_but(part.extra, KEPT, *_SAID), "text": part.text}
+
+
+def _write_image(part: ImagePart) -> dict[str, Any]:
+    image = inlined(part)
+    media_type = image.media_type or "image/png"
+    if media_type not in _IMAGE_TYPES:
+        return {"text": f"(an image of type {media_type}, which cannot be shown)"}
+    if image.data is not None:
+        field, own = "inline_data", {"mime_type": media_type, "data": image.data}
+    elif image.url:
+        field, own = "file_data", {"mime_type": media_type, "file_uri": image.url}
+    else:
+        return {"text": "(an image that is not at hand)"}
+    more = kept_fields(kept_fields(part.extra, KEPT), field)
+    return {**kept_but(part.extra, KEPT, *_SAID), field: {**more, **own}}
+
+
+def _write_call(call: ToolCall, calls: _Calls) -> dict[str, Any]:
+    more = kept_fields(kept_fields(call.extra, KEPT), "function_call")
+    function = {**more, **calls.of_call(call), "args": arguments_object(call.arguments)}
+    return {**kept_but(call.extra, KEPT, *_NOTES, *_SAID), "function_call": function}
+
+
+def _write_response(message: Message, calls: _Calls) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The response, and the images that are shown behind it."""
+    kept = kept_fields(message.extra, KEPT)
+    more = kept_fields(kept, "function_response")
+    function = {**more, **calls.of_response(message), "response": _response_object(message)}
+    shown = [_write_image(part) for part in message.content if isinstance(part, ImagePart)]
+    if shown and kept.get(_IMAGES_INSIDE) is True:
+        function["parts"] = shown
+        shown = []
+    return {**kept_but(message.extra, KEPT, *_NOTES, *_SAID), "function_response": function}, shown
+
+
+def _response_object(message: Message) -> dict[str, Any]:
+    if kept_fields(message.extra, KEPT).get(_WHOLE_RESPONSE) is True:
+        return arguments_object(message.text)
+    return {"error" if message.is_error else "output": message.text}
+
+
+def _fitting(name: str) -> str:
+    if _NAME.fullmatch(name):
+        return name
+    fitting = fitting_name(name, _LONGEST_NAME)
+    return fitting if fitting[0].isalpha() or fitting[0] == "_" else fitting_name(f"_{fitting}", _LONGEST_NAME)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def from_google(contents: Iterable[Mapping[str, Any]], system_instruction: Any = None) -> list[Message]:
+    """The contents of a request as canonical messages; `from_google(**to_google(messages))` reads back.
+
+    A content with function responses becomes one message for each of them, and one for the rest of it. A call without
+    an id gets one, made from its name and its place; its response is found by name and order.
+
+    Args:
+        contents: the `contents` of a request, in snake_case or camelCase, as JSON or as the SDK dumps them.
+        system_instruction: the `system_instruction` of the request: text, a part, or a content.
+
+    Raises:
+        InvalidMessage: a content or a part has a wrong shape.
+    """
+    reader = _ContentReader()
+    read = [] if system_instruction is None else reader.feed(_system_content(system_instruction))
+    for content in contents:
+        read += reader.feed(content)
+    return read
+
+
+def from_google_reply(reply: Mapping[str, Any]) -> list[Message]:
+    """What the first candidate of a reply says, with the reply's model, usage and reason to stop; empty if nothing.
+
+    Raises:
+        InvalidMessage: the reply has a wrong shape.
+    """
+    fields = _snake(reply)
+    match fields.get("candidates"):
+        case [dict(candidate), *_]:
+            pass
+        case _:
+            return []
+    content = candidate.get("content")
+    if not isinstance(content, dict):
+        return []
+    pieces = _ContentReader().pieces(content)
+    parts, calls = taken_apart(pieces)
+    return [
+        Message(
+            Role.ASSISTANT,
+            parts,
+            tool_calls=calls,
+            model=text_of(fields, "model_version"),
+            usage=_read_usage(fields.get("usage_metadata")),
+            stop_reason=text_of(candidate, "finish_reason"),
+            extra=_marked(parts),
+        )
+    ]
+
+
+def _system_content(instruction: Any) -> dict[str, Any]:
+    if isinstance(instruction, str):
+        instruction = {"parts": [{"text": instruction}]}
+    if isinstance(instruction, dict) and "parts" not in instruction:
+        instruction = {"parts": [instruction]}
+    parts = instruction.get("parts") if isinstance(instruction, dict) else instruction
+    return {"role": "system", "parts": parts}
+
+
+class _ContentReader(MessageReader):
+    """Reads contents one after the other; knows which calls wait for a response."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._waiting: list[ToolCall] = []
+
+    def feed(self, content: Mapping[str, Any]) -> list[Message]:
+        """The messages of one content."""
+        role = content.get("role") or "user"
+        pieces = self.pieces(content)
+        match role:
+            case "model":
+                parts, calls = taken_apart(pieces)
+                self._waiting = list(calls or ())
+                return [Message(Role.ASSISTANT, parts, tool_calls=calls, extra=_marked(parts))]
+            case "user" | "function" | "tool":
+                return self._said(pieces)
+            case "system":
+                return [Message(Role.SYSTEM, tuple(part for part in pieces if not isinstance(part, ToolCall)))]
+            case _:
+                raise InvalidMessage("a content's role is neither user nor model")
+
+    def pieces(self, content: Mapping[str, Any]) -> list[Part | ToolCall]:
+        """The parts of a content, in order."""
+        parts = content.get("parts") or []
+        if "parts" not in content and content.keys() - {"role"}:
+            raise InvalidMessage('what a content says must be in its "parts"')
+        if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+            raise InvalidMessage('"parts" must be a list of objects')
+        return [self._piece(_snake(part)) for part in parts]
+
+    def _said(self, pieces: Iterable[Part | ToolCall]) -> list[Message]:
+        results: list[Message] = []
+        rest: list[Part] = []
+        for piece in pieces:
+            if isinstance(piece, OtherPart) and isinstance(piece.fields.get("function_response"), dict):
+                results.append(self._result(piece.fields))
+            elif not isinstance(piece, ToolCall):
+                rest.append(piece)
+        if rest or not results:
+            results.append(Message(Role.USER, tuple(rest), extra=_marked(tuple(rest))))
+        return results
+
+    def _piece(self, part: dict[str, Any]) -> Part | ToolCall:
+        match part:
+            case {"function_call": dict(function), **rest}:
+                return self._call(function, rest)
+            case {"text": str(text), "thought": True, **rest}:
+                return ThinkingPart(text, taken(rest, "thought_signature", str), extra={KEPT: rest})
+            case {"text": str(text), **rest}:
+                return TextPart(text, extra=keeping(rest, KEPT))
+            case {"inline_data": dict(blob), **rest} | {"file_data": dict(blob), **rest}:
+                image = _read_image(blob, rest, "inline_data" if "inline_data" in part else "file_data")
+                return OtherPart(part) if image is None else image
+            case _:
+                return OtherPart(part)
+
+    def _call(self, function: dict[str, Any], rest: dict[str, Any]) -> ToolCall:
+        name, arguments, call_id = function.get("name"), function.get("args"), text_of(function, "id")
+        if not isinstance(name, str) or not isinstance(arguments, dict | None):
+            raise InvalidMessage("a function call needs a name, and arguments that are an object")
+        self._calls += 1
+        more = without(function, "name", "args", "id")
+        kept = {**rest, "function_call": more} if more else rest
+        if call_id is None:
+            kept = {**kept, _WITHOUT_ID: True}
+            call_id = f"{name}-{self._calls}"
+        return ToolCall(
+            call_id, name, "" if arguments is None else arguments_text(arguments), extra=keeping(kept, KEPT)
+        )
+
+    def _result(self, part: dict[str, Any]) -> Message:
+        function = part["function_response"]
+        name, response, call_id = text_of(function, "name"), function.get("response"), text_of(function, "id")
+        call = self._answered(call_id, name)
+        answered = (call.id, call.name) if call is not None else (None, None)
+        content, is_error, notes = _read_response(response, function.get("parts"))
+        more = without(function, "name", "response", "id", *(["parts"] if _IMAGES_INSIDE in notes else []))
+        kept = {**without(part, "function_response"), **notes, **({"function_response": more} if more else {})}
+        return Message(
+            Role.TOOL_RESULT,
+            content,
+            tool_call_id=call_id or answered[0],
+            name=name or answered[1],
+            is_error=is_error,
+            extra=keeping(kept, KEPT),
+        )
+
+    def _answered(self, call_id: str | None, name: str | None) -> ToolCall | None:
+        """The waiting call that a response answers: by its id, else the first of its name."""
+        wanted = [call for call in self._waiting if (call.id == call_id if call_id else call.name == name)]
+        if not wanted:
+            return None
+        self._waiting.remove(wanted[0])
+        return wanted[0]
+
+
+def _read_response(response: Any, parts: Any) -> tuple[str | tuple[Part, ...], bool, dict[str, Any]]:
+    """The content of a response, whether it is an error, and how it was said."""
+    notes: dict[str, Any] = {}
+    match response:
+        case {"output": str(text)} if len(response) == 1:
+            is_error = False
+        case {"error": str(text)} if len(response) == 1:
+            is_error = True
+        case dict():
+            text, is_error, notes[_WHOLE_RESPONSE] = arguments_text(response), "error" in response, True
+        case _:
+            raise InvalidMessage("a function response must be an object")
+    images: list[Part | None] = []
+    if isinstance(parts, list) and all(isinstance(part, dict) for part in parts):
+        images = [_image_inside(part) for part in parts]
+    found = [image for image in images if image is not None]
+    if not found or len(found) < len(images):
+        return text, is_error, notes
+    return (TextPart(text), *found), is_error, {**notes, _IMAGES_INSIDE: True}
+
+
+def _image_inside(part: dict[str, Any]) -> ImagePart | None:
+    field = "inline_data" if "inline_data" in part else "file_data"
+    return _read_image(part[field], without(part, field), field) if isinstance(part.get(field), dict) else None
+
+
+def _read_image(blob: dict[str, Any], rest: dict[str, Any], field: str) -> ImagePart | None:
+    """The image; None for anything else (sound, a document, a film)."""
+    media_type = blob.get("mime_type")
+    place = blob.get("data" if field == "inline_data" else "file_uri")
+    if not isinstance(media_type, str) or not media_type.startswith("image/") or not isinstance(place, str):
+        return None
+    more = without(blob, "mime_type", "data", "file_uri")
+    image = {"data" if field == "inline_data" else "url": place}
+    return ImagePart(media_type, **image, extra=keeping({**rest, field: more} if more else rest, KEPT))
+
+
+def _read_usage(usage: Any) -> Usage | None:
+    """The counts; what the prompt took from the cache is told apart from the rest of it, thoughts are output."""
+    if not isinstance(usage, dict):
+        return None
+    prompt, of_tools, cached, said, thought = (max(count_of(usage, f"{name}_token_count") or 0, 0) for name in _COUNTED)
+    counted = ("total_token_count", *(f"{name}_token_count" for name in _COUNTED))
+    return Usage(
+        input_tokens=max(prompt + of_tools - cached, 0),
+        output_tokens=said + thought,
+        cache_read_tokens=cached,
+        total_tokens=count_of(usage, "total_token_count"),
+        extra=keeping(without(usage, *counted), KEPT),
+    )
+
+
+def _snake(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The field names in snake_case; what is None is not there, bytes are base64, as in JSON."""
+    snake = {_snake_name(name): value for name, value in fields.items() if value is not None}
+    return {name: value if name in _OF_THE_FUNCTION else _snake_value(value) for name, value in snake.items()}
+
+
+def _snake_value(value: Any) -> Any:
+    match value:
+        case dict():
+            return _snake(value)
+        case list():
+            return [_snake_value(item) for item in value]
+        case bytes():
+            return base64.b64encode(value).decode()
+        case _:
+            return value
+
+
+def _snake_name(name: str) -> str:
+    return name if name.islower() else _CAMEL.sub(r"_\1", name).lower()
+
+
+def _marked(parts: tuple[Part, ...]) -> dict[str, Any] | None:
+    """The mark of a message that has parts which only this service knows."""
+    return {KEPT: {}} if any(isinstance(part, OtherPart) for part in parts) else None
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def _is_ours(found: MessageList) -> bool:
+    return all(
+        isinstance(content.get("parts"), list) and content.get("role", "user") in ("user", "model", "function")
+        for content in found.messages
+    )
+
+
+GOOGLE = message_list_format(
+    name="google",
+    about="Google Gemini API: a list of contents or a request with one; times, and the places of system messages "
+    "behind the first, are lost",
+    fields=["contents"],
+    before={"system_instruction": _system_content, "systemInstruction": _system_content},
+    is_ours=_is_ours,
+    reader=_ContentReader,
+    request=_Request,
+)

@@ -1,0 +1,260 @@
+"""One row of a session's tree as an article of the page: the message with its tool calls, their results folded in.
+
+Nothing that somebody wrote becomes markup: texts go through `prose`, and the only addresses are anchors of the page
+itself and images that it carries. An image elsewhere is named, not loaded, because loading it would tell its owner.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+from miniclaw_sessions.core.protocol.encoding import in_utc, parse_json
+from miniclaw_sessions.core.protocol.entries import (
+    BranchSummary,
+    Compaction,
+    Custom,
+    Entry,
+    Label,
+    MessageEntry,
+    OtherEntry,
+)
+from miniclaw_sessions.core.protocol.messages import (
+    ImagePart,
+    Message,
+    OtherPart,
+    Part,
+    Role,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+    Usage,
+)
+from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.files.formats.first_words import NAMES, call_words, first_words, named, speaker
+from miniclaw_sessions.files.formats.html.prose import escaped, preformatted, prose
+from miniclaw_sessions.files.formats.images import inlined
+from miniclaw_sessions.files.formats.outline import Row
+
+IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "image/avif", "image/bmp"})
+"""The images that are shown; no SVG, which is a document of its own."""
+
+_SPEAKERS = {Role.SYSTEM: "system", Role.USER: "user", Role.ASSISTANT: "assistant"}
+_BASE64 = re.compile(r"[A-Za-z0-9+/=\s]+")
+
+
+def anchor(entry_id: str) -> str:
+    """The name of an entry within the page, the same in an `id` and after a `#`; plain ids stay as they are."""
+    return "entry-" + quote(entry_id, safe="", errors="surrogatepass")
+
+
+def kind_of(entry: Entry) -> str:
+    """The class of an entry, which decides how it looks: user, assistant, tool, system, summary, note."""
+    match entry:
+        case MessageEntry(message=message):
+            if message.role in (Role.BRANCH_SUMMARY, Role.COMPACTION_SUMMARY):
+                return "summary"
+            return _SPEAKERS.get(message.role, "tool")
+        case Compaction() | BranchSummary():
+            return "summary"
+        case _:
+            return "note"
+
+
+def article(row: Row, *, number: int, parent: int | None, ways: Iterable[tuple[int, Row]], currency: str) -> str:
+    """One row of the tree.
+
+    Args:
+        row: the entry, with what is folded into it.
+        number: of the row in the tree.
+        parent: the number of the row that it follows.
+        ways: at a fork, the rows with which the conversation goes on, and their numbers.
+        currency: what costs are in.
+    """
+    entry = row.entry
+    kinds = [kind_of(entry), *(["first"] if row.begins else []), *(["leaf"] if row.is_leaf else [])]
+    up = "" if parent is None else f' data-up="{parent}"'
+    body = _message(row, entry) if isinstance(entry, MessageEntry) else _event(entry)
+    labels = [piece for piece in row.folded if isinstance(piece, Label)]
+    marks = "".join(f'<span id="{anchor(label.id)}"></span>' for label in labels)
+    return (
+        f'<article id="{anchor(entry.id)}" class="{" ".join(kinds)}" data-n="{number}"{up}>'
+        f"{_head(row, currency)}{body}{marks}{_ways(ways)}</article>\n"
+    )
+
+
+def moment(time: datetime) -> str:
+    """A time in UTC, to the minute; to the second for those who point at it."""
+    utc = in_utc(time)
+    exact = f"{utc:%Y-%m-%d %H:%M:%S}"
+    return f'<time datetime="{exact.replace(" ", "T")}Z" title="{exact} UTC">{utc:%Y-%m-%d %H:%M}</time>'
+
+
+def tokens_and_cost(usage: Usage, currency: str) -> str:
+    """What was used, in a few words; empty when nothing was counted."""
+    told = [f"{usage.total:,} tokens"] if usage.total else []
+    told += [f"cost {usage.cost:.4g} {currency}"] if usage.cost else []
+    return " · ".join(told)
+
+
+# --- the head and the ways on ----------------------------------------------------------------------------------------
+
+
+def _head(row: Row, currency: str) -> str:
+    entry = row.entry
+    label = "" if row.label is None else f'<span class="label">{escaped(row.label)}</span>'
+    details, time = "", entry.timestamp
+    if isinstance(entry, MessageEntry):
+        name, details = _who(entry.message, currency)
+        time = entry.message.timestamp or time
+    else:
+        name = NAMES[Role.BRANCH_SUMMARY] if isinstance(entry, BranchSummary) else speaker(entry).capitalize()
+    return (
+        f'<header><a href="#{anchor(entry.id)}">{escaped(name)}</a>{label}'
+        f'<span class="about">{details}{moment(time)}</span></header>\n'
+    )
+
+
+def _who(message: Message, currency: str) -> tuple[str, str]:
+    facts = [message.author, message.model]
+    facts += [tokens_and_cost(message.usage, currency)] if message.usage else []
+    facts += (
+        [message.stop_reason] if message.stop_reason not in (None, "stop", "toolUse", "end_turn", "tool_use") else []
+    )
+    return named(message), "".join(f"<span>{escaped(fact)}</span>" for fact in facts if fact)
+
+
+def _ways(ways: Iterable[tuple[int, Row]]) -> str:
+    links = []
+    for number, row in ways:
+        taken = ' class="taken"' if row.is_current else ""
+        said = f"<b>{escaped(speaker(row.entry))}</b> {escaped(first_words(row.entry))}"
+        links.append(f'<li><a href="#{anchor(row.entry.id)}" data-way="{number}"{taken}>{said}</a></li>')
+    return f'<nav class="ways"><p>{len(links)} ways on from here</p><ul>{"".join(links)}</ul></nav>' if links else ""
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+def _message(row: Row, entry: MessageEntry) -> str:
+    message = entry.message
+    is_output = message.role in (Role.TOOL_RESULT, Role.BASH_EXECUTION)
+    body = _command(message) + "".join(_part(part, is_output=is_output) for part in _parts(message))
+    results = [piece for piece in row.folded if isinstance(piece, MessageEntry)]
+    calls = "".join(
+        _call(call, [result for result in results if result.message.tool_call_id == call.id])
+        for call in message.tool_calls or ()
+    )
+    failed = ' class="failed"' if message.is_error else ""
+    return f"<div{failed}>{body}{calls}</div>"
+
+
+def _parts(message: Message) -> Sequence[Part]:
+    return (TextPart(message.content),) if isinstance(message.content, str) else message.content
+
+
+def _part(part: Part, *, is_output: bool) -> str:
+    match part:
+        case TextPart(text=text):
+            return (preformatted(text) if is_output else prose(text)) if text else ""
+        case ThinkingPart(thinking=thinking):
+            text = prose(thinking) if thinking else "<p>Not shown by the model's provider.</p>"
+            return f'<details class="thinking"><summary>Thinking</summary>{text}</details>'
+        case ImagePart():
+            return _image(part)
+        case OtherPart(fields=fields):
+            return f'<p class="missing">Content of type {escaped(str(fields.get("type")))}</p>'
+
+
+def _image(part: ImagePart) -> str:
+    part = inlined(part)
+    media_type, data = part.media_type, part.data
+    if data is not None and media_type in IMAGE_TYPES and _BASE64.fullmatch(data):
+        return f'<img alt="image" loading="lazy" src="data:{media_type};base64,{data}">'
+    where = part.url if part.url is not None and not part.url.startswith("data:") else None
+    return f'<p class="missing">Image: {escaped(where or media_type or "of unknown type")}</p>'
+
+
+def _command(message: Message) -> str:
+    """What ran in the shell, where a source keeps it beside the output."""
+    extra = message.extra or {}
+    command, output = extra.get("command"), extra.get("output")
+    if message.role is not Role.BASH_EXECUTION or not isinstance(command, str):
+        return ""
+    shown = preformatted(f"$ {command}", "command")
+    return shown + (preformatted(output) if isinstance(output, str) and not message.text else "")
+
+
+def _call(call: ToolCall, results: Sequence[MessageEntry]) -> str:
+    has_failed = any(result.message.is_error for result in results)
+    outputs = [] if call.output is None else [preformatted(call.output)]
+    for result in results:
+        parts = "".join(_part(part, is_output=True) for part in _parts(result.message))
+        outputs.append(f'<div class="result" id="{anchor(result.id)}">{parts or _NOTHING}</div>')
+    return (
+        f'<details class="call{" failed" if has_failed else ""}"><summary><b>{escaped(call.name)}</b> '
+        f"<span>{escaped(call_words(call))}</span>{'<i>failed</i>' if has_failed else ''}</summary>\n"
+        f"{_arguments(call.arguments)}{''.join(outputs) or _NO_RESULT}</details>"
+    )
+
+
+_NOTHING = '<p class="missing">Empty</p>'
+_NO_RESULT = '<p class="missing">No result</p>'
+
+
+def _arguments(text: str) -> str:
+    """The arguments by name, texts as they read; anything but an object as it stands."""
+    try:
+        arguments = parse_json(text.encode())
+    except (InvalidMessage, UnicodeEncodeError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        return preformatted(text, "argument") if text.strip() else ""
+    named = "\n".join(
+        f"<dt>{escaped(name)}</dt>\n<dd>{preformatted(_value(arguments[name]))}</dd>" for name in arguments
+    )
+    return f"<dl>{named}</dl>" if named else ""
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else _as_json(value)
+
+
+def _as_json(value: Any) -> str:
+    """JSON for reading; unlike the fast encoders it takes any text, even one that no file can hold."""
+    return json.dumps(value, ensure_ascii=False, indent=2)
+
+
+# --- everything else -------------------------------------------------------------------------------------------------
+
+
+def _event(entry: Entry) -> str:
+    match entry:
+        case Compaction(summary=summary):
+            told = f"<details><summary>What a model is told instead</summary>{prose(summary) or _NOTHING}</details>"
+            return f"<div>{_compacted(entry)}{told}</div>"
+        case BranchSummary(summary=summary):
+            return f"<div>{prose(summary)}</div>"
+        case Custom(data=data) if data:
+            return _data(_as_json(data))
+        case OtherEntry(encoded=encoded):
+            return _data(bytes(encoded).decode("utf-8", "backslashreplace"))
+        case _:
+            return f"<div>{escaped(first_words(entry))}</div>"
+
+
+def _compacted(entry: Compaction) -> str:
+    told = f"{entry.tokens_before:,} tokens" + ("" if entry.tokens_after is None else f" became {entry.tokens_after:,}")
+    reason = f" ({escaped(entry.reason)})" if entry.reason else ""
+    kept = ""
+    if entry.first_kept_entry_id is not None:
+        kept = f' · <a href="#{anchor(entry.first_kept_entry_id)}">kept from here on</a>'
+    return f"<p>{told}{reason}{kept}</p>"
+
+
+def _data(text: str) -> str:
+    return f"<div><details><summary>data</summary>{preformatted(text)}</details></div>"

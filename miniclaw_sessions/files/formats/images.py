@@ -1,0 +1,75 @@
+"""Images by address, one elsewhere or a `data:` URL that holds it; and whether what somebody sends is one at all."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from miniclaw_sessions.core.protocol.given import DATA_URL
+from miniclaw_sessions.core.protocol.messages import ImagePart
+
+NOT_SHOWABLE = "(an image that cannot be shown here)"
+"""What stands for an image that a service would refuse, and with it the whole request."""
+
+MAX_IMAGE_BYTES = 5 * 2**20 * 3 // 4
+"""How large an image may be: 5 MiB in base64, the least that a service takes."""
+
+IMAGE_TYPES: Mapping[str, re.Pattern[bytes]] = {
+    "image/png": re.compile(rb"\x89PNG\r\n\x1a\n.*IEND", re.DOTALL),
+    "image/jpeg": re.compile(rb"\xff\xd8\xff.*\xff\xd9", re.DOTALL),
+    "image/gif": re.compile(rb"GIF8[79]a"),
+    "image/webp": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
+}
+"""The types that services take, and what an image of each begins with, and has at its end where that is known."""
+
+_SHOWABLE = re.compile(r"https?://\S|data:image/(png|jpeg|gif|webp);base64,")
+
+
+def image_of(data: bytes | str) -> ImagePart | None:
+    """The image that somebody has sent, with the type that it really has; None: it is none that can be shown.
+
+    A service refuses what only pretends to be an image, or was cut off, and with it each later request of that chat.
+
+    Args:
+        data: its bytes, or these in base64.
+    """
+    try:
+        content = base64.b64decode("".join(data.split()), validate=True) if isinstance(data, str) else data
+    except ValueError:
+        return None
+    found = (media_type for media_type, form in IMAGE_TYPES.items() if form.match(content))
+    if len(content) > MAX_IMAGE_BYTES or (media_type := next(found, None)) is None:
+        return None
+    if media_type == "image/webp" and len(content) < 8 + int.from_bytes(content[4:8], "little"):
+        return None
+    return ImagePart(media_type, base64.b64encode(content).decode())
+
+
+def image_at(url: str, extra: dict[str, Any] | None = None) -> ImagePart:
+    """The image of an address."""
+    if inline := DATA_URL.fullmatch(url):
+        return ImagePart(inline[1], inline[2], extra=extra)
+    return ImagePart(url=url, extra=extra)
+
+
+def address_of(image: ImagePart) -> str:
+    """The address of an image; of one that is inline, one that holds it. Empty if there is none."""
+    if image.data is not None:
+        return f"data:{image.media_type or 'image/png'};base64,{image.data}"
+    return image.url or ""
+
+
+def is_showable(url: str) -> bool:
+    """Whether OpenAI's services take an image by this address."""
+    return _SHOWABLE.match(url) is not None
+
+
+def inlined(image: ImagePart) -> ImagePart:
+    """The image with its data and type in their own fields, where its address holds them."""
+    if image.data is None and (inline := DATA_URL.fullmatch(image.url or "")):
+        return replace(image, media_type=inline[1], data=inline[2], url=None)
+    return image

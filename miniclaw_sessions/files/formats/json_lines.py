@@ -1,0 +1,126 @@
+"""The lines of another program's JSONL file as JSON objects, whatever has happened to the file.
+
+Power cuts leave runs of NUL bytes and torn lines, JavaScript cuts texts inside a character, editors add a byte order
+mark. What can be repaired without guessing is repaired; the rest is set aside with its bytes. Every finding has the
+number of its line, and none holds what was said.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+from miniclaw_sessions.core.protocol.encoding import MAX_DEPTH, check_json, parse_json
+from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.files.formats.codec import MAX_ELEMENTS, Finding, Outcome, moment_of
+
+LINE_DEPTH = MAX_DEPTH - 8
+"""How deep a line may nest; what is kept of it lies a few levels further down in an entry, which has a limit, too."""
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_LONE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+
+
+class JsonLines:
+    """Parses the lines of one file, counts them, and gathers the findings."""
+
+    def __init__(self, *, depth: int = LINE_DEPTH, beginning: re.Pattern[bytes] | None = None) -> None:
+        """Begin a file.
+
+        Args:
+            depth: how deep a line may nest.
+            beginning: what every line of this format begins with, and nothing within a line; by it a line is found
+                that was appended to a torn one. None: they are set aside together.
+        """
+        self.number = 0
+        self.findings: list[Finding] = []
+        self._raw = b""
+        self._depth = depth
+        self._beginning = beginning
+
+    def parse(self, raw: bytes) -> dict[str, Any] | None:
+        """The next line's object; None for a blank line, and for one that was set aside."""
+        self.number += 1
+        self._raw = raw
+        text = self._trimmed(raw)
+        if not text:
+            return None
+        try:
+            value = parse_json(text, depth=self._depth, elements=MAX_ELEMENTS)
+        except InvalidMessage as error:
+            value = self._parse_damaged(text, str(error))
+            if value is None:
+                return None
+        return self._checked(value)
+
+    def storable(self, value: Any) -> dict[str, Any] | None:
+        """A piece of a document as if it were a line; None, and it is set aside, where it cannot be stored."""
+        self._raw = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        return self._checked(value)
+
+    def _checked(self, value: Any) -> dict[str, Any] | None:
+        if not isinstance(value, dict):
+            self.set_aside("the line is not a JSON object")
+            return None
+        try:
+            check_json(value, self._depth)
+        except InvalidMessage as error:  # an integer too large to be stored
+            self.set_aside(str(error))
+            return None
+        return value
+
+    def moment_in(self, fields: Mapping[str, Any], name: str = "timestamp") -> datetime | None:
+        """A time that the current line says; None where it says none, with a finding where it says something else."""
+        moment = moment_of(fields.get(name))
+        if moment is None and fields.get(name) is not None:
+            self.repaired(f"{name} is not a time, and was left out")
+        return moment
+
+    def repaired(self, text: str, raw: bytes = b"") -> None:
+        """The current line was taken in a changed form."""
+        self.findings.append(Finding(self.number, Outcome.REPAIRED, text, raw))
+
+    def set_aside(self, text: str) -> None:
+        """The current line was not taken; its bytes are kept with the finding."""
+        self.findings.append(Finding(self.number, Outcome.SET_ASIDE, text, self._raw))
+
+    def _trimmed(self, raw: bytes) -> bytes:
+        if self.number == 1:
+            raw = raw.removeprefix(_BYTE_ORDER_MARK)
+        text = raw.strip()
+        if text[:1] == b"\0" or text[-1:] == b"\0":
+            text = text.strip(b"\0 \t\r\n")
+            self.repaired(f"{raw.count(0)} NUL bytes were left out, as a power cut leaves them")
+        return text
+
+    def _parse_damaged(self, text: bytes, reason: str) -> Any:
+        """The line with replacement characters where its text is damaged; None if that is not what is wrong with it."""
+        whole = text.decode("utf-8", errors="replace").encode()
+        if b"\\u" in whole:
+            whole = _ESCAPE.sub(_without_lone_surrogate, whole)
+        if whole != text:
+            with suppress(InvalidMessage):
+                value = parse_json(whole, depth=self._depth, elements=MAX_ELEMENTS)
+                self.repaired("characters that are not valid Unicode were replaced", self._raw)
+                return value
+        self.set_aside(reason)
+        return self._appended(text)
+
+    def _appended(self, text: bytes) -> Any:
+        """What was appended to a torn line before anybody noticed that it was torn; None if there is nothing."""
+        begun = [match.start() for match in self._beginning.finditer(text)] if self._beginning is not None else []
+        if begun and begun[-1] > 0:
+            with suppress(InvalidMessage):
+                value = parse_json(text[begun[-1] :], depth=self._depth, elements=MAX_ELEMENTS)
+                self.repaired("the line follows a torn one without a line break, and was taken on its own")
+                return value
+        return None
+
+
+def _without_lone_surrogate(escape: re.Match[bytes]) -> bytes:
+    return b"\\ufffd" if _LONE_SURROGATE.fullmatch(escape[0]) else escape[0]

@@ -1,0 +1,508 @@
+"""OpenAI's Responses and Conversations items, from and to canonical messages.
+
+`from_items` followed by `to_items` gives back the same items, whatever they are: what the canonical form has no field
+for is kept under `extra["openai-items"]`, and an item that is no message, call, result or reasoning travels whole, as a
+part of type `openai_item`. `to_items` of any other legal context gives exactly what the service accepts; nobody else's
+`extra` is ever sent. The items of one response (reasoning, messages, calls) become one message.
+
+Not everything goes into items: that a result is an error is lost, as is thinking of other services.
+
+`to_messages` is `from_items` for those who keep items for others: what it gives back from a store is exactly what was
+given, also where that is something that no message can hold.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from miniclaw_sessions.core.protocol.encoding import decode_message, encode_message
+from miniclaw_sessions.core.protocol.messages import (
+    MAX_TOKENS,
+    REASONING,
+    ImagePart,
+    Message,
+    OtherPart,
+    Part,
+    Role,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+    Usage,
+)
+from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.files.formats.codec import has_kept, keeping, kept_but, kept_fields, without
+from miniclaw_sessions.files.formats.images import NOT_SHOWABLE, address_of, image_at, is_showable
+from miniclaw_sessions.files.formats.message_list import NOTHING_TO_SHOW, MessageList, Request, message_list_format
+from miniclaw_sessions.files.formats.tool_calls import CallIds, fitting_name, in_order, taken_apart
+
+KEPT = "openai-items"
+"""The key of `extra` under which fields without a canonical place are kept.
+
+Whatever has it came from items, and is written with these fields and no others: no default is added.
+"""
+
+WHOLE_ITEM = "openai_item"
+"""The type of a part that is a whole item; its field `item` holds it, verbatim."""
+
+WHOLE_CONTENT = "openai_content"
+"""The type of a part that is one part of a message item's content; its field `content` holds it, verbatim."""
+
+OF_AGENTS = "openai-agents"
+"""The key of `extra` that every message of the Agents SDK has: `adapters.openai_agents` marks them with it."""
+
+_VERBATIM = "json"  # kept on a message that says nothing: an item that no message can hold
+_BEGINS = "message"  # kept on the first part of a message item of a reply: the other fields of that item
+_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_LONGEST_NAME = 64
+_ROLES = {"user": Role.USER, "system": Role.SYSTEM, "developer": Role.SYSTEM}
+_OF_THE_CLIENT = frozenset(
+    {"mcp_approval_response", "item_reference", "additional_tools", "configuration_update", "compaction_trigger"}
+)  # items that no model makes, beside those whose type ends in _output
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def to_items(messages: Sequence[Message], *, for_request: bool = False) -> list[dict[str, Any]]:
+    """A legal context, or what `from_items` gave, as items.
+
+    Args:
+        messages: what `build_context` returns; other roles than its four are written as the user's.
+        for_request: whether to leave out reasoning that nothing of the model's follows, as it ends a response that was
+            cut off. The service gives such reasoning and refuses it; by default what it gave comes back whole.
+    """
+    return ItemsRequest(for_request=for_request).all_of(messages)
+
+
+class ItemsRequest(Request):
+    """`to_items`, message by message."""
+
+    def __init__(self, *, for_request: bool = True) -> None:
+        self._ids = CallIds(_ID)
+        self._for_request = for_request
+        self._reasoning: list[dict[str, Any]] = []  # that nothing follows yet
+
+    def add(self, message: Message) -> list[dict[str, Any]]:
+        """The items of the next message."""
+        if message.is_assistant:
+            items = _Reply(message, self._ids).items()
+        elif message.is_tool_result:
+            items = [_write_result(message, self._ids)]
+        elif is_verbatim(message):
+            items = _read_verbatim(kept_fields(message.extra, KEPT)[_VERBATIM])
+        else:
+            items = _write_said(message)
+        return [written for item in items for written in self._with_reasoning(item)] if self._for_request else items
+
+    def _with_reasoning(self, item: dict[str, Any]) -> list[dict[str, Any]]:
+        """The item behind the reasoning before it, if the model made it."""
+        if item.get("type") == "reasoning":
+            self._reasoning.append(item)
+            return []
+        reasoning, self._reasoning = self._reasoning, []
+        return [*reasoning, item] if _is_made_by_model(item) else [item]
+
+
+def _write_said(message: Message) -> list[dict[str, Any]]:
+    """The user's or the system's message; a whole item that stands for one is that item."""
+    match message.content:
+        case (OtherPart(fields={"type": "openai_item", "item": dict(item)}),):
+            return [] if _would_command(item) else [item]
+    kept = kept_fields(message.extra, KEPT)
+    role = "user"
+    if message.role is Role.SYSTEM:
+        role = "developer" if kept.get("role") == "developer" else "system"
+    fields = without(kept, "role", "content", "type")
+    if kept.get("type") == "message":
+        fields["type"] = "message"
+    content = _write_content(message)
+    if content or has_kept(message.extra, KEPT):
+        return [{**fields, "role": role, "content": content}]
+    return [{"role": role, "content": NOTHING_TO_SHOW}] if role == "user" else []
+
+
+def _would_command(item: Mapping[str, Any]) -> bool:
+    """Whether a whole item is a message with authority: what a user's message carries must not become one."""
+    return item.get("type", "message") == "message" and item.get("role") in ("system", "developer")
+
+
+def _write_content(message: Message) -> str | list[dict[str, Any]]:
+    if isinstance(message.content, str):
+        return message.content
+    return [written for part in message.content if (written := _write_input(part)) is not None]
+
+
+def _write_input(part: Part) -> dict[str, Any] | None:
+    match part:
+        case TextPart():
+            kept = kept_fields(part.extra, KEPT)
+            return {**kept, "type": "text" if kept.get("type") == "text" else "input_text", "text": part.text}
+        case ImagePart():
+            return _write_image(part)
+        case OtherPart(fields={"type": "openai_content", "content": dict(content)}):
+            return content
+        case _:
+            return None
+
+
+def _write_image(part: ImagePart) -> dict[str, Any]:
+    url = address_of(part)
+    if has_kept(part.extra, KEPT):
+        return {**kept_fields(part.extra, KEPT), "type": "input_image", "image_url": url}
+    if not is_showable(url):
+        return {"type": "input_text", "text": NOT_SHOWABLE}
+    return {"type": "input_image", "detail": "auto", "image_url": url}
+
+
+def _write_result(message: Message, ids: CallIds) -> dict[str, Any]:
+    return {
+        **kept_fields(message.extra, KEPT),
+        "type": "function_call_output",
+        "call_id": message.tool_call_id if has_kept(message.extra, KEPT) else ids.of_result(message.tool_call_id or ""),
+        "output": _write_content(message),
+    }
+
+
+class _Reply:
+    """The items of one assistant's message."""
+
+    def __init__(self, message: Message, ids: CallIds) -> None:
+        self._message = message
+        self._ids = ids
+        self._items: list[dict[str, Any]] = []
+        self._open: list[dict[str, Any]] | None = None  # the content of the message item that further parts belong to
+        self._plain: dict[str, Any] | None = None  # the item that further text without an item of its own belongs to
+
+    def items(self) -> list[dict[str, Any]]:
+        for piece in in_order(self._message):
+            self._write(piece)
+        return self._items
+
+    def _write(self, piece: Part | ToolCall) -> None:
+        match piece:
+            case TextPart() if has_kept(piece.extra, KEPT):
+                self._content(_write_output(piece), kept_fields(piece.extra, KEPT).get(_BEGINS))
+            case OtherPart(fields={"type": "openai_content", "content": dict(content), **rest}):
+                self._content(content, rest.get(_BEGINS))
+            case TextPart() if piece.text.strip() or has_kept(self._message.extra, KEPT):
+                self._text(piece.text)
+            case ToolCall():
+                self._item(_write_call(piece, self._ids))
+            case ThinkingPart() if has_kept(piece.extra, KEPT):
+                self._item(_write_reasoning(piece))
+            case OtherPart(fields={"type": "openai_item", "item": dict(item)}) if not _would_command(item):
+                self._item(item)
+
+    def _item(self, item: dict[str, Any]) -> None:
+        self._items.append(item)
+        self._open = self._plain = None
+
+    def _content(self, content: dict[str, Any], begins: Any) -> None:
+        if isinstance(begins, dict) or self._open is None:
+            fields = begins if isinstance(begins, dict) else {}
+            parts: list[dict[str, Any]] = []
+            self._item({**fields, "role": "assistant", "content": parts})
+            self._open = parts
+        self._open.append(content)
+
+    def _text(self, text: str) -> None:
+        if self._plain is not None:
+            self._plain["content"] += text
+            return
+        fields = dict(kept_fields(self._message.extra, KEPT)) if isinstance(self._message.content, str) else {}
+        if fields.get("type") != "message":
+            fields.pop("type", None)
+        self._item({**fields, "role": "assistant", "content": text})
+        self._plain = self._items[-1]
+
+
+def _write_output(part: TextPart) -> dict[str, Any]:
+    fields = {"type": "output_text", **kept_but(part.extra, KEPT, _BEGINS, "text")}
+    return {**fields, "refusal" if fields["type"] == "refusal" else "text": part.text}
+
+
+def _write_call(call: ToolCall, ids: CallIds) -> dict[str, Any]:
+    fields = {**kept_fields(call.extra, KEPT), "type": "function_call"}
+    if has_kept(call.extra, KEPT):
+        ids.keep(call.id)
+        return {**fields, "call_id": call.id, "name": call.name, "arguments": call.arguments}
+    arguments = call.arguments if call.arguments.strip() else "{}"
+    name = fitting_name(call.name, _LONGEST_NAME)
+    return {**fields, "call_id": ids.of_call(call.id), "name": name, "arguments": arguments}
+
+
+def _write_reasoning(part: ThinkingPart) -> dict[str, Any]:
+    encrypted = {} if part.signature is None else {"encrypted_content": part.signature}
+    return {**kept_fields(part.extra, KEPT), **encrypted, "type": "reasoning"}
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def from_items(items: Iterable[Mapping[str, Any]]) -> list[Message]:
+    """Items of any shape as canonical messages, in their order.
+
+    Raises:
+        InvalidMessage: an item is not an object.
+    """
+    reader = _ItemReader()
+    return [message for item in items for message in reader.feed(item)] + reader.finish()
+
+
+def from_response(response: Mapping[str, Any]) -> list[Message]:
+    """The output of a response, its model, usage and reason to stop with the last message of the assistant.
+
+    Raises:
+        InvalidMessage: it has no list of output items.
+    """
+    output = response.get("output")
+    if not isinstance(output, list):
+        raise InvalidMessage("a response must have a list of output items")
+    messages = from_items(output)
+    last = next((index for index in reversed(range(len(messages))) if messages[index].is_assistant), None)
+    if last is not None:
+        model = response.get("model")
+        messages[last] = msgspec.structs.replace(
+            messages[last],
+            model=model if isinstance(model, str) else None,
+            usage=_read_usage(response.get("usage")),
+            stop_reason=_stop_reason(response),
+        )
+    return messages
+
+
+def _stop_reason(response: Mapping[str, Any]) -> str | None:
+    details, status = response.get("incomplete_details"), response.get("status")
+    reason = details.get("reason") if isinstance(details, dict) else None
+    return next((text for text in (reason, status) if isinstance(text, str)), None)
+
+
+def _read_usage(usage: Any) -> Usage | None:
+    """The counts; input tokens that came from the cache are told apart from the others."""
+    match usage:
+        case {"input_tokens": int(given), "output_tokens": int(said)}:
+            details = usage.get("input_tokens_details")
+            cached = details.get("cached_tokens") if isinstance(details, dict) else 0
+            cached = cached if isinstance(cached, int) else 0
+            total = usage.get("total_tokens")
+            total = total if isinstance(total, int) else None
+            return Usage(
+                given - cached, said, cached, total_tokens=total, extra=reasoned(usage.get("output_tokens_details"))
+            )
+        case _:
+            return None
+
+
+def reasoned(details: Any) -> dict[str, Any] | None:
+    """The `extra` of a usage: how many of the output tokens the model thought with, by the service's details."""
+    tokens = details.get("reasoning_tokens") if isinstance(details, dict) else None
+    return {REASONING: min(tokens, MAX_TOKENS)} if isinstance(tokens, int) and tokens > 0 else None
+
+
+def to_messages(items: Sequence[Any]) -> list[Message]:
+    """Items as messages that give them back exactly, whatever became of these in a store.
+
+    An item that no message can hold is kept as its JSON, in a message that says nothing to anybody else.
+
+    Raises:
+        TypeError, ValueError: an item is not JSON.
+    """
+    messages = _held(items)
+    if messages is None:
+        messages = []
+        for is_held, group in groupby(items, key=lambda item: _held([item]) is not None):
+            several = list(group)
+            messages += (_held(several) if is_held else None) or [_verbatim(item) for item in several]
+    return messages
+
+
+def is_verbatim(message: Message) -> bool:
+    """Whether a message is an item that no message can hold."""
+    return message.role is Role.CUSTOM and isinstance(kept_fields(message.extra, KEPT).get(_VERBATIM), str)
+
+
+def _held(items: Sequence[Any]) -> list[Message] | None:
+    """The messages for these items; None if they would not come back from the store as they are."""
+    try:
+        messages = from_items(items)
+        stored = [decode_message(encode_message(message)) for message in messages]
+    except (InvalidMessage, TypeError, ValueError, OverflowError):
+        return None
+    return messages if to_items(stored) == items else None
+
+
+def _verbatim(item: Any) -> Message:
+    """A custom message without content is in no context."""
+    return Message(Role.CUSTOM, "", extra={KEPT: {_VERBATIM: json.dumps(item)}})
+
+
+def _read_verbatim(text: str) -> list[Any]:
+    try:
+        return [json.loads(text)]
+    except (ValueError, RecursionError):  # anybody can write such a message
+        return []
+
+
+class _ItemReader:
+    """Gathers the items of a response until an item comes that no model makes."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Part | ToolCall] = []
+        self._plain: Message | None = None  # an assistant's message that is text alone; only calls may follow it
+
+    def feed(self, item: Mapping[str, Any]) -> list[Message]:
+        """The messages that are complete with this item."""
+        if not isinstance(item, Mapping):
+            raise InvalidMessage("an item must be a JSON object")
+        match item:
+            case {"role": "assistant", "content": str(text)} if text and item.get("type", "message") == "message":
+                done, rest = self.finish(), without(item, "role", "content")
+                self._plain = Message(Role.ASSISTANT, text, extra=keeping(rest, KEPT) if text.strip() else {KEPT: rest})
+                return done
+            case {"role": "user" | "system" | "developer"} if (said := _read_said(item)) is not None:
+                return [*self.finish(), said]
+            case {"type": "function_call_output"} if (result := _read_result(item)) is not None:
+                return [*self.finish(), result]
+        if not _is_made_by_model(item):
+            return [*self.finish(), Message(Role.USER, (_whole(item),))]
+        pieces = _read_made(item)
+        done = [] if self._plain is None or all(isinstance(piece, ToolCall) for piece in pieces) else self.finish()
+        self._pieces += pieces
+        return done
+
+    def finish(self) -> list[Message]:
+        """What was gathered."""
+        parts, calls = taken_apart(self._pieces)
+        plain, self._plain, self._pieces = self._plain, None, []
+        if plain is not None:
+            return [msgspec.structs.replace(plain, tool_calls=calls)]
+        return [Message(Role.ASSISTANT, parts, tool_calls=calls)] if parts or calls else []
+
+
+def _is_made_by_model(item: Mapping[str, Any]) -> bool:
+    kind = item.get("type", "message")
+    if kind == "message":
+        return item.get("role") == "assistant"
+    return not isinstance(kind, str) or not (kind.endswith("_output") or kind in _OF_THE_CLIENT)
+
+
+def _read_said(item: Mapping[str, Any]) -> Message | None:
+    """A user's or the system's message; None if it is of another shape."""
+    if item.get("type", "message") != "message" or not _is_content(item.get("content")):
+        return None
+    content = item["content"]
+    known = ("content",) if item["role"] == "developer" else ("content", "role")
+    rest = without(item, *known)
+    return Message(_ROLES[item["role"]], _read_content(content), extra=keeping(rest, KEPT) if content else {KEPT: rest})
+
+
+def _read_result(item: Mapping[str, Any]) -> Message | None:
+    call_id = item.get("call_id")
+    if not isinstance(call_id, str) or not call_id or not _is_content(item.get("output")):
+        return None
+    extra = {KEPT: without(item, "type", "call_id", "output")}
+    return Message(Role.TOOL_RESULT, _read_content(item["output"]), tool_call_id=call_id, extra=extra)
+
+
+def _is_content(content: Any) -> bool:
+    return isinstance(content, str) or (isinstance(content, list) and all(isinstance(part, dict) for part in content))
+
+
+def _read_content(content: str | list[dict[str, Any]]) -> str | tuple[Part, ...]:
+    return content if isinstance(content, str) else tuple(_read_input(part) for part in content)
+
+
+def _read_input(part: dict[str, Any]) -> Part:
+    match part:
+        case {"type": "input_text" | "text" as kind, "text": str(text), **rest}:
+            return TextPart(text, extra=keeping(rest if kind == "input_text" else {**rest, "type": kind}, KEPT))
+        case {"type": "input_image", "image_url": str(url), **rest}:
+            return image_at(url, None if rest == {"detail": "auto"} and is_showable(url) else {KEPT: rest})
+        case _:
+            return OtherPart({"type": WHOLE_CONTENT, "content": part})
+
+
+def _read_made(item: Mapping[str, Any]) -> list[Part | ToolCall]:
+    """The pieces of an item that a model made."""
+    match item:
+        case {"type": "function_call", "call_id": str(call_id), "name": str(name), "arguments": str(arguments)}:
+            rest = without(item, "type", "call_id", "name", "arguments")
+            return [ToolCall(call_id, name, arguments, extra={KEPT: rest})]
+        case {"type": "reasoning", "summary": list(summary)}:
+            return [_read_reasoning(item, summary)]
+        case {"role": "assistant", "content": [_, *_] as content} if _is_content(content):
+            return _read_message(item, content)
+        case _:
+            return [_whole(item)]
+
+
+def _read_reasoning(item: Mapping[str, Any], summary: list[Any]) -> ThinkingPart:
+    content = item.get("content")
+    told = content if isinstance(content, list) and content else summary
+    texts = [part.get("text") for part in told if isinstance(part, dict)]
+    encrypted = item.get("encrypted_content")
+    signature = encrypted if isinstance(encrypted, str) else None
+    rest = without(item, "type", *(["encrypted_content"] if signature is not None else []))
+    return ThinkingPart("\n\n".join(text for text in texts if isinstance(text, str)), signature, extra={KEPT: rest})
+
+
+def _read_message(item: Mapping[str, Any], content: Sequence[dict[str, Any]]) -> list[Part | ToolCall]:
+    parts: list[Part | ToolCall] = []
+    begins = {_BEGINS: without(item, "role", "content")}
+    for part in content:
+        parts.append(_read_output(part, begins))
+        begins = {}
+    return parts
+
+
+def _read_output(part: dict[str, Any], begins: dict[str, Any]) -> Part:
+    match part:
+        case {"type": "output_text", "text": str(text), **rest} if _BEGINS not in rest:
+            return TextPart(text, extra={KEPT: {**rest, **begins}})
+        case {"type": "refusal", "refusal": str(text), **rest} if _BEGINS not in rest and "text" not in rest:
+            return TextPart(text, extra={KEPT: {**rest, **begins, "type": "refusal"}})
+        case _:
+            return OtherPart({"type": WHOLE_CONTENT, "content": part, **begins})
+
+
+def _whole(item: Mapping[str, Any]) -> OtherPart:
+    return OtherPart({"type": WHOLE_ITEM, "item": dict(item)})
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def _is_list_of_items(found: MessageList) -> bool:
+    """Whether a list has what only items have: a type on each that is no message, or their names of content parts."""
+    if found.field in ("input", "output"):
+        return all("role" in item or isinstance(item.get("type"), str) for item in found.messages)
+    return any(_is_typical(item) for item in found.messages)
+
+
+def _is_typical(item: Mapping[str, Any]) -> bool:
+    kind, content = item.get("type"), item.get("content")
+    if kind in ("function_call", "function_call_output", "reasoning", "item_reference", "custom_tool_call"):
+        return True
+    parts = content if isinstance(content, list) and "role" in item else []
+    return any(
+        isinstance(part, dict) and part.get("type") in ("input_text", "output_text", "input_image", "input_file")
+        for part in parts
+    )
+
+
+OPENAI_ITEMS = message_list_format(
+    name="openai-items",
+    about="OpenAI Responses and Conversations items: a list of them, a request or a response; times, and that a result "
+    "is an error, are lost",
+    fields=["input", "output", "items"],
+    before={"instructions": lambda text: {"role": "system", "content": text}},
+    is_ours=_is_list_of_items,
+    reader=_ItemReader,
+    request=ItemsRequest,
+)

@@ -1,0 +1,29 @@
+"""pi's session files: `~/.pi/agent/sessions/*/*.jsonl`, read in the versions 1, 2 and 3, written in version 3.
+
+Such a file is a tree, one JSON object per line: a header, then entries that name their parents. What each module does:
+
+- `shapes` knows how pi lays out its JSON objects, and keeps what our values have no field for;
+- `parts` and `messages` are what was said, `entries` is what was logged, each in both directions;
+- `reading`, with `tree`, and `writing` are a file; `recognition` tells one from other files that begin like it.
+
+Other things that pi calls sessions, such as the event stream of its JSON mode, are refused.
+"""
+
+from __future__ import annotations
+
+from miniclaw_sessions.files.formats.codec import Format
+from miniclaw_sessions.files.formats.pi.reading import PiReader
+from miniclaw_sessions.files.formats.pi.recognition import is_pi
+from miniclaw_sessions.files.formats.pi.writing import PiWriter
+
+PI = Format(
+    name="pi",
+    about=(
+        "Session files of the coding agent pi, with their whole tree; version 3 comes back as it was but for the "
+        "spelling of numbers, our entries but for other formats' `extra` and for microseconds in a message's time"
+    ),
+    suffix=".jsonl",
+    recognize=is_pi,
+    reader=PiReader,
+    writer=PiWriter,
+)

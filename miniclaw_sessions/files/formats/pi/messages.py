@@ -1,0 +1,274 @@
+"""pi's messages, of every role, from and to ours.
+
+pi counts on some fields that others do without, such as the usage of an assistant's message: where we have none, the
+writer makes one up, and notes that it did, so that the reader leaves it out again.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from miniclaw_sessions.core.protocol.messages import Message, Role, Usage
+from miniclaw_sessions.files.formats.codec import kept_fields, plain, role_named
+from miniclaw_sessions.files.formats.pi.parts import read_content, write_parts
+from miniclaw_sessions.files.formats.pi.shapes import (
+    KEPT,
+    OWN,
+    Shape,
+    Unusable,
+    form_of,
+    from_milliseconds,
+    take_own,
+    to_milliseconds,
+    with_own,
+)
+
+_ROLES = {
+    Role.USER: "user",
+    Role.ASSISTANT: "assistant",
+    Role.TOOL_RESULT: "toolResult",
+    Role.BASH_EXECUTION: "bashExecution",
+    Role.CUSTOM: "custom",
+    Role.BRANCH_SUMMARY: "branchSummary",
+    Role.COMPACTION_SUMMARY: "compactionSummary",
+    Role.SYSTEM: "system",
+    Role.OTHER: "other",
+}
+_ROLES_BACK = {text: role for role, text in _ROLES.items() if role is not Role.OTHER}
+_ROLES_BACK["hookMessage"] = Role.CUSTOM  # version 2's name
+_SUMMARIES = (Role.BRANCH_SUMMARY, Role.COMPACTION_SUMMARY)
+_IN_PARTS = (Role.ASSISTANT, Role.TOOL_RESULT)  # whose content pi always has as a list
+
+BASH_FIELDS = ("command", "output", "excludeFromContext")
+"""What `history.context` reads of a shell command, at the top of a message's `extra`."""
+
+_PLAIN = Shape("role", "content", "timestamp", always=("content", "timestamp"))
+_SHAPES = {
+    Role.ASSISTANT: Shape(
+        *("role", "content", "api", "provider", "model", "usage", "stopReason", "timestamp"),
+        *("responseId", "errorMessage"),
+        always=("content", "api", "provider", "model", "usage", "stopReason", "timestamp"),
+    ),
+    Role.TOOL_RESULT: Shape(
+        *("role", "toolCallId", "toolName", "content", "details", "isError", "timestamp"),
+        always=("toolCallId", "toolName", "content", "isError", "timestamp"),
+    ),
+    Role.BASH_EXECUTION: Shape(
+        *("role", "command", "output", "exitCode", "cancelled", "truncated", "fullOutputPath", "timestamp"),
+        "excludeFromContext",
+        always=("command", "output", "cancelled", "truncated", "timestamp"),
+    ),
+    Role.CUSTOM: Shape(
+        *("role", "customType", "content", "display", "details", "timestamp"),
+        always=("customType", "content", "display", "timestamp"),
+    ),
+    Role.BRANCH_SUMMARY: Shape("role", "summary", "fromId", "timestamp", always=("summary", "fromId", "timestamp")),
+    Role.COMPACTION_SUMMARY: Shape(
+        *("role", "summary", "tokensBefore", "timestamp"), always=("summary", "tokensBefore", "timestamp")
+    ),
+}
+_COUNTS = ("input", "output", "cacheRead", "cacheWrite")
+_USAGE = Shape(*_COUNTS, "totalTokens", "cost", always=(*_COUNTS, "cost"))
+_NO_COST = {**dict.fromkeys(_COUNTS, 0), "total": 0}
+_NO_USAGE = {**dict.fromkeys(_COUNTS, 0), "totalTokens": 0, "cost": _NO_COST}
+_ATTRIBUTES = {"toolCallId": "tool_call_id", "model": "model", "stopReason": "stop_reason"}
+_OWN_ATTRIBUTES = ("name", "author")
+
+
+class Setting(NamedTuple):
+    """Where a message stands: what pi wants to know of one, and the message itself may not say.
+
+    Attributes:
+        moment: when its entry was logged.
+        provider: whose model is in force.
+        model: which one.
+    """
+
+    moment: datetime
+    provider: str = ""
+    model: str = ""
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_message(fields: Any, moment: datetime) -> Message:
+    """One of pi's messages.
+
+    Args:
+        fields: the message as parsed JSON.
+        moment: when its entry was logged; the message has this time where pi's milliseconds agree with it.
+
+    Raises:
+        Unusable: it is not an object, has no role, or its content is neither text nor parts.
+    """
+    if not isinstance(fields, dict):
+        raise Unusable("its message is not an object")
+    rest = dict(fields)
+    own = take_own(rest)
+    role, role_extra = _take_role(rest)
+    found: dict[str, Any] = {"content": ""}
+    if rest.get("content") is not None:
+        found["content"], found["tool_calls"] = read_content(rest.pop("content"))
+    elif role in _SUMMARIES and isinstance(rest.get("summary"), str):
+        found["content"] = rest.pop("summary")
+    names = {**_ATTRIBUTES, "toolName": "name"} if role is Role.TOOL_RESULT else _ATTRIBUTES
+    for name, attribute in names.items():
+        if isinstance(rest.get(name), str):
+            found[attribute] = rest.pop(name)
+    _take_rest(role, rest, found, moment)
+    for attribute in _OWN_ATTRIBUTES:
+        if isinstance(own.get(attribute), str):
+            found[attribute] = own[attribute]
+    if own.get("plain") is True:
+        found["content"] = plain(found["content"])  # it was text with us before it became a list for pi
+    top = {name: rest.pop(name) for name in BASH_FIELDS if name in rest} if role is Role.BASH_EXECUTION else {}
+    is_unusual = role in _IN_PARTS and not isinstance(fields.get("content"), list)
+    kept = _shape(role).keep(fields, rest, **({"list": False} if is_unusual else {}))
+    return Message(role, **found, extra={**top, **role_extra, **(kept or {})} or None)
+
+
+def _take_role(rest: dict[str, Any]) -> tuple[Role, dict[str, Any]]:
+    """The role, and the `extra` that an unknown one needs; another spelling of a known one stays among the fields."""
+    text = rest.get("role")
+    if not isinstance(text, str) or not text:
+        raise Unusable("its message has no role")
+    role = role_named(text, _ROLES_BACK)
+    if text in _ROLES_BACK:
+        del rest["role"]
+    elif role is Role.OTHER and text != role.value:
+        return role, {"role": rest.pop("role")}
+    return role, {}
+
+
+def _take_rest(role: Role, rest: dict[str, Any], found: dict[str, Any], moment: datetime) -> None:
+    """Whether it is an error, what it cost and when it was said, where these are what they should be."""
+    if rest.get("isError") is True or (role is Role.TOOL_RESULT and rest.get("isError") is False):
+        found["is_error"] = rest.pop("isError")
+    if isinstance(rest.get("usage"), dict):
+        found["usage"] = read_usage(rest.pop("usage"))
+    if (said := from_milliseconds(rest.get("timestamp"))) is not None:
+        del rest["timestamp"]
+        found["timestamp"] = moment if to_milliseconds(moment) == to_milliseconds(said) else said
+
+
+def read_usage(fields: dict[str, Any]) -> Usage:
+    """What a message, or a summary, cost."""
+    rest = dict(fields)
+    take_own(rest)
+    input_, output, cache_read, cache_write = (_take_count(rest, name) or 0 for name in _COUNTS)
+    total = _take_count(rest, "totalTokens")
+    cost = None
+    match rest.get("cost"):
+        case {"total": int() | float() as number} if not isinstance(number, bool):
+            cost = float(number)
+            if rest["cost"] == {**_NO_COST, "total": number} and list(rest["cost"]) == list(_NO_COST):
+                del rest["cost"]
+    return Usage(input_, output, cache_read, cache_write, total, cost, _USAGE.keep(fields, rest))
+
+
+def _take_count(rest: dict[str, Any], name: str) -> int | None:
+    return rest.pop(name) if type(rest.get(name)) is int else None
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def write_message(message: Message, setting: Setting) -> dict[str, Any]:
+    """A message as pi's, with the fields of pi that it came with."""
+    role = message.role
+    fields: dict[str, Any] = {"role": _role_text(message)}
+    defaults: dict[str, Any] = {}
+    own: dict[str, Any] = {} if message.author is None else {"author": message.author}
+    if message.name is not None:
+        (fields if role is Role.TOOL_RESULT else own)["toolName" if role is Role.TOOL_RESULT else "name"] = message.name
+    _write_content(message, fields, defaults, own)
+    for name, attribute in _ATTRIBUTES.items():
+        if (value := getattr(message, attribute)) is not None:
+            fields[name] = value
+    if message.is_error:
+        fields["isError"] = True
+    elif role is Role.TOOL_RESULT:
+        (fields if kept_fields(message.extra, KEPT).get("isError") is True else defaults)["isError"] = False
+    if message.usage is not None:
+        fields["usage"] = write_usage(message.usage)
+    if message.timestamp is not None:
+        fields["timestamp"] = to_milliseconds(message.timestamp)
+    if role is Role.BASH_EXECUTION:
+        extra = message.extra or {}
+        fields |= {name: extra[name] for name in BASH_FIELDS if name in extra}
+    made = _made(message, setting)
+    return _shape(role).restore(with_own(fields, own), message.extra, defaults=defaults, made=made)
+
+
+def _shape(role: Role) -> Shape:
+    return _SHAPES.get(role, _PLAIN)
+
+
+def _role_text(message: Message) -> str:
+    for text in (message.role_text, kept_fields(message.extra, KEPT).get("role")):
+        if isinstance(text, str) and role_named(text, _ROLES_BACK) is message.role:
+            return text
+    return _ROLES[message.role]
+
+
+def _write_content(message: Message, fields: dict[str, Any], defaults: dict[str, Any], own: dict[str, Any]) -> None:
+    """The content, where pi has it: a summary's in another field, an assistant's and a result's always as a list."""
+    content, role = message.content, message.role
+    is_list = not isinstance(content, str) or bool(message.tool_calls) or _has_list(message)
+    if is_list and isinstance(content, str):
+        own["plain"] = True
+    if role in _SUMMARIES and not is_list and "summary" not in kept_fields(message.extra, KEPT):
+        (fields if content else defaults)["summary"] = content
+    elif is_list and (content or message.tool_calls or not isinstance(content, str)):
+        fields["content"] = write_parts(message)
+    elif content:
+        fields["content"] = content
+    elif role is not Role.BASH_EXECUTION:
+        defaults["content"] = [] if is_list else ""
+
+
+def _has_list(message: Message) -> bool:
+    return message.role in _IN_PARTS and form_of(message.extra).get("list") is not False
+
+
+def _made(message: Message, setting: Setting) -> dict[str, Any]:
+    """What pi counts on in a message of this role, for one that does not have it."""
+    made: dict[str, Any] = {}
+    match message.role:
+        case Role.ASSISTANT:
+            stopped = "toolUse" if message.tool_calls else "stop"
+            made = {"api": "", "provider": setting.provider, "model": setting.model}
+            made |= {"usage": _NO_USAGE, "stopReason": stopped}
+        case Role.TOOL_RESULT:
+            made = {"toolCallId": "", "toolName": ""}
+        case Role.BASH_EXECUTION:
+            made = {"command": "", "output": message.text, "cancelled": False, "truncated": False}
+        case Role.CUSTOM:
+            made = {"customType": OWN, "display": True}
+        case Role.BRANCH_SUMMARY:
+            made = {"summary": message.text, "fromId": ""}
+        case Role.COMPACTION_SUMMARY:
+            made = {"summary": message.text, "tokensBefore": 0}
+    return {**made, "timestamp": to_milliseconds(setting.moment)}
+
+
+def write_usage(usage: Usage) -> dict[str, Any]:
+    """The same in pi's words."""
+    kept = kept_fields(usage.extra, KEPT)
+    counts = (usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.cache_write_tokens)
+    fields: dict[str, Any] = {name: count for name, count in zip(_COUNTS, counts, strict=True) if count}
+    if usage.total_tokens is not None:
+        fields["totalTokens"] = usage.total_tokens
+    if usage.cost is not None:
+        split = kept["cost"] if isinstance(kept.get("cost"), dict) else _NO_COST
+        fields["cost"] = {**split, "total": _number(usage.cost, split.get("total"))}
+    return _USAGE.restore(fields, usage.extra, defaults=dict.fromkeys(_COUNTS, 0), made={"cost": _NO_COST})
+
+
+def _number(value: float, read: Any) -> Any:
+    """A number as it was read, or as JavaScript writes it: without a fraction where there is none."""
+    if read == value and not isinstance(read, bool):
+        return read
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value

@@ -1,0 +1,234 @@
+"""Reads pi's session files, line by line, in all versions and in any state.
+
+What is repaired, beside what `json_lines` repairs in a line:
+
+- Entries without ids, as in version 1, get some, and each follows the one before. A compaction of version 1 names the
+  first entry it keeps by its index; pi counts the header as 0, and only lines that are JSON.
+- Of entries with the same id the later gets a new one; who names that id after it means the later, as in pi.
+- A parent that does not stand before its child is none, as in pi: the child begins a branch. Only where lines were set
+  aside is it taken to be among them; then the child follows what stands before the damage. So there is never a loop.
+- A line that is not what its type says, or a label on nothing, is kept as it is, like one of an unknown type.
+
+The model in force on a branch is that of the newest model change or assistant's message on it, as in pi; the thinking
+level is that of the newest change. A header of version 1 says what they were at the beginning. Where the entries of
+such a file never say it, an entry at its end does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+import orjson
+from msgspec.structs import replace
+
+from miniclaw_sessions.core.history.branch import provider_of
+from miniclaw_sessions.core.protocol.encoding import MAX_DEPTH
+from miniclaw_sessions.core.protocol.entries import (
+    Compaction,
+    Entry,
+    Label,
+    LeafMove,
+    MessageEntry,
+    ModelChange,
+    ThinkingLevelChange,
+)
+from miniclaw_sessions.errors import ImportRefused
+from miniclaw_sessions.files.formats.codec import Chain, Finding, Outcome, SessionFacts
+from miniclaw_sessions.files.formats.json_lines import JsonLines
+from miniclaw_sessions.files.formats.pi.entries import TYPES, VERSION, Place, read_entry, read_line
+from miniclaw_sessions.files.formats.pi.recognition import EVENTS, event_stream
+from miniclaw_sessions.files.formats.pi.shapes import Unusable, from_text, to_text
+from miniclaw_sessions.files.formats.pi.tree import LineIds, PiTree
+
+_TREE_VERSION = 2  # the first whose entries have ids
+_FEW = 3  # so many events may stand in a file before its first entry
+_BEGINNING = re.compile(b'{"type":"(?:session|%s)"' % "|".join(sorted(TYPES)).encode())
+
+
+class PiReader:
+    """Reads one file; see `codec.Reader`."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.facts = SessionFacts(format="pi")
+        self._lines = JsonLines(depth=MAX_DEPTH - 1, beginning=_BEGINNING)
+        self.findings = self._lines.findings
+        self._new_id = chain.new_id
+        self._tree = PiTree(self._lines, chain.new_id)
+        self._time = chain.now
+        self._first_time: datetime | None = None
+        self._has_header = False
+        self._version = 1
+        self._line_ids = LineIds()
+        self._entries = 0  # of types that we know
+        self._events = 0
+        self._answered_by: tuple[str, str] | None = None
+        self._says_model = self._says_level = False
+
+    def feed(self, piece: bytes) -> Iterable[Entry]:
+        """The next line.
+
+        Raises:
+            ImportRefused: there are more events than entries; this is no session.
+        """
+        found = len(self.findings)
+        fields = self._lines.parse(piece)
+        if any(finding.outcome is Outcome.SET_ASIDE for finding in self.findings[found:]):
+            self._tree.note_damage()
+        if fields is None:
+            return ()
+        if fields.get("type") == "session":
+            self._read_header(fields)
+            return ()
+        is_whole = len(self.findings) == found
+        entry = self._read_entry(fields, piece if is_whole else orjson.dumps(fields))
+        return (entry,)
+
+    def finish(self) -> Iterable[Entry]:
+        """There is nothing more.
+
+        Raises:
+            ImportRefused: no line of the file was an entry or a header, or there were more events than entries.
+        """
+        if self._events > self._entries:
+            raise event_stream()
+        if not self._has_header:
+            if not self._entries:
+                raise ImportRefused("no line of this file is a header or an entry as pi writes them")
+            self.findings.append(Finding(1, Outcome.REPAIRED, "the file has no header; it gets one when it is written"))
+        if self.facts.created_at is None:
+            self.facts.created_at = self._first_time
+        entries = [] if self._tree.expects_ids else self._unsaid()
+        self.facts.leaf_id = self._tree.leaf_id
+        return entries
+
+    # --- the header --------------------------------------------------------------------------------------------------
+
+    def _read_header(self, fields: dict[str, Any]) -> None:
+        if self._has_header:
+            self._lines.set_aside("a header stands before it; only the first one counts")
+            self._line_ids.add("")  # pi counts it
+            return
+        self._has_header = True
+        rest = {name: value for name, value in fields.items() if name != "type"}
+        self._version = self._checked_version(rest.pop("version", 1))
+        self._tree.expects_ids = self._version >= _TREE_VERSION
+        if isinstance(rest.get("id"), str):
+            self.facts.source_id = rest.pop("id")
+        else:
+            self._lines.repaired("the header has no id")
+        self.facts.created_at = from_text(rest.get("timestamp"))
+        if self.facts.created_at is None:
+            self._lines.repaired("the header's time cannot be read; it is that of the first entry")
+        else:
+            self._time = self.facts.created_at
+            if rest["timestamp"] == to_text(self.facts.created_at):
+                del rest["timestamp"]
+        parent = rest.pop("parentSession") if isinstance(rest.get("parentSession"), str) else rest.get("branchedFrom")
+        self.facts.parent_session = parent if isinstance(parent, str) else None
+        self.facts.header = rest
+
+    def _checked_version(self, version: Any) -> int:
+        if type(version) is not int or version < 1:
+            self._lines.repaired(f"the header's version is none; the file is read as version {VERSION}")
+            return VERSION
+        if version > VERSION:
+            self._lines.repaired(f"the file is of version {version}; it is read as version {VERSION}")
+        return version
+
+    # --- entries -----------------------------------------------------------------------------------------------------
+
+    def _read_entry(self, fields: dict[str, Any], line: bytes) -> Entry:
+        self._count(fields.get("type"))
+        place = self._tree.place(fields, self._time_of(fields))
+        if not self._tree.expects_ids:
+            fields = self._with_kept_id(fields)
+            self._line_ids.add(place.id)
+        entry = self._understood(fields, place)
+        if entry is None:
+            entry = read_line(line.strip().removeprefix(b"\xef\xbb\xbf").decode(), place)
+        self._note_state(entry)
+        self._tree.note(entry)
+        return entry
+
+    def _understood(self, fields: dict[str, Any], place: Place) -> Entry | None:
+        try:
+            entry = read_entry(fields, place)
+            return None if entry is None else self._with_known_references(entry)
+        except Unusable as reason:
+            self._lines.repaired(f"{reason}; the line is kept as it is, and is no part of the conversation")
+            return None
+
+    def _count(self, kind: Any) -> None:
+        if not isinstance(kind, str):
+            return
+        self._entries += kind in TYPES
+        self._events += kind in EVENTS
+        if self._events > max(self._entries, _FEW - 1):
+            raise event_stream()
+
+    def _time_of(self, fields: dict[str, Any]) -> datetime:
+        moment = from_text(fields.get("timestamp"))
+        if moment is None:
+            self._lines.repaired("its time cannot be read; it has that of the line before")
+        self._time = moment or self._time
+        self._first_time = self._first_time or self._time
+        return self._time
+
+    def _with_kept_id(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Version 1's compaction with the id of the first entry that it keeps in the place of its index."""
+        index = fields.get("firstKeptEntryIndex")
+        if fields.get("type") != "compaction" or type(index) is not int:
+            return fields
+        kept = self._line_ids.at(index)
+        if kept is None:
+            self._lines.repaired(
+                "the index of the first entry that it keeps is that of none; it keeps nothing", b"%d" % index
+            )
+        names = {"firstKeptEntryIndex": "firstKeptEntryId"}
+        return {names.get(name, name): kept if name in names else value for name, value in fields.items()}
+
+    def _with_known_references(self, entry: Entry) -> Entry:
+        """The entry, meaning by ids what they mean here."""
+        tree = self._tree
+        match entry:
+            case Compaction(first_kept_entry_id=str(kept)) if tree.expects_ids:
+                if kept not in tree:
+                    self._lines.repaired("the first entry that it keeps is not in the file before it; it keeps nothing")
+                return replace(entry, first_kept_entry_id=tree.meant(kept))
+            case Label(target_id=target):
+                if target not in tree:
+                    raise Unusable("the entry that it labels is not in the file before it")
+                return replace(entry, target_id=tree.meant(target) or target)
+            case LeafMove(parent_id=str(left)):
+                return replace(entry, parent_id=tree.meant(left) if left in tree else tree.leaf_id)
+        return entry
+
+    # --- the state that only the header of version 1 says ------------------------------------------------------------
+
+    def _note_state(self, entry: Entry) -> None:
+        match entry:
+            case ModelChange():
+                self._says_model = True
+            case ThinkingLevelChange():
+                self._says_level = True
+            case MessageEntry(message=message) if message.is_assistant and message.model:
+                self._answered_by = provider_of(message) or "", message.model
+
+    def _unsaid(self) -> list[Entry]:
+        """Entries for the model and the thinking level in force, where none of the file's own says them."""
+        header = self.facts.header
+        said: list[Entry] = []
+        provider, model = self._answered_by or (header.get("provider"), header.get("modelId"))
+        if isinstance(provider, str) and isinstance(model, str) and not self._says_model:
+            said.append(self._at_end(ModelChange, provider=provider, model_id=model))
+        if isinstance(level := header.get("thinkingLevel"), str) and not self._says_level:
+            said.append(self._at_end(ThinkingLevelChange, thinking_level=level))
+        return said
+
+    def _at_end(self, kind: type[ModelChange | ThinkingLevelChange], **fields: Any) -> Entry:
+        entry = kind(id=self._new_id(), parent_id=self._tree.leaf_id, timestamp=self._time, **fields)
+        self._tree.note(entry)
+        return entry

@@ -1,7 +1,0 @@
-"""The sessions of one directory: `manager` is used, `registry` and its `cache` keep them, `expiry` lets them go."""
-
-from miniclaw_sessions.manager.manager import DEFAULT_WORKSPACE as DEFAULT_WORKSPACE
-from miniclaw_sessions.manager.manager import SessionManager as SessionManager
-from miniclaw_sessions.manager.reader import summarize as summarize
-from miniclaw_sessions.manager.readonly import ReadOnlySessions as ReadOnlySessions
-from miniclaw_sessions.manager.readonly import open_readonly as open_readonly

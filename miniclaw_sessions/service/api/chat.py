@@ -1,0 +1,205 @@
+"""Chatting: a message in, the answer out, at once or as a stream of events; and stopping it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING
+
+import anyio
+import msgspec
+
+from miniclaw_sessions.core.history.pairing import open_calls
+from miniclaw_sessions.core.protocol.entries import WaitingCall
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Part, ToolCall
+from miniclaw_sessions.errors import InvalidMessage, TurnCutOff
+from miniclaw_sessions.files.formats.images import IMAGE_TYPES, MAX_IMAGE_BYTES, image_of, inlined
+from miniclaw_sessions.service.api.error_table import ANSWERING, as_reply, invalid
+from miniclaw_sessions.service.api.event_stream import EVENT_STREAM, HEARTBEAT, encoded_event, until_last
+from miniclaw_sessions.service.api.events import (
+    AcceptedEvent,
+    ApprovalsReply,
+    CompactedEvent,
+    DoneEvent,
+    ErrorEvent,
+    ObeyedEvent,
+    PendingCallRow,
+    StoppedEvent,
+    SuspendedEvent,
+    TextEvent,
+    ToolFinishedEvent,
+    ToolStartedEvent,
+    UsageEvent,
+)
+from miniclaw_sessions.service.api.messages import checked_message
+from miniclaw_sessions.service.api.operation import Stream, checked_idempotency_key, operation
+from miniclaw_sessions.service.api.sessions import ONE, OneSession
+from miniclaw_sessions.service.api.shapes import ChatEvent, ChatReply, ChatRequest, StoppedReply
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.service.api.context import Context
+
+EVENTS: dict[str, type[msgspec.Struct]] = {
+    "accepted": AcceptedEvent,
+    "text": TextEvent,
+    "tool_started": ToolStartedEvent,
+    "tool_finished": ToolFinishedEvent,
+    "usage": UsageEvent,
+    "compacted": CompactedEvent,
+    "done": DoneEvent,
+    "stopped": StoppedEvent,
+    "suspended": SuspendedEvent,
+    "obeyed": ObeyedEvent,
+    "error": ErrorEvent,
+}
+"""What a stream tells, in about this order; the last five end it."""
+
+_STATUS_WAIT_S = 1.0
+_ENDS = ("done", "stopped", "suspended", "obeyed")
+
+
+class Chat(msgspec.Struct, frozen=True):
+    """What is said; a key in the body wins over the header's."""
+
+    body: ChatRequest
+    idempotency_key: str | None = None
+
+
+@operation(
+    "POST",
+    "/v1/chat",
+    Chat,
+    ChatReply,
+    status=lambda reply: 200 if reply.suspended is msgspec.UNSET else 202,
+    statuses={200: "The answer, saved; or with `stream` its events.", 202: "It waits for an approval."},
+    events=EVENTS,
+    errors=("invalid_key", *ANSWERING),
+    patient=True,
+)
+async def chat(context: Context, request: Chat) -> ChatReply | Stream:
+    """Say something and wait for the answer, or with `stream` follow it as server-sent events.
+
+    The turn is finished and saved even if the client goes away.
+    """
+    given = request.body.idempotency_key
+    key = checked_idempotency_key(request.idempotency_key if given is None else given)
+    author = request.body.author or context.caller.name
+    wanted = msgspec.structs.replace(request.body, idempotency_key=key, author=author)
+    session_id = SessionKey.of(wanted.channel, wanted.chat_id).session_id
+    context.note(session_id)
+    if wanted.stream:
+        return Stream(_told(context, wanted), EVENT_STREAM)
+    async with context.answering().ask(wanted) as events:
+        async for event in events:
+            data = event.data
+            match event.kind:
+                case "obeyed":
+                    return ChatReply(told=data["told"], stopped=data["stopped"], session_id=session_id)
+                case "suspended":
+                    return ChatReply(suspended=data, session_id=session_id)
+                case "stopped":
+                    return ChatReply(reply=data["message"], usage=data["usage"], stopped=True, session_id=session_id)
+                case "done":
+                    return ChatReply(reply=data["message"], usage=data["usage"], session_id=session_id)
+    raise TurnCutOff
+
+
+def user_message(request: ChatRequest) -> Message | None:
+    """The message as a value; None where a turn is to go on.
+
+    Raises:
+        InvalidMessage: it is not a user's message, or not one that could be appended.
+        RequestError: there is not one of a message, `resume` and `approvals`, but none or several; or an image in it
+            is none: a service would refuse it, and with it each later message of the chat.
+    """
+    asked_for = (request.message is not msgspec.UNSET) + request.resume + (request.approvals is not msgspec.UNSET)
+    if asked_for != 1:
+        sentence = "send a message, or resume, or approvals" if asked_for else "Object missing required field `message`"
+        raise invalid(sentence, "message" if asked_for else None)
+    if isinstance(request.message, msgspec.UnsetType):
+        return None
+    if isinstance(request.message, str):
+        return Message.user(request.message)
+    message = checked_message({"role": "user", **request.message})
+    if not message.is_user:
+        raise InvalidMessage("only a user's message can be answered; add others with POST .../messages")
+    return _with_real_images(message)
+
+
+def _with_real_images(message: Message) -> Message:
+    """The message, each image that it holds with the type that it really has.
+
+    A service that checks the type would refuse this message, and each later one of the chat.
+
+    Raises:
+        RequestError: one of them is no image.
+    """
+    if isinstance(message.content, str):
+        return message
+    parts: list[Part] = []
+    for place, part in enumerate(message.content):
+        image = inlined(part) if isinstance(part, ImagePart) else None
+        if image is None or image.data is None:
+            parts.append(part)
+            continue
+        if (real := image_of(image.data)) is None:
+            wanted = f"one of {', '.join(IMAGE_TYPES)} in base64, of at most {MAX_IMAGE_BYTES} bytes"
+            param = f"message.content[{place}].{'data' if image is part else 'url'}"
+            raise invalid(f"`{param}` is no image that a model can be shown: {wanted}", param)
+        parts.append(msgspec.structs.replace(image, media_type=real.media_type, data=real.data))
+    return msgspec.structs.replace(message, content=tuple(parts))
+
+
+async def _told(context: Context, wanted: ChatRequest) -> AsyncGenerator[bytes, None]:
+    """The events as they happen; what fails at once is raised before the first, so that it becomes a status."""
+    async with context.answering().ask(wanted) as events:
+        first: list[ChatEvent] = []
+        with anyio.move_on_after(_STATUS_WAIT_S):
+            while not first or first[-1].kind == "accepted":
+                first.append(await anext(events))
+        yield b"".join(map(_encoded, first)) or HEARTBEAT
+        if first and first[-1].kind in _ENDS:
+            return
+        try:
+            async for event in until_last(events, lambda one: one.kind in _ENDS):
+                yield HEARTBEAT if event is None else _encoded(event)
+        except Exception as error:  # noqa: BLE001 - the status is sent; what is left is an event
+            refused = as_reply(error)
+            yield _encoded(ChatEvent("error", {"message": refused.message, "type": refused.kind, **refused.details}))
+
+
+def _encoded(event: ChatEvent) -> bytes:
+    return encoded_event(event.kind, msgspec.json.encode(event.data))
+
+
+@operation("POST", f"{ONE}/stop", OneSession, StoppedReply)
+async def stop_turn(context: Context, request: OneSession) -> StoppedReply:
+    """Stop the turn under way in a session, whoever asked for it; what was said so far is kept."""
+    session = await context.find(request.session_id)
+    stopped = session.stop_turn() if context.chats is None else context.chats.stop(session)
+    return StoppedReply(stopped=stopped)
+
+
+@operation("GET", f"{ONE}/approvals", OneSession, ApprovalsReply)
+async def list_approvals(context: Context, request: OneSession) -> ApprovalsReply:
+    """The tool calls of a session that wait for a person's yes or no; `chat` takes it in `approvals`."""
+    session = await context.find(request.session_id)
+    waiting = await session.tree.get_waiting()
+    rows = [pending_row(call, waiting[call.id]) for call in open_calls(session.messages()) if call.id in waiting]
+    return ApprovalsReply(pending=[row for row in rows if row.needs_approval])
+
+
+def pending_row(call: ToolCall, waiting: WaitingCall) -> PendingCallRow:
+    """A call that waits, as people are shown it."""
+    asked = waiting.asked_about(call)
+    return PendingCallRow(
+        id=waiting.approval_id,
+        call_id=call.id,
+        name=asked.name,
+        arguments=asked.arguments,
+        reason=waiting.reason,
+        needs_approval=waiting.needs_approval,
+    )
+
+
+OPERATIONS = (chat, stop_turn, list_approvals)

@@ -1,0 +1,262 @@
+"""What handlers work with: who asks, the sessions that there are for that one, who answers, who summarizes."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Protocol, Self, cast
+
+import anyio
+import msgspec
+from anyio import to_thread
+
+from miniclaw_sessions.core.protocol.keys import SessionKey, is_session_id
+from miniclaw_sessions.errors import ConfigError, InvalidKey
+from miniclaw_sessions.service.api.access import OWNER, BoundedChats, Caller
+from miniclaw_sessions.service.api.samples import Series
+from miniclaw_sessions.service.api.shapes import ChatEvent, ChatRequest
+from miniclaw_sessions.statistics import ChannelState
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.core.manager import SessionManager
+    from miniclaw_sessions.core.protocol.entries import Custom
+    from miniclaw_sessions.core.session import Session
+    from miniclaw_sessions.core.session.compacting import Summarizer
+    from miniclaw_sessions.service.api.openai.response_places import Place
+    from miniclaw_sessions.service.api.openai.response_request import Wanted
+
+REMEMBERED_DELETIONS = 1_000
+"""How many keys of deletions are remembered, so that a repeated one is answered as the first was."""
+
+SEARCHES = 2
+"""How many searches may be under way: without an index each reads everything."""
+
+LARGE_REPLIES = 4
+"""How many replies that hold what they send may be under way: a reader who takes nothing keeps his for a while."""
+
+READINGS = 4
+"""How many small replies may be made meanwhile out of what may be a whole session."""
+
+
+class Chats(Protocol):
+    """Who answers what is said in a chat."""
+
+    def ask(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[ChatEvent]]:
+        """Hand a message over and follow its answer; leaving the block early does not undo what was saved.
+
+        Of the daemon's, a wait for the next event can be given up, and nothing is missed.
+        """
+        ...
+
+    def stop(self, session: Session) -> bool:
+        """End the session's open turn; False when there is none."""
+        ...
+
+    async def models(self) -> Mapping[str, str]:
+        """The models that a chat may choose, and who provides them; the first one answers unless it does."""
+        ...
+
+
+class ResponseEvent(msgspec.Struct, frozen=True):
+    """What happens on the way to a response.
+
+    Attributes:
+        kind: `begun` (its first entry is acknowledged), `answering` (the model's service has taken the request),
+            `reasoning` (a piece of what the model thinks), `text` (a piece of a reply), `replied` (the reply is
+            complete, another one may follow), `ended` (it is all acknowledged).
+        session: whose it is.
+        mark: the entry that it begins with.
+        text: the piece.
+    """
+
+    kind: str
+    session: Session
+    mark: Custom
+    text: str = ""
+
+
+class Responses(Protocol):
+    """Who makes responses (`api.openai.responses`)."""
+
+    def check(self, wanted: Wanted) -> None:
+        """Refuse what the model that is asked for cannot do, before anything is made.
+
+        Raises:
+            OptionRefused, RequestError: it cannot.
+        """
+        ...
+
+    def respond(self, wanted: Wanted, place: Place) -> AbstractAsyncContextManager[AsyncIterator[ResponseEvent]]:
+        """Begin a response and follow it; leaving the block early does not undo what was saved.
+
+        A wait for the next event can be given up, and nothing is missed.
+        """
+        ...
+
+    def is_running(self, mark_id: str) -> bool:
+        """Whether the response that begins with this entry is being made in this process."""
+        ...
+
+    def stop(self, mark_id: str) -> bool:
+        """Stop the response that begins with this entry; False if it is not being made in this process."""
+        ...
+
+
+async def _without_bounds(session: Session) -> None:
+    """There are no budgets."""
+
+
+class Context:
+    """One open manager, for those who do something with it; `for_caller` makes it a request's.
+
+    Attributes:
+        manager: whose sessions they are; or who reads them, where they are only read; for a caller with bounds a view
+            (`manager.bounded`) that has no others, and refuses what is about all of them.
+        whole: the manager itself, for what is told to nobody.
+        caller: who asks.
+        about: the session that the request is about, as it is written down; None: none, or none yet.
+        made: the session that was made of that one, for the same purpose.
+        also_about: further sessions that it is about; each is written down for itself.
+        summarizer: who summarizes where nobody brings a summary; None: nobody.
+        may_spend: raises BudgetSpent where nothing more may be spent in a session.
+        chats: who answers; None: nobody.
+        responses: who makes responses; None: nobody.
+        started: the monotonic second at which it was made.
+        problems: what is wrong beside the manager, such as with the sockets; one sentence each.
+        channels: how the channels are that the settings turn on, by name.
+        searches: whoever searches has one of these meanwhile.
+        series: the numbers of the last hour; empty where nobody samples.
+        large_replies: whoever sends what may be a whole session in memory has one of these meanwhile.
+        readings: whoever reads so much, and sends little of it, has one of these while it reads.
+    """
+
+    def __init__(
+        self,
+        manager: SessionManager,
+        *,
+        summarizer: Summarizer | None = None,
+        chats: Chats | None = None,
+        responses: Responses | None = None,
+    ) -> None:
+        self.manager = self.whole = manager
+        self.caller = OWNER
+        self.about: str | None = None
+        self.made: str | None = None
+        self.also_about: list[str] = []
+        self.summarizer = summarizer
+        self.may_spend: Callable[[Session], Awaitable[None]] = _without_bounds
+        self.chats = chats
+        self.responses = responses
+        self.started = time.monotonic()
+        self.problems: Callable[[], list[str]] = list
+        self.channels: Callable[[], Mapping[str, ChannelState]] = dict
+        self.searches = anyio.Semaphore(SEARCHES)
+        self.series = Series()
+        self.large_replies = anyio.Semaphore(LARGE_REPLIES)
+        self.readings = anyio.Semaphore(READINGS)
+        self._workspace: list[str] = []  # once it was looked up
+        self._deletions: OrderedDict[tuple[Caller, str, str], None] = OrderedDict()
+
+    # --- who asks ----------------------------------------------------------------------------------------------------
+
+    def for_caller(self, caller: Caller) -> Self:
+        """The same for one request of somebody: what is remembered between requests is remembered for all."""
+        context = object.__new__(type(self))  # for each request, so without what `copy` costs
+        context.__dict__.update(self.__dict__)
+        context.caller = caller
+        context.also_about = []
+        if caller.bounds is not None:
+            from miniclaw_sessions.core.manager.bounded import BoundedSessions  # noqa: PLC0415 - a client has no manager
+
+            context.manager = cast("SessionManager", BoundedSessions(self.whole, caller.bounds, caller.permit))
+            context.chats = None if self.chats is None else BoundedChats(self.chats, caller)
+        return context
+
+    def note(self, session_id: str) -> None:
+        """Say which session the request is about; the first one that is named counts."""
+        if self.about is None and is_session_id(session_id):
+            self.about = session_id
+
+    async def workspace(self) -> str:
+        """Which directory or database the sessions are in; empty if that cannot be seen.
+
+        A directory goes by what its lock file is (`disk.lock_identity`), a database by its server and name.
+        """
+        if not self._workspace:
+            self._workspace.append(await self._look_up_workspace())
+        return self._workspace[0]
+
+    async def _look_up_workspace(self) -> str:
+        if self.whole.workspace is None:
+            return self.whole.store.place.identity
+        from miniclaw_sessions.disk import lock_identity  # noqa: PLC0415 - a client has these shapes, and no disk
+
+        try:
+            return await to_thread.run_sync(lock_identity, self.whole.workspace)
+        except OSError:
+            return ""
+
+    async def find(self, session_id: str) -> Session:
+        """The session with this id; does not renew its time to live.
+
+        Raises:
+            SessionNotFound, InvalidKey: there is none for the caller, or the text is no session id.
+        """
+        self.note(session_id)
+        return await self.manager.find(session_id)
+
+    async def find_or_create(self, session_id: str) -> Session:
+        """The session with this id, made if there is none; renews its time to live.
+
+        Raises:
+            InvalidKey, SessionLimit: there is none, and none can be made.
+            NotPermitted: it is none of the caller's.
+        """
+        self.note(session_id)
+        try:
+            key = SessionKey.parse(session_id)
+        except InvalidKey:  # it may be a shortened one
+            if not is_session_id(session_id):
+                raise
+            key = (await self.manager.find(session_id)).key
+        return await self.manager.get_or_create(key.channel, key.chat_id)
+
+    def answering(self) -> Chats:
+        """Who answers chats.
+
+        Raises:
+            ConfigError: nobody does.
+        """
+        if self.chats is None:
+            raise ConfigError("nobody answers chats here; start the daemon, or open the workspace with an assistant")
+        return self.chats
+
+    def responding(self) -> Responses:
+        """Who makes responses.
+
+        Raises:
+            ConfigError: nobody does.
+        """
+        if self.responses is None:
+            raise ConfigError("nobody makes responses here; start the daemon")
+        return self.responses
+
+    def was_deleted(self, session_id: str, idempotency_key: str | None) -> bool:
+        """Whether the caller has deleted a session with this key before."""
+        return idempotency_key is not None and (self.caller, session_id, idempotency_key) in self._deletions
+
+    def note_deletion(self, session_id: str, idempotency_key: str | None) -> None:
+        """Remember a deletion."""
+        if idempotency_key is not None:
+            self._deletions[self.caller, session_id, idempotency_key] = None
+            if len(self._deletions) > REMEMBERED_DELETIONS:
+                self._deletions.popitem(last=False)
+
+    def without_paths(self, sentences: list[str]) -> list[str]:
+        """Sentences for strangers: they do not learn where the workspace is."""
+        where = self.whole.workspace
+        if where is None:
+            return [sentence.replace(self.whole.store.place.shown, "<store>") for sentence in sentences]
+        return [sentence.replace(str(where), "<workspace>") for sentence in sentences]

@@ -1,0 +1,220 @@
+"""Forgetting by rule, everything about one person, and legal holds."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from miniclaw_sessions.service.api.operation import Stream, operation
+from miniclaw_sessions.service.api.sessions import ONE, OneSession, session_reply
+from miniclaw_sessions.service.api.shapes import Body, Reply, SessionReply
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.service.api.context import Context
+
+Text = Annotated[str, Meta(min_length=1, max_length=4096)]
+Age = Annotated[float, Meta(ge=0, le=1e11)]
+
+
+class Seen(Body, kw_only=True):
+    """A session as somebody has seen it: with so many entries."""
+
+    session_id: str
+    entries: int
+
+
+class Forget(Body, kw_only=True):
+    """Which sessions: those of which all is true that is said here; something must be.
+
+    Attributes:
+        channel: they are of this channel.
+        older_than_s: nobody has used them for longer than so many seconds.
+        user: this person is their chat, or the author of a message in them.
+        only: of these, only those that somebody has seen in a dry run and agreed to, and that are still as they were.
+        dry_run: delete nothing, and tell what would go.
+    """
+
+    channel: Text | None = None
+    older_than_s: Age | None = None
+    user: Text | None = None
+    only: list[Seen] | None = None
+    dry_run: bool = False
+
+
+class MeantRow(Reply, kw_only=True):
+    """A session that a rule or a person's name means.
+
+    Attributes:
+        last_used: when it was used last; of an expired one, when something was said in it last.
+        is_chat: the person is its chat.
+        messages: how many messages the person is the author of.
+        held: why nothing may delete it, where it is under legal hold.
+        archived: the archived file, where it has expired.
+        problems: what of it cannot be read, where a person was looked for.
+    """
+
+    session_id: str
+    channel: str
+    chat_id: str
+    title: str | None
+    last_used: datetime
+    entries: int
+    is_chat: bool
+    messages: int
+    held: str | None
+    archived: str | None
+    problems: list[str]
+
+
+class ForgetReply(Reply, kw_only=True):
+    """What was deleted, or in a dry run would be.
+
+    Attributes:
+        dry_run: nothing was changed.
+        sessions: what is gone, or would be.
+        held: what is under legal hold, and stays.
+        changed: what was used meanwhile, or is not as it was seen, and stays.
+        remains: what may still have their words, such as a backup, one sentence each.
+    """
+
+    dry_run: bool
+    sessions: list[MeantRow]
+    held: list[MeantRow]
+    changed: list[MeantRow]
+    remains: list[str]
+
+
+class ForgetRequest(msgspec.Struct, frozen=True):
+    """Which."""
+
+    body: Forget
+
+
+@operation(
+    "POST",
+    "/v1/forget",
+    ForgetRequest,
+    ForgetReply,
+    scope="admin",
+    errors=("invalid_search", "invalid_key"),
+    reads=True,
+    patient=True,
+)
+async def forget_sessions(context: Context, request: ForgetRequest) -> ForgetReply:
+    """Delete all sessions of a channel, of a person, or that were not used for long, those that have expired included.
+
+    Nothing is left of them in store, files, archive and search index; what is under legal hold stays, and so does what
+    is used meanwhile. In a dry run only told.
+
+    Raises:
+        InvalidSearch: nothing says which sessions are meant.
+        ReadOnlyWorkspace: it can only be read; a dry run can be made.
+    """
+    from miniclaw_sessions.core.manager.forgetting import (  # noqa: PLC0415 - not a client's
+        Forgotten,
+        Meant,
+        Which,
+        as_seen,
+        forget,
+        meant,
+    )
+
+    asked = request.body
+    which = Which(channel=asked.channel, older_than_s=asked.older_than_s, user=asked.user)
+    found, changed = [one async for one in meant(context.manager, which)], list[Meant]()
+    if asked.only is not None:
+        seen = {(one.session_id, one.entries) for one in asked.only}
+        found, changed = await as_seen(context.manager, found, seen)
+    if asked.dry_run:
+        held = [one for one in found if one.held is not None]
+        done = Forgotten(gone=[one for one in found if one.held is None], held=held)
+    else:
+        done = await forget(context.manager, found)
+        context.also_about += [one.session_id for one in done.gone]
+    return ForgetReply(
+        dry_run=asked.dry_run,
+        sessions=[MeantRow.of(one) for one in done.gone],
+        held=[MeantRow.of(one) for one in done.held],
+        changed=[MeantRow.of(one) for one in (*changed, *done.changed)],
+        remains=context.without_paths(done.remains),
+    )
+
+
+class Person(Body, kw_only=True):
+    """Whose.
+
+    Attributes:
+        user: this person is the chat, or the author of a message in it.
+        channel: of this channel only.
+    """
+
+    user: Text
+    channel: Text | None = None
+
+
+class ExportPerson(msgspec.Struct, frozen=True):
+    """Whose; in the body, because a name does not belong into an address, which others log."""
+
+    body: Person
+
+
+@operation(
+    "POST",
+    "/v1/export",
+    ExportPerson,
+    Stream,
+    scope="admin",
+    media_types=("application/zip",),
+    errors=("invalid_key",),
+    reads=True,
+    patient=True,
+)
+async def export_person(context: Context, request: ExportPerson) -> Stream:
+    """Everything about one person as a ZIP archive: each session to read and whole, expired ones too, and an index."""
+    from miniclaw_sessions.core.manager.forgetting import Which, meant  # noqa: PLC0415 - not a client's
+    from miniclaw_sessions.core.manager.person import person_archive  # noqa: PLC0415 - same
+
+    asked = request.body
+    which = Which(channel=asked.channel, user=asked.user)
+    found = [one async for one in meant(context.manager, which)]
+    context.also_about += [one.session_id for one in found]
+    return Stream(person_archive(context.manager, asked.user, found), "application/zip", file_name="person.zip")
+
+
+class Hold(Body, kw_only=True):
+    """Why.
+
+    Attributes:
+        reason: such as the number of a case.
+    """
+
+    reason: Annotated[str, Meta(min_length=1, max_length=1000)]
+
+
+class HoldRequest(msgspec.Struct, frozen=True):
+    """Which session, and why."""
+
+    session_id: str
+    body: Hold
+
+
+@operation("PUT", f"{ONE}/hold", HoldRequest, SessionReply, scope="admin")
+async def hold_session(context: Context, request: HoldRequest) -> SessionReply:
+    """Put a session under legal hold: nothing deletes it, and it does not expire, until that ends."""
+    session = await context.find(request.session_id)
+    return session_reply(await context.manager.hold(session.session_id, request.body.reason))
+
+
+@operation("DELETE", f"{ONE}/hold", OneSession, SessionReply, scope="admin")
+async def release_session(context: Context, request: OneSession) -> SessionReply:
+    """End the legal hold of a session; nothing happens where there is none."""
+    session = await context.find(request.session_id)
+    if session.journal.legal_hold is None:
+        return session_reply(session)
+    return session_reply(await context.manager.hold(session.session_id, None))
+
+
+OPERATIONS = (forget_sessions, export_person, hold_session, release_session)

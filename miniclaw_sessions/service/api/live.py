@@ -1,0 +1,173 @@
+"""Live: what happens in one session, and in all of them, as server-sent events that whoever was cut off resumes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from miniclaw_sessions.core.protocol.encoding import encode_entry
+from miniclaw_sessions.core.protocol.keys import SessionKey, of_channel
+from miniclaw_sessions.errors import ManagerClosed
+from miniclaw_sessions.service.api import events
+from miniclaw_sessions.service.api.chat import EVENTS as OF_AN_ANSWER
+from miniclaw_sessions.service.api.error_table import invalid
+from miniclaw_sessions.service.api.event_stream import EVENT_STREAM, HEARTBEAT, encoded_event
+from miniclaw_sessions.service.api.messages import Sequence_
+from miniclaw_sessions.service.api.operation import HEADERS, LAST_EVENT_ID, Stream, operation
+from miniclaw_sessions.service.api.sessions import ONE
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.core.manager.feed import Event
+    from miniclaw_sessions.service.api.context import Context
+
+OF_A_SESSION: dict[str, type[msgspec.Struct]] = {
+    "entry": events.EntryEvent,
+    "typing": events.TypingEvent,
+    **{name: shape for name, shape in OF_AN_ANSWER.items() if name != "obeyed"},
+    "gone": events.GoneEvent,
+}
+OF_ALL: dict[str, type[msgspec.Struct]] = {
+    "ready": events.ReadyEvent,
+    "session": events.SessionEvent,
+    "created": events.CreatedEvent,
+    "entries": events.EntriesEvent,
+    "changed": events.ChangedEvent,
+    "deleted": events.OfSessionEvent,
+    "expired": events.OfSessionEvent,
+    "turn_started": events.OfSessionEvent,
+    "turn_ended": events.TurnEndedEvent,
+}
+_MAX_DIGITS = 16
+_GONE = encoded_event("gone", b"{}")
+
+
+class FollowSession(msgspec.Struct, frozen=True):
+    """Which session, and from where on; the header wins.
+
+    Attributes:
+        after: behind this sequence number; by default behind its newest entry.
+        incarnation: which session of this name: another one that was made since is not taken for it.
+    """
+
+    session_id: str
+    after: Sequence_ | None = None
+    incarnation: str | None = None
+    last_event_id: str | None = None
+
+
+@operation("GET", f"{ONE}/follow", FollowSession, Stream, media_types=(EVENT_STREAM,), events=OF_A_SESSION, reads=False)
+async def follow_session(context: Context, request: FollowSession) -> Stream:
+    """Each entry as it is acknowledged, whichever process has written it: server-sent events named `entry`.
+
+    An event's `id` is the entry's sequence: whoever was cut off goes on behind it with `Last-Event-ID`, or `after`.
+    Beside them comes what is told of an answer that is under way here, as of `POST /v1/chat`, without an id. When the
+    session is deleted, or was while nobody was connected, there is an event `gone`, and the stream ends.
+    """
+    after, last = request.after, request.last_event_id
+    if last is not None:
+        if not last.isdecimal() or len(last) > _MAX_DIGITS:
+            raise invalid("the id of an event of one session is a sequence number", HEADERS[LAST_EVENT_ID])
+        after = int(last)
+    session = await context.find(request.session_id)
+    is_another = request.incarnation not in (None, session.journal.incarnation)
+    if is_another or (last is not None and int(last) > session.last_sequence):
+        return Stream(_gone(), EVENT_STREAM)
+    place = session.journal.committed_sequence if after is None else after
+    return Stream(_followed(context, request.session_id, place), EVENT_STREAM)
+
+
+async def _followed(context: Context, session_id: str, after: int) -> AsyncGenerator[bytes, None]:
+    from miniclaw_sessions.core.manager.following import Told  # noqa: PLC0415 - a client has these shapes, and no manager
+
+    async with aclosing(context.manager.watch(session_id, after=after)) as watched:
+        yield HEARTBEAT + b"id: %d\n\n" % after  # before there is anything to tell: the status, and where it begins
+        try:
+            async for told in watched:
+                pieces = [
+                    encoded_event(one.kind, msgspec.json.encode(one.data))
+                    if isinstance(one, Told)
+                    else encoded_event("entry", encode_entry(one), str(one.sequence))
+                    for one in told
+                ]
+                yield b"".join(pieces) or HEARTBEAT
+        except ManagerClosed:
+            return  # the end of the stream without a word: follow it elsewhere
+    yield _GONE
+
+
+async def _gone() -> AsyncGenerator[bytes, None]:
+    yield _GONE
+
+
+class FollowAll(msgspec.Struct, frozen=True):
+    """Which sessions are told of, from where on (the header wins), and how much is said of them.
+
+    Attributes:
+        channel: of this channel only.
+        prefix: whose ids begin so, in any case.
+        content: entries come whole.
+        sessions: all sessions are told of first, unless what was missed is told.
+        after: behind the event of this `id`.
+    """
+
+    channel: str | None = None
+    prefix: str | None = None
+    content: bool = False
+    sessions: bool = False
+    after: str | None = None
+    last_event_id: str | None = None
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Which sessions somebody is told of."""
+
+    channel: str | None
+    prefix: str | None
+
+    def __call__(self, session_id: str, key: SessionKey | None) -> bool:
+        """Whether it is one of them."""
+        if self.prefix is not None and not session_id.casefold().startswith(self.prefix.casefold()):
+            return False
+        if self.channel is None:
+            return True
+        return of_channel(self.channel)(session_id) if key is None else key.channel == self.channel
+
+
+@operation("GET", "/v1/events", FollowAll, Stream, media_types=(EVENT_STREAM,), events=OF_ALL, reads=False)
+async def follow_all(context: Context, request: FollowAll) -> Stream:
+    """What happens in all sessions: server-sent events, whose `id` is the place to go on from with `Last-Event-ID`.
+
+    `ready` comes first: `resumed` says whether everything since then follows, nothing missing and nothing twice. Else
+    (at first, after a restart, at another gateway, after long) read how things are, or let `sessions` tell where each
+    session ends. Whoever keeps the last sequence of each session, leaves out what is not above it, and reads what lies
+    between, has every entry once, whatever breaks.
+    """
+    after = request.after if request.last_event_id is None else request.last_event_id
+    wanted = Wanted(request.channel or None, request.prefix)
+    watched = context.manager.watch_all(after=after, only=wanted, listed=request.sessions, content=request.content)
+    return Stream(_all(watched), EVENT_STREAM)
+
+
+async def _all(watched: AsyncGenerator[list[Event], None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(watched):
+        try:
+            async for happened in watched:
+                yield b"".join(map(_encoded, happened))
+        except ManagerClosed:
+            return
+
+
+def _encoded(event: Event) -> bytes:
+    """An event as it is sent; to many watchers the same bytes. One without a word moves the place, and says nothing."""
+    if event.encoded is None:
+        if event.kind == "quiet":
+            place = b"id: %s\n" % event.place.encode() if event.place else b""
+            return HEARTBEAT + place + b"\n"
+        event.encoded = encoded_event(event.kind, msgspec.json.encode(event.data), event.place or None)
+    return event.encoded
+
+
+OPERATIONS = (follow_session, follow_all)

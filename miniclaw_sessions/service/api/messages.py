@@ -1,0 +1,462 @@
+"""What was said, and anything else that is logged: read it a page at a time, append to it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from datetime import UTC
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import msgspec
+import orjson
+from msgspec import Meta
+
+from miniclaw_sessions.core.history.window import Kept
+from miniclaw_sessions.core.protocol.encoding import encode_entry, message_from_dict, message_to_dict
+from miniclaw_sessions.core.protocol.entries import (
+    METADATA,
+    Custom,
+    Entry,
+    Label,
+    MessageEntry,
+    ModelChange,
+    SessionInfo,
+    ThinkingLevelChange,
+    moves_leaf,
+)
+from miniclaw_sessions.core.protocol.given import message_of
+from miniclaw_sessions.core.protocol.messages import Message, Usage
+from miniclaw_sessions.errors import InvalidMessage, StoreCorrupt
+from miniclaw_sessions.service.api.error_table import invalid
+from miniclaw_sessions.service.api.operation import (
+    PIECE_BYTES,
+    Stream,
+    checked_idempotency_key,
+    document_in_pieces,
+    large_reply,
+    operation,
+    shaped,
+)
+from miniclaw_sessions.service.api.sessions import (
+    ONE,
+    OneSession,
+    checked_metadata,
+    demanded_sequence,
+    etag_at,
+    etag_of,
+)
+from miniclaw_sessions.service.api.shapes import (
+    MAX_MESSAGES_PER_REQUEST,
+    AppendedEntry,
+    AppendedReply,
+    EncodedEntry,
+    EntriesAppendedReply,
+    EntriesReply,
+    MessagesReply,
+    NewCustom,
+    NewEntries,
+    NewEntry,
+    NewLabel,
+    NewMessage,
+    NewMetadata,
+    NewModelChange,
+    NewSessionInfo,
+    NewThinkingLevel,
+    SaveTurn,
+    TurnReply,
+)
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.core.session import Session
+    from miniclaw_sessions.core.session.unit import Unit
+    from miniclaw_sessions.service.api.context import Context
+
+MAX_PAGE = 1000
+Limit = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
+Sequence_ = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+class ShowMessages(msgspec.Struct, frozen=True):
+    """The newest messages; those of the branch before an entry's sequence; or those after one.
+
+    Attributes:
+        limit: at most so many.
+        before: the newest ones before this sequence number, of the branch that the entry there is on.
+        after: the oldest ones of the current branch after this sequence number; 0 begins at its root.
+    """
+
+    session_id: str
+    limit: Limit = 50
+    before: Sequence_ | None = None
+    after: Sequence_ | None = None
+
+
+@operation("GET", f"{ONE}/messages", ShowMessages, MessagesReply)
+async def show_messages(context: Context, request: ShowMessages) -> Stream:
+    """Messages, oldest first: the window, behind the summary of what was compacted.
+
+    With `before` or `after`, a page of the whole branch, nothing compacted.
+    """
+    session = await context.find(request.session_id)
+    if request.before is not None and request.after is not None:
+        raise invalid("send before or after, not both", param="before")
+    if request.before is not None or request.after is not None:
+        return large_reply(context, "messages", partial(_page, session, request))
+    # As they are kept, and decoded one by one while they are sent: readers that stall would each hold a copy of them.
+    final = session.journal.final_sequence
+    kept = (one for one in session.journal.conversation.window.kept if one.sequence <= final)
+    shown: list[Message | Kept] = [*session.journal.summary(), *kept]
+    documents = (_document(one) for one in shown[-request.limit :])
+    about = {"earlier": len(shown) > request.limit or session.journal.evicted > 0, "later": False}
+    return Stream(document_in_pieces(about, "messages", map(msgspec.json.encode, documents)))
+
+
+async def _page(session: Session, request: ShowMessages) -> tuple[dict[str, Any], Iterable[bytes]]:
+    if request.before is not None:
+        found, more = await _messages_before(session, request.before, request.limit)
+        about = {"earlier": more, "later": True}
+    else:
+        found, more = await _messages_after(session, request.after or 0, request.limit)
+        about = {"earlier": bool(request.after), "later": more}
+    return about, (msgspec.json.encode(entry_document(entry)) for entry in found)
+
+
+def _document(shown: Message | Kept) -> dict[str, Any]:
+    if isinstance(shown, Kept):  # what `entry_document` makes of the entry, without reading it into a message
+        return {"content": "", **orjson.loads(shown.encoded), "id": shown.id, "sequence": shown.sequence}
+    return {**message_document(shown), "summary": True}
+
+
+def message_document(message: Message) -> dict[str, Any]:
+    """A message like its stored form, but with its content also where that is empty."""
+    return {"content": "", **message_to_dict(message)}
+
+
+def entry_document(entry: MessageEntry) -> dict[str, Any]:
+    """A message with its entry's id and sequence, which win over fields of these names in the message."""
+    return {**message_document(entry.message), "id": entry.id, "sequence": entry.sequence}
+
+
+async def _messages_before(session: Session, before: int, limit: int) -> tuple[list[MessageEntry], bool]:
+    """The newest messages of a branch before the entry at this place, and whether there are earlier ones."""
+    found: list[MessageEntry] = []
+    before = min(before, session.journal.final_sequence + 1)
+    async for entry in walk_back(session, before):
+        if isinstance(entry, MessageEntry) and entry.sequence < before:
+            found.append(entry)
+            if len(found) > limit:
+                break
+    return found[:limit][::-1], len(found) > limit
+
+
+async def _messages_after(session: Session, after: int, limit: int) -> tuple[list[MessageEntry], bool]:
+    """The oldest messages of the current branch after a place, and whether there are later ones."""
+    found: deque[MessageEntry] = deque(maxlen=limit + 1)
+    async for entry in session.tree.walk():
+        if entry.sequence <= after:
+            break
+        if isinstance(entry, MessageEntry) and entry.sequence <= session.journal.final_sequence:
+            found.append(entry)
+    oldest_first = list(found)[::-1]
+    return oldest_first[:limit], len(oldest_first) > limit
+
+
+async def walk_back(session: Session, place: int, entry_id: str | None = None) -> AsyncIterator[Entry]:
+    """The entries of the branch that ends at a place, newest first; where nothing is there, of the one of an entry."""
+    found = await session.tree.read_at([place])
+    async for entry in session.tree.walk(found[place].entry_id if place in found else entry_id):
+        yield entry
+
+
+class ShowEntries(msgspec.Struct, frozen=True):
+    """A page of the transcript: after a sequence, or the newest ones before one.
+
+    Attributes:
+        limit: at most so many.
+        after: those behind this sequence number; by default from the first on.
+        before: the newest ones before this sequence number; one beyond the end begins there.
+    """
+
+    session_id: str
+    limit: Limit = 100
+    after: Sequence_ | None = None
+    before: Sequence_ | None = None
+
+
+@operation("GET", f"{ONE}/entries", ShowEntries, EntriesReply)
+async def show_entries(context: Context, request: ShowEntries) -> Stream:
+    """A page of everything that was logged, in the order of logging, oldest first; `before` walks backwards."""
+    from miniclaw_sessions.core.stores.reading import readable  # noqa: PLC0415 - a client has these shapes, and no store
+
+    session = await context.find(request.session_id)
+    if request.before is not None and request.after is not None:
+        raise invalid("send before or after, not both", param="before")
+    after, limit = request.after or 0, request.limit
+    if request.before is not None:
+        before = min(request.before, session.journal.final_sequence + 1)
+        after = max(before - 1 - limit, 0)
+        limit = max(min(limit, before - 1 - after), 0)
+
+    async def read() -> tuple[dict[str, Any], Iterable[bytes]]:
+        found = await session.tree.read_after(after, limit + 1)  # what is in memory may be behind what others stored
+        page = found[:limit]
+        last = page[-1].sequence if page else after
+        is_end, is_begin = len(found) <= limit, not (after and page)
+        about = {"next": None if is_end else last, "previous": None if is_begin else after + 1}
+        return about, map(encode_entry, readable(page))
+
+    return large_reply(context, "entries", read)
+
+
+class OneEntry(msgspec.Struct, frozen=True):
+    """A request about one entry."""
+
+    session_id: str
+    entry_id: str
+
+
+@operation("GET", f"{ONE}/entries/{{entry_id}}", OneEntry, EncodedEntry)
+async def show_entry(context: Context, request: OneEntry) -> msgspec.Raw:
+    """One entry, as it is stored."""
+    session = await context.find(request.session_id)
+    try:
+        return msgspec.Raw(encode_entry(await session.tree.get_entry(request.entry_id)))
+    except InvalidMessage as error:  # the store's fault, and not the client's
+        raise StoreCorrupt(f"entry {request.entry_id!r} of session {session.session_id} is damaged") from error
+
+
+@operation("GET", f"{ONE}/transcript", OneSession, Stream, media_types=("application/x-ndjson",))
+async def show_transcript(context: Context, request: OneSession) -> Stream:
+    """Every entry, one per line, oldest first."""
+    session = await context.find(request.session_id)  # one that does not exist is known before the reply begins
+    return Stream(_transcript_lines(context, session), "application/x-ndjson")
+
+
+async def _transcript_lines(context: Context, session: Session) -> AsyncGenerator[bytes, None]:
+    chunk = bytearray()
+    async for entry in context.manager.read_transcript(session.session_id, in_place=True):
+        chunk += encode_entry(entry) + b"\n"
+        if len(chunk) >= PIECE_BYTES:
+            yield bytes(chunk)
+            chunk.clear()
+    yield bytes(chunk)
+
+
+# --- appending -------------------------------------------------------------------------------------------------------
+
+
+class Expected(msgspec.Struct, frozen=True, kw_only=True):
+    """What an append may demand of the place where it goes, else 409 `leaf_moved`, and nothing is appended.
+
+    Attributes:
+        if_leaf: only if this entry is the leaf; empty: the root.
+        if_sequence: only if the newest entry has this sequence number.
+    """
+
+    session_id: str
+    if_leaf: str | None = None
+    if_sequence: Sequence_ | None = None
+    if_match: str | None = None
+    idempotency_key: str | None = None
+
+    def of(self, session: Session) -> dict[str, Any]:
+        """The arguments that say the same to `Unit.save`."""
+        return {"if_leaf": self.if_leaf, "if_sequence": demanded_sequence(session, self.if_match, self.if_sequence)}
+
+
+class AddMessages(Expected, frozen=True, kw_only=True):
+    """A message; or `messages`, a list of them. A key stands for the whole request."""
+
+    body: Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": "#/components/schemas/OneOrMoreMessages"})]
+
+
+@operation("POST", f"{ONE}/messages", AddMessages, AppendedReply, status=201)
+async def add_messages(context: Context, request: AddMessages) -> AppendedReply:
+    """Append one message or several as a unit, and reply when they are acknowledged; the session is made if needed."""
+    incoming = incoming_messages(request.body, checked_idempotency_key(request.idempotency_key))
+    session = await _wanted(context, request)
+    messages, keys = zip(*incoming, strict=True)
+    unit = session.unit(has_one_key=False)
+    await unit.look_up(key for key in keys if key is not None)
+    entries = unit.add_messages(messages, idempotency_keys=keys)
+    await unit.save(**request.of(session))
+    leaf_id, etag = _end_of(session, unit.made)
+    return AppendedReply(entries=_appended(unit, map(unit.as_stored, entries)), leaf_id=leaf_id, etag=etag)
+
+
+async def _wanted(context: Context, request: Expected) -> Session:
+    """The session, made if there is none; but not where it must be as it was."""
+    if request.if_match is not None:
+        return await context.find(request.session_id)
+    return await context.find_or_create(request.session_id)
+
+
+def _appended(unit: Unit, entries: Iterable[Entry]) -> list[AppendedEntry]:
+    new = {entry.id for entry in unit.made}
+    reply = []
+    for entry in entries:
+        reply.append(AppendedEntry(id=entry.id, sequence=entry.sequence, duplicate=entry.id not in new))
+        new.discard(entry.id)
+    return reply
+
+
+def _end_of(session: Session, made: Sequence[Entry]) -> tuple[str | None, str]:
+    """The leaf and the session's ETag right behind what was appended: what others say from there on is not in them."""
+    if not made:
+        return session.leaf_id, etag_of(session)
+    leaf_id = next((entry.id for entry in reversed(made) if moves_leaf(entry)), made[0].parent_id)
+    return leaf_id, etag_at(session, made[-1].sequence)
+
+
+class SaveTurnRequest(Expected, frozen=True, kw_only=True):
+    """A turn; with a key, a repeated request appends nothing."""
+
+    body: SaveTurn
+
+
+@operation("POST", f"{ONE}/turns", SaveTurnRequest, TurnReply, status=201)
+async def save_turn(context: Context, request: SaveTurnRequest) -> TurnReply:
+    """Append what was said in one turn, all of it or nothing; the session is made if there is none."""
+    messages, usage = _turn(request.body)
+    key = checked_idempotency_key(request.idempotency_key)
+    session = await _wanted(context, request)
+    entries = await session.save_turn(messages, usage, idempotency_key=key, **request.of(session))
+    leaf_id, etag = _end_of(session, entries)
+    return TurnReply(entries=len(messages), leaf_id=leaf_id, duplicate=not entries, etag=etag)
+
+
+def _turn(body: SaveTurn) -> tuple[list[Message], Usage | None]:
+    incoming = [_incoming_message(message, None) for message in body.messages]
+    if any(key is not None for _, key in incoming):
+        raise invalid("the messages of a turn have no idempotency keys; the turn has one", param="messages")
+    usage = None if body.usage is None else message_from_dict({"role": "assistant", "usage": body.usage}).usage
+    return [message for message, _ in incoming], usage
+
+
+class AppendEntries(Expected, frozen=True, kw_only=True):
+    """One entry, or `entries`, a list of them (`NewEntries`) that are accepted together or not at all."""
+
+    body: Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": "#/components/schemas/OneOrMoreEntries"})]
+
+
+@operation("POST", f"{ONE}/entries", AppendEntries, EntriesAppendedReply, status=201, errors=("entry_not_found",))
+async def append_entries(context: Context, request: AppendEntries) -> EntriesAppendedReply:
+    """Append entries of any kind as a unit, and reply when they are acknowledged."""
+    key = checked_idempotency_key(request.idempotency_key)
+    key = None if key is None else key_of_entries(key)
+    wanted = _new_entries(request.body)
+    session = await context.find(request.session_id)
+    for label in wanted:
+        if isinstance(label, NewLabel):
+            await session.tree.get_entry(label.target_id)
+    made = [_made(one) for one in wanted]
+    known = None if key is None else await session.journal.find_by_key(key)
+    unit = session.unit()
+    if known is not None:
+        unit.wait_for(known)
+    else:
+        for kind, fields in made:
+            unit.add(kind, **fields, idempotency_key=None if unit.entries else key)
+    await unit.save(**request.of(session))
+    first = unit.known if known is None else unit.as_stored(known)
+    if first is not None:  # the request came before, here or to another process
+        # With the store `none` only the window's messages are read: the next ones may be of other requests.
+        stored = await session.tree.read_after(first.sequence - 1, len(wanted)) if first.sequence else []
+        last = first.sequence + len(wanted) - 1
+        places = [(one.entry_id, one.sequence) for one in stored if one.sequence <= last]
+        return _entries_appended(session, places or [(first.id, first.sequence)], unit)
+    return _entries_appended(session, [(one.id, one.sequence) for one in unit.entries], unit)
+
+
+def key_of_entries(key: str) -> str:
+    """The key that a unit of entries is stored with. The sender's own could be that of a message of the chat."""
+    return f"entries:{key}"
+
+
+def _entries_appended(session: Session, places: Sequence[tuple[str, int]], unit: Unit) -> EntriesAppendedReply:
+    is_known, (leaf_id, etag) = not unit.made, _end_of(session, unit.made)
+    entries = [AppendedEntry(id=entry_id, sequence=place, duplicate=is_known) for entry_id, place in places]
+    return EntriesAppendedReply(id=entries[-1].id, entries=entries, leaf_id=leaf_id, etag=etag)
+
+
+def _new_entries(body: dict[str, Any]) -> list[NewEntry]:
+    if isinstance(body.get("entries"), list):
+        return shaped(body, NewEntries).entries
+    one: NewEntry = shaped(body, cast("Any", NewEntry))  # mypy does not take a union for a type
+    return [one]
+
+
+def _made(wanted: NewEntry) -> tuple[type[Entry], dict[str, Any]]:  # noqa: PLR0911 - one for each kind
+    match wanted:
+        case NewMessage():
+            return MessageEntry, {"message": checked_message(wanted.message), "continues": wanted.continues}
+        case NewModelChange():
+            return ModelChange, {"provider": wanted.provider, "model_id": wanted.model_id}
+        case NewThinkingLevel():
+            return ThinkingLevelChange, {"thinking_level": wanted.thinking_level}
+        case NewSessionInfo():
+            return SessionInfo, {"name": wanted.name}
+        case NewLabel():
+            return Label, {"target_id": wanted.target_id, "label": wanted.label}
+        case NewCustom():
+            if wanted.custom_type == METADATA:
+                raise InvalidMessage(f"custom_type {METADATA!r} is the session's own; change metadata with PATCH")
+            return Custom, {"custom_type": wanted.custom_type, "data": wanted.data}
+        case NewMetadata():
+            return Custom, {"custom_type": METADATA, "data": checked_metadata(wanted.metadata)}
+
+
+def incoming_messages(data: dict[str, Any], header_key: str | None) -> list[tuple[Message, str | None]]:
+    """The messages of a request, one or a list, each with its idempotency key.
+
+    A key in the header stands for the whole request: in a list, each message's place is added to it.
+
+    Raises:
+        InvalidMessage: something is not a message.
+        RequestError: the list is empty or too long.
+    """
+    if not isinstance(many := data.get("messages"), list):
+        return [_incoming_message(data, header_key)]
+    if len(data) > 1 or not 0 < len(many) <= MAX_MESSAGES_PER_REQUEST:
+        sentence = f'"messages" must stand alone and hold 1 to {MAX_MESSAGES_PER_REQUEST} messages'
+        raise invalid(sentence, param="messages")
+    keys = [f"{header_key}:{place}" if header_key is not None else None for place in range(len(many))]
+    return [_incoming_message(one, key) for one, key in zip(many, keys, strict=True)]
+
+
+def _incoming_message(data: Any, default_key: str | None) -> tuple[Message, str | None]:
+    if not isinstance(data, dict):
+        raise InvalidMessage("a message must be a JSON object with role and content")
+    fields = dict(data)
+    key = checked_idempotency_key(fields.pop("idempotency_key", None))
+    return checked_message(fields), default_key if key is None else key
+
+
+def checked_message(fields: dict[str, Any]) -> Message:
+    """A message from JSON, whose time every reader can tell.
+
+    Raises:
+        InvalidMessage: it is no message, or its time lies outside of the years 1 to 9999 in UTC.
+    """
+    message = message_of(fields)
+    try:
+        if message.timestamp is not None and message.timestamp.tzinfo is not None:
+            message.timestamp.astimezone(UTC)
+    except OverflowError:
+        raise InvalidMessage("the timestamp is not within the years 1 to 9999 in UTC") from None
+    return message
+
+
+OPERATIONS = (
+    show_messages,
+    add_messages,
+    show_transcript,
+    show_entries,
+    append_entries,
+    show_entry,
+    save_turn,
+)

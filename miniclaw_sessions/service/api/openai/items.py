@@ -1,0 +1,208 @@
+"""The items that an entry of a session is, each with an id of its own that never changes.
+
+An item that a client gave is the same JSON that it gave, completed as the service completes it: text becomes a list of
+parts, what can be under way has a status. An id that the client gave is kept; every other id is made of the entry's,
+and so the entry is found by it. What came from elsewhere (a chat network, another framework) has items too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from miniclaw_sessions.core.history.branch import told
+from miniclaw_sessions.core.history.context import as_seen_alone
+from miniclaw_sessions.core.protocol.entries import Entry, original_id
+from miniclaw_sessions.core.protocol.messages import Message, Part, ThinkingPart
+from miniclaw_sessions.files.formats.codec import has_kept
+from miniclaw_sessions.files.formats.openai_items import KEPT, OF_AGENTS, is_verbatim, to_items
+from miniclaw_sessions.service.api.openai.errors import bad_request
+from miniclaw_sessions.service.api.openai.shapes import Item
+
+REFERENCE = "item_reference"
+"""The type of what stands for an item that is there already."""
+
+STREAMED_AS = "openai.item"
+"""The key of a thinking part's `extra` under which the id of the item stands that it was streamed as."""
+
+_PREFIXES: Mapping[str, str] = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "file_search_call": "fs",
+    "web_search_call": "ws",
+    "computer_call": "cu",
+    "computer_call_output": "cuo",
+    "code_interpreter_call": "ci",
+    "image_generation_call": "ig",
+    "mcp_call": "mcp",
+    "mcp_list_tools": "mcpl",
+    "mcp_approval_request": "mcpr",
+    "mcp_approval_response": "mcpa",
+    "compaction": "cmp",
+}
+_WITH_STATUS = frozenset(
+    {
+        *("message", "function_call", "function_call_output", "file_search_call", "web_search_call"),
+        *("image_generation_call", "computer_call", "computer_call_output", "tool_search_call", "tool_search_output"),
+        *("program_output", "code_interpreter_call", "local_shell_call", "shell_call", "shell_call_output"),
+        *("apply_patch_call", "apply_patch_call_output"),
+    }
+)
+"""The types whose items always have a status."""
+
+_FAKE_ID = "__fake_id__"  # the Agents SDK's, for models that give their items none
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_MADE_ID = re.compile(r"[a-z]+_(?:([0-9a-f]{32})|x((?:[0-9a-f]{2})+))(?:_[0-9]+)?")
+_GIVEN_ID = re.compile(r"[!#-.0-\[\]-~]{1,200}")  # printable, without quotes, slashes and backslashes
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def items_of(entry: Entry) -> list[Item]:
+    """The items of an entry, in order; none of what no model is told of."""
+    message = told(entry)
+    if message is None:
+        return []
+    base = id_in_items(original_id(entry))
+    items = [item for item in _items_within(message) if isinstance(item, dict)]
+    if has_kept(message.extra, OF_AGENTS):
+        items = [_without_stale_id(item) for item in items]
+    return [completed(item, f"{base}_{place}" if place else base) for place, item in enumerate(items)]
+
+
+def _items_within(message: Message) -> list[Any]:
+    if message.is_assistant or is_verbatim(message):
+        return to_items([_with_thinking(message)])
+    return to_items(as_seen_alone(message))
+
+
+def _without_stale_id(item: Item) -> Item:
+    """An item of the Agents SDK without the id that some model gave it: many of them may have the same one.
+
+    The SDK leaves them out itself before it adds items to a conversation.
+    """
+    is_kept = item.get("type", "message") not in ("message", "function_call", "function_call_output")
+    return item if is_kept and item.get("id") != _FAKE_ID else {name: item[name] for name in item if name != "id"}
+
+
+def _with_thinking(message: Message) -> Message:
+    """The message with what other services' models thought as items of reasoning; OpenAI's own are such already."""
+    if isinstance(message.content, str):
+        return message
+    return msgspec.structs.replace(message, content=tuple(map(_as_reasoning, message.content)))
+
+
+def _as_reasoning(part: Part) -> Part:
+    if not isinstance(part, ThinkingPart) or has_kept(part.extra, KEPT) or not part.thinking.strip():
+        return part
+    fields: Item = {"summary": [], "content": [{"type": "reasoning_text", "text": part.thinking}]}
+    item_id = (part.extra or {}).get(STREAMED_AS)
+    return ThinkingPart(part.thinking, extra={KEPT: {"id": item_id, **fields} if is_given_id(item_id) else fields})
+
+
+def completed(item: Item, base: str) -> Item:
+    """An item as the service gives it back: with an id, and the fields that those of its type always have.
+
+    Args:
+        item: as it was given; it is not changed.
+        base: what its id is made of, if it has none.
+    """
+    kind = item["type"] if isinstance(item.get("type"), str) else "message" if "role" in item else "item"
+    given = {**item, "type": item.get("type") or kind}
+    if not isinstance(item.get("id"), str) or not item["id"]:
+        given["id"] = f"{_PREFIXES.get(kind, 'item')}_{base}"
+    if kind in _WITH_STATUS and not item.get("status"):
+        given["status"] = "completed"
+    if kind == "message":
+        given["content"] = _as_parts(item.get("content"), is_output=item.get("role") == "assistant")
+    return given
+
+
+def _as_parts(content: Any, *, is_output: bool) -> list[Any]:
+    if isinstance(content, list):
+        return content
+    if not isinstance(content, str):
+        return []
+    return [
+        {"type": "output_text", "text": content, "annotations": []}
+        if is_output
+        else {"type": "input_text", "text": content}
+    ]
+
+
+def encoded(item: Item) -> bytes:
+    """An item as JSON; also one that was added in process and has numbers or texts that few readers take."""
+    try:
+        return msgspec.json.encode(item)
+    except (OverflowError, UnicodeEncodeError):  # integers over 64 bits, half a surrogate pair
+        return json.dumps(item).encode()
+
+
+# --- ids -------------------------------------------------------------------------------------------------------------
+
+
+def entry_id_within(item_id: str) -> str | None:
+    """The id of the entry that an item's id is made of; None: it is a client's own."""
+    if (found := _MADE_ID.fullmatch(item_id)) is None:
+        return None
+    digits, encoded = found.groups()
+    if encoded is not None:
+        return bytes.fromhex(encoded).decode("utf-8", "replace")
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
+def id_in_items(entry_id: str) -> str:
+    """An entry's id as it stands in items': theirs are short, and of letters and digits."""
+    return entry_id.replace("-", "") if _UUID.fullmatch(entry_id) else f"x{entry_id.encode().hex()}"
+
+
+# --- what clients send -----------------------------------------------------------------------------------------------
+
+
+def check_items(items: Sequence[Item], name: str = "items") -> None:
+    """Refuse what no conversation can hold.
+
+    Args:
+        items: what a client sent.
+        name: what the list is called in the request.
+
+    Raises:
+        RequestError: an item has no type and is no message, or has an id that is none (400).
+    """
+    for place, item in enumerate(items):
+        kind, param = item.get("type"), f"{name}[{place}]"
+        if kind is not None and not isinstance(kind, str):
+            raise bad_request(f"Invalid type for '{param}.type': expected a string.", f"{param}.type", "invalid_type")
+        if (kind or "message") == "message" and not isinstance(item.get("role"), str):
+            raise bad_request(
+                f"Missing required parameter: '{param}.role'.", f"{param}.role", "missing_required_parameter"
+            )
+        if item.get("id") is None and kind == REFERENCE:
+            raise bad_request(f"Missing required parameter: '{param}.id'.", f"{param}.id", "missing_required_parameter")
+        if item.get("id") is not None and not is_given_id(item["id"]):
+            raise bad_request(
+                f"Invalid '{param}.id': an id is a text of 1 to 200 printable ASCII characters without quotes, spaces, "
+                "slashes and backslashes.",
+                f"{param}.id",
+            )
+
+
+def is_given_id(text: Any) -> bool:
+    """Whether a client may give an item this id."""
+    return isinstance(text, str) and _GIVEN_ID.fullmatch(text) is not None
+
+
+def same_item(one: Item, other: Item, *, but_for_id: bool = False) -> bool:
+    """Whether two items say the same, once both are completed."""
+    hidden = {"id"} if but_for_id else set()
+    first, second = completed(one, ""), completed(other, "")
+    return {k: v for k, v in first.items() if k not in hidden} == {k: v for k, v in second.items() if k not in hidden}

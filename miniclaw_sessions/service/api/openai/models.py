@@ -1,0 +1,39 @@
+"""`/v1/models`: which models answer here, in OpenAI's words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from miniclaw_sessions.service.api.operation import operation
+from miniclaw_sessions.service.api.service import Nothing
+from miniclaw_sessions.service.api.shapes import Reply
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.service.api.context import Context
+
+
+class Model(Reply, kw_only=True):
+    """A model, and who provides it; when it was made is not known here."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: str
+
+
+class ModelList(Reply, kw_only=True):
+    """The models; the first one answers where nobody has chosen another."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+@operation("GET", "/v1/models", Nothing, ModelList, openai=True)
+async def list_models(context: Context, request: Nothing) -> ModelList:
+    """The models that a chat may choose, first the one that answers unless it does; none where nobody answers."""
+    del request
+    known = {} if context.chats is None else await context.chats.models()
+    return ModelList(data=[Model(id=name, owned_by=provider) for name, provider in known.items()])
+
+
+OPERATIONS = (list_models,)

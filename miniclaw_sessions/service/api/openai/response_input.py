@@ -1,0 +1,166 @@
+"""The items that a response is asked with: of which shape each must be, and what not every model can be shown.
+
+An item that is no message of a known shape would reach no model: it travels whole, and only a service that speaks
+items itself understands it. So everything is looked at here, part by part. What is wrong is refused at once (400); what
+only such a service takes is named, and refused when it is known who answers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from miniclaw_sessions.core.protocol.given import DATA_URL
+from miniclaw_sessions.files.formats.images import IMAGE_TYPES, MAX_IMAGE_BYTES, image_of
+from miniclaw_sessions.service.api.error_table import RequestError
+from miniclaw_sessions.service.api.openai.errors import UNSUPPORTED, bad_request
+from miniclaw_sessions.service.api.openai.items import REFERENCE, check_items
+from miniclaw_sessions.service.api.openai.shapes import Item
+
+ROLES = ("assistant", "developer", "system", "user")
+_COMMANDS = {
+    REFERENCE: "send the item itself, or go on from the response that has it",
+    "additional_tools": "send functions in tools",
+    "configuration_update": "send what is wanted with the request",
+    "compaction_trigger": "the daemon summarizes by itself what the model's context cannot hold",
+}
+"""Items that say nothing but want something done, and what to do in their place."""
+
+_ADDRESS = re.compile(r"https?://[^\s/]\S*")
+_LONGEST_SHOWN = 50
+
+
+class OfTheService(NamedTuple):
+    """Something that only a service which speaks items itself takes.
+
+    Attributes:
+        param: where it stands in the request.
+        kind: its type, or the field that makes it so.
+    """
+
+    param: str
+    kind: str
+
+
+def check_input(items: Sequence[Item]) -> tuple[OfTheService, ...]:
+    """Check the items of a request, and name what not every service takes.
+
+    Raises:
+        RequestError: an item is none, or says nothing that could be answered (400, with its place as `param`).
+    """
+    check_items(items, "input")
+    return tuple(found for place, item in enumerate(items) for found in _looked_at(item, f"input[{place}]"))
+
+
+def _looked_at(item: Item, at: str) -> Iterator[OfTheService]:
+    match item.get("type") or "message":
+        case "message":
+            yield from _message(item, at)
+        case "function_call":
+            for field in ("call_id", "name", "arguments"):
+                _need_text(item, field, at)
+        case "function_call_output":
+            _need_text(item, "call_id", at)
+            yield from _content(item.get("output"), f"{at}.output", _INPUT_PARTS)
+        case "reasoning":
+            if not isinstance(item.get("summary"), list):
+                raise _wrong(f"{at}.summary", "a list", item.get("summary"))
+        case str(kind) if kind in _COMMANDS:
+            raise not_taken(f"{at}.type", _COMMANDS[kind])
+        case kind:
+            yield OfTheService(f"{at}.type", str(kind)[:_LONGEST_SHOWN])
+
+
+def _message(item: Item, at: str) -> Iterator[OfTheService]:
+    role = item["role"]
+    if role not in ROLES:
+        raise _not_one_of(f"{at}.role", role, ROLES)
+    yield from _content(item.get("content"), f"{at}.content", _OUTPUT_PARTS if role == "assistant" else _INPUT_PARTS)
+
+
+def _content(content: Any, at: str, known: Mapping[str, _Look]) -> Iterator[OfTheService]:
+    if isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        raise _wrong(at, "a text or a list of parts", content)
+    for place, part in enumerate(content):
+        here = f"{at}[{place}]"
+        if not isinstance(part, dict):
+            raise _wrong(here, "an object", part)
+        kind = part.get("type")
+        if not isinstance(kind, str) or kind not in known:
+            raise _not_one_of(f"{here}.type", kind, known)
+        yield from known[kind](part, here)
+
+
+def _text(part: Item, at: str) -> Iterator[OfTheService]:
+    _need_text(part, "text", at)
+    yield from ()
+
+
+def _refusal(part: Item, at: str) -> Iterator[OfTheService]:
+    _need_text(part, "refusal", at)
+    yield from ()
+
+
+def _image(part: Item, at: str) -> Iterator[OfTheService]:
+    url = part.get("image_url")
+    if url is None and part.get("file_id") is not None:
+        yield OfTheService(f"{at}.file_id", "image by file_id")
+        return
+    if not isinstance(url, str):
+        raise _wrong(f"{at}.image_url", "an address", url)
+    types = ", ".join(IMAGE_TYPES)
+    if inline := DATA_URL.fullmatch(url):
+        image = image_of(inline[2])
+        if image is None or image.media_type != inline[1]:
+            whole = f"an image in base64 of one of the types {types}, as it says, of at most {MAX_IMAGE_BYTES} bytes"
+            raise bad_request(f"Invalid '{at}.image_url': expected {whole}.", f"{at}.image_url")
+    elif not _ADDRESS.fullmatch(url):
+        wanted = "an address that begins with http:// or https://, or a data URL in base64"
+        raise bad_request(f"Invalid '{at}.image_url': expected {wanted} ({types}).", f"{at}.image_url")
+
+
+def _of_the_service(part: Item, at: str) -> Iterator[OfTheService]:
+    yield OfTheService(f"{at}.type", part["type"])
+
+
+_Look = Callable[[Item, str], Iterator[OfTheService]]
+_INPUT_PARTS: Mapping[str, _Look] = {
+    "input_text": _text,
+    "text": _text,
+    "input_image": _image,
+    "input_file": _of_the_service,
+    "input_audio": _of_the_service,
+}
+_OUTPUT_PARTS: Mapping[str, _Look] = {"output_text": _text, "refusal": _refusal}
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def not_taken(param: str, why: str) -> RequestError:
+    """The error for what nothing here can do."""
+    return bad_request(f"Unsupported parameter: '{param}' is not supported here: {why}.", param, UNSUPPORTED)
+
+
+def _need_text(fields: Item, name: str, at: str) -> None:
+    value = fields.get(name)
+    if not isinstance(value, str) or (name == "call_id" and not value):
+        raise _wrong(f"{at}.{name}", "a text", value)
+
+
+def _wrong(param: str, wanted: str, value: Any) -> RequestError:
+    if value is None:
+        sentence = f"Missing required parameter: '{param}': {wanted} is expected."
+        return bad_request(sentence, param, "missing_required_parameter")
+    return bad_request(f"Invalid type for '{param}': {wanted} is expected.", param, "invalid_type")
+
+
+def _not_one_of(param: str, value: Any, known: Sequence[str] | Mapping[str, Any]) -> RequestError:
+    if value is None:
+        return _wrong(param, f"one of {', '.join(known)}", value)
+    allowed = ", ".join(f"'{one}'" for one in known)
+    sentence = f"Invalid value: '{str(value)[:_LONGEST_SHOWN]}'. Supported values of '{param}' are: {allowed}."
+    return bad_request(sentence, param)

@@ -1,0 +1,296 @@
+"""What `POST /v1/responses` is asked for, checked: what can be done, what means nothing, and what is refused by name.
+
+A model stands behind that the daemon's settings name, so `model` may be any name, and the response says who answered.
+What a provider cannot do is refused by it, when it is known which one it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import msgspec
+
+from miniclaw_sessions.core.history.pairing import open_calls, pair
+from miniclaw_sessions.core.protocol.encoding import encode_message
+from miniclaw_sessions.core.protocol.messages import Message, Role
+from miniclaw_sessions.core.protocol.options import FUNCTION, Options, TextFormat
+from miniclaw_sessions.files.formats.openai_items import to_messages
+from miniclaw_sessions.service.api.openai.errors import bad_request
+from miniclaw_sessions.service.api.openai.json_schema import check_schema
+from miniclaw_sessions.service.api.openai.response_input import OfTheService, check_input, not_taken
+from miniclaw_sessions.service.api.openai.response_shapes import CreateResponse, Document
+from miniclaw_sessions.service.api.openai.shapes import Item
+
+_REFUSED = {
+    "background": "an answer is given to whoever asks for it; a client that goes away finds it by its id",
+    "prompt": "there are no stored prompts; send instructions and input",
+    "top_logprobs": "no model here gives log probabilities",
+    "context_management": "the daemon summarizes by itself what the model's context cannot hold",
+    "moderation": "nobody moderates",
+    "access_programs": "they are OpenAI's own",
+    "image": "images are sent as they are",
+}
+"""Parameters that nothing stands behind, and why; a value that asks for nothing (false, 0, an empty list) is let
+through."""
+
+_LOGPROBS = "message.output_text.logprobs"
+_ECHOED = (
+    *("model", "instructions", "tools", "tool_choice", "parallel_tool_calls", "max_output_tokens", "temperature"),
+    *("top_p", "reasoning", "text", "metadata", "truncation", "user", "safety_identifier", "prompt_cache_key"),
+    *("max_tool_calls", "previous_response_id"),
+)
+"""What a response says again of its request."""
+
+_TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_OF_A_TOOL = frozenset({"type", "name", "description", "parameters", "strict"})
+
+
+class FunctionTool(msgspec.Struct, frozen=True):
+    """A function of the client's that the model may call; the client runs it."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for a response, checked.
+
+    Attributes:
+        messages: what is said, as messages that give back the items as they came.
+        instructions: what the model is told first in this response; None: what it is told everywhere else.
+        tools: what the model may call.
+        options: how it is asked.
+        echo: what the response says again of its request.
+        stores: whether the response is kept.
+        conversation: the conversation that it belongs to.
+        previous: the response that it follows.
+        stream: whether it is told as it is made.
+        key: the client's name for the request, which is done once.
+        is_repeated: whether the client says that it asked before.
+        of_the_service: what of the input only a service takes that speaks items itself.
+    """
+
+    messages: tuple[Message, ...]
+    instructions: str | None
+    tools: tuple[FunctionTool, ...]
+    options: Options
+    echo: Document
+    stores: bool
+    conversation: str | None
+    previous: str | None
+    stream: bool
+    key: str | None = None
+    is_repeated: bool = False
+    of_the_service: tuple[OfTheService, ...] = ()
+
+    @property
+    def is_done_once(self) -> bool:
+        """Whether a request that says the same is the same one."""
+        return self.is_repeated or self.key is not None
+
+    @property
+    def digest(self) -> str:
+        """What all requests have in common that say the same, and have the same name."""
+        return hashlib.sha256(msgspec.json.encode([self.mark, self.previous], order="sorted")).hexdigest()
+
+    @property
+    def mark(self) -> Document:
+        """What the entry says that the response begins with."""
+        belongs = {} if self.conversation is None else {"conversation": True}
+        named = {} if self.key is None else {"key": self.key}
+        said = hashlib.sha256()
+        for message in self.messages:
+            said.update(encode_message(message))
+        return {"inputs": len(self.messages), "digest": said.hexdigest(), **belongs, **named, **self.echo}
+
+
+def read_request(body: CreateResponse, key: str | None = None, *, is_repeated: bool = False) -> Wanted:
+    """Check a request.
+
+    Args:
+        body: what was sent.
+        key: the client's name for the request.
+        is_repeated: whether the client says that it asked before.
+
+    Raises:
+        RequestError: it is not one that can be answered; 400, with the parameter's name.
+    """
+    _refuse(body)
+    tools = _tools(body.tools or ())
+    choice, tools = _tool_choice(body.tool_choice, tools)
+    conversation, items = body.conversation, _items(body)
+    of_the_service = check_input(items)
+    return Wanted(
+        messages=tuple(to_messages(items)),
+        of_the_service=of_the_service,
+        instructions=body.instructions,
+        tools=tools,
+        options=Options(
+            temperature=body.temperature,
+            top_p=body.top_p,
+            max_output_tokens=body.max_output_tokens,
+            tool_choice=choice,
+            parallel_tool_calls=body.parallel_tool_calls if tools else None,
+            effort=None if body.reasoning is None else body.reasoning.effort,
+            verbosity=None if body.text is None else body.text.verbosity,
+            format=None if body.text is None else _format(body.text.format),
+        ),
+        echo={name: value for name in _ECHOED if (value := msgspec.to_builtins(getattr(body, name))) is not None}
+        | ({} if body.store is not False else {"store": False}),
+        stores=body.store is not False,
+        conversation=conversation if conversation is None or isinstance(conversation, str) else conversation.id,
+        previous=body.previous_response_id,
+        stream=body.stream is True,
+        key=key,
+        is_repeated=is_repeated,
+    )
+
+
+def _refuse(body: CreateResponse) -> None:
+    for name, why in _REFUSED.items():
+        if getattr(body, name):
+            raise not_taken(name, why)
+    if body.service_tier not in (None, "auto", "default"):
+        raise not_taken("service_tier", "there is one, default")
+    if _LOGPROBS in (body.include or ()):
+        raise not_taken("include", f"no model here gives log probabilities ({_LOGPROBS})")
+    if body.conversation is not None and body.previous_response_id is not None:
+        sentence = "Mutually exclusive parameters: 'conversation' and 'previous_response_id'. Ensure you are only "
+        raise bad_request(f"{sentence}providing one of them.", "conversation", "mutually_exclusive_parameters")
+
+
+# --- input -----------------------------------------------------------------------------------------------------------
+
+
+def _items(body: CreateResponse) -> Sequence[Item]:
+    if isinstance(body.input, str):
+        return [{"type": "message", "role": "user", "content": body.input}]
+    if not body.input:
+        raise bad_request("Missing required parameter: 'input'.", "input", "missing_required_parameter")
+    return body.input
+
+
+def check_calls(before: Sequence[Message], said: Sequence[Message], waiting: Collection[str]) -> None:
+    """Refuse what would leave a call without its output, or an output without its call.
+
+    Args:
+        before: the conversation that the input follows.
+        said: the input.
+        waiting: the ids of the calls there whose outputs a client owes.
+
+    Raises:
+        RequestError: a call has no output, or an output no call; or there is nothing that could be answered (400).
+    """
+    whole = [*before, *said]
+    answers = set(pair(whole).values())
+    for place, message in enumerate(whole[len(before) :], len(before)):
+        if message.is_tool_result and place not in answers:
+            sentence = f"No tool call found for function call output with call_id {message.tool_call_id}."
+            raise bad_request(sentence, "input")
+    owed = [call.id for call in open_calls(before) if call.id in waiting]
+    answered = {message.tool_call_id for message in said if message.is_tool_result}
+    missing = [call_id for call_id in owed if call_id not in answered] or [call.id for call in open_calls(said)]
+    if missing:
+        raise bad_request(f"No tool output found for function call {missing[0]}.", "input")
+    speakers = (Role.USER, Role.ASSISTANT, Role.TOOL_RESULT)
+    newest = next((one for one in reversed(whole) if one.role in speakers), None)
+    if newest is None:
+        sentence = "The input says nothing that can be answered: a message of 'user', or an output, is expected."
+        raise bad_request(sentence, "input")
+    if newest.is_assistant:
+        raise bad_request("The input ends with an answer; say something that can be answered.", "input")
+
+
+# --- tools -----------------------------------------------------------------------------------------------------------
+
+
+def _tools(given: Sequence[Document]) -> tuple[FunctionTool, ...]:
+    tools = tuple(_tool(tool, f"tools[{place}]") for place, tool in enumerate(given))
+    for place, tool in enumerate(tools):
+        if any(tool.name == other.name for other in tools[:place]):
+            raise bad_request(f"Duplicate tool name: '{tool.name}'.", f"tools[{place}].name")
+    return tools
+
+
+def _tool(tool: Document, name: str) -> FunctionTool:
+    if tool.get("type") != "function":
+        kind = str(tool.get("type"))[:50]
+        raise bad_request(
+            f"Unsupported value: '{kind}' is not supported with '{name}.type': the tools here are the client's own, "
+            "of type 'function'.",
+            f"{name}.type",
+            "unsupported_value",
+        )
+    for field in tool.keys() - _OF_A_TOOL:
+        if tool[field] not in (None, False):
+            raise not_taken(f"{name}.{field}"[:100], "a function has a name, a description and parameters")
+    called, described, parameters = tool.get("name"), tool.get("description"), tool.get("parameters")
+    if not isinstance(called, str) or not _TOOL_NAME.fullmatch(called):
+        sentence = f"Invalid '{name}.name': a text of 1 to 64 letters, digits, '_' and '-' is expected."
+        raise bad_request(sentence, f"{name}.name")
+    if not isinstance(described, str | None) or not isinstance(parameters, dict | None):
+        wrong = "parameters" if isinstance(described, str | None) else "description"
+        raise bad_request(f"Invalid type for '{name}.{wrong}'.", f"{name}.{wrong}", "invalid_type")
+    if parameters:
+        check_schema(parameters, f"{name}.parameters", "invalid_function_parameters")
+    return FunctionTool(called, described or "", parameters or {"type": "object", "properties": {}})
+
+
+def _tool_choice(
+    wanted: str | Document | None, tools: tuple[FunctionTool, ...]
+) -> tuple[str | None, tuple[FunctionTool, ...]]:
+    """The choice as an option, and the tools that are left to choose from."""
+    choice: str
+    match wanted:
+        case None | "auto":
+            return None, tools
+        case "none" | "required":
+            choice = wanted
+        case {"type": "function", "name": str(name)}:
+            choice = FUNCTION + _offered(name, tools)
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(allowed)}:
+            names = [tool.get("name") if isinstance(tool, dict) else None for tool in allowed]
+            names = [_offered(str(name), tools) for name in names]
+            tools, choice = tuple(tool for tool in tools if tool.name in names), mode
+        case _:
+            raise not_taken("tool_choice", "auto, none, required, a function or allowed functions are")
+    if not tools and choice != "none":
+        raise bad_request("Tool choice 'required' must be specified with 'tools' parameter.", "tool_choice")
+    return (choice if tools and choice != "auto" else None), tools
+
+
+def _offered(name: str, tools: Sequence[FunctionTool]) -> str:
+    if all(tool.name != name for tool in tools):
+        raise bad_request(f"Tool choice '{name[:64]}' not found in 'tools' parameter.", "tool_choice")
+    return name
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+
+
+def _format(given: Document | None) -> TextFormat | None:
+    match given:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return TextFormat()
+        case {"type": "json_schema", "name": str(name), "schema": dict(schema)}:
+            description, strict = given.get("description"), given.get("strict")
+            is_described = isinstance(description, str | None) and isinstance(strict, bool | None)
+            if is_described and _TOOL_NAME.fullmatch(name):
+                check_schema(schema, "text.format.schema", "invalid_json_schema")
+                return TextFormat(schema, name, description or "", strict)
+        case _:
+            pass
+    sentence = "Invalid 'text.format': one of type 'text', 'json_object', or 'json_schema' with name and schema."
+    raise bad_request(sentence, "text.format")
+
+
+def place_of(option: str) -> str:
+    """The parameter that an option of the model's comes from."""
+    known = {"effort": "reasoning.effort", "verbosity": "text.verbosity", "format": "text.format"}
+    return known.get(option, option)

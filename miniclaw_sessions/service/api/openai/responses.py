@@ -1,0 +1,311 @@
+"""Responses: a model's answers, kept in the tree of a session, so that one can be gone on from wherever it was given.
+
+A response without `conversation` begins a session of channel `resp`, and the one that names it as the previous one goes
+on behind it, in the same session: where that has gone on already, there are two branches. A response in a conversation
+is the next turn of that session, whoever else speaks there. Who goes on from such a response without the conversation
+gets a session of his own with a copy of that branch, because a conversation has one place where it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import anyio
+import msgspec
+from msgspec import Meta
+
+from miniclaw_sessions.errors import (
+    AgentError,
+    EntryNotFound,
+    ModelOverloaded,
+    ModelTimeout,
+    ModelUnavailable,
+    OptionRefused,
+    SessionDeleted,
+    SessionNotFound,
+    TurnCutOff,
+)
+from miniclaw_sessions.service.api.error_table import ANSWERING, RequestError, as_reply, as_request_error
+from miniclaw_sessions.service.api.event_stream import EVENT_STREAM, HEARTBEAT, HEARTBEAT_S, until_last
+from miniclaw_sessions.service.api.openai.conversations import is_repeated
+from miniclaw_sessions.service.api.openai.errors import code_of_failure, in_openai_form, not_found
+from miniclaw_sessions.service.api.openai.items import items_of
+from miniclaw_sessions.service.api.openai.response_events import EventWriter
+from miniclaw_sessions.service.api.openai.response_input import not_taken
+from miniclaw_sessions.service.api.openai.response_places import (
+    CHANNEL,
+    Place,
+    found_response,
+    gone,
+    is_running,
+    place_of_response,
+)
+from miniclaw_sessions.service.api.openai.response_request import Wanted, place_of, read_request
+from miniclaw_sessions.service.api.openai.response_shapes import EVENTS, CreateResponse, Response, ResponseDeleted
+from miniclaw_sessions.service.api.openai.shapes import MAX_PAGE, ItemList
+from miniclaw_sessions.service.api.openai.stored_responses import (
+    DELETED,
+    StoredResponse,
+    deleted_in,
+    document_of,
+    find_response,
+    response_id,
+    responses_in,
+)
+from miniclaw_sessions.service.api.operation import Stream, checked_idempotency_key, operation
+from miniclaw_sessions.service.api.sessions import DeleteSession, delete_session
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.service.api.context import Context, ResponseEvent
+
+ONE = "/v1/responses/{response_id}"
+_STATUS_WAIT_S = HEARTBEAT_S
+"""So long a stream may wait for the model's service, so that its refusal is a status; then it must show that it lives.
+"""
+
+
+class Create(msgspec.Struct, frozen=True):
+    """What is asked."""
+
+    body: CreateResponse
+    idempotency_key: str | None = None
+    retry_count: str | None = None
+
+
+class OneResponse(msgspec.Struct, frozen=True):
+    """A response, by its id.
+
+    Attributes:
+        stream: refused where it is true: events are streamed once.
+        starting_after: refused, as `stream`.
+    """
+
+    response_id: str
+    stream: bool | None = None
+    starting_after: int | None = None
+
+
+class InputItems(msgspec.Struct, frozen=True):
+    """A page of a response's input.
+
+    Attributes:
+        after: behind the item of this id.
+        limit: at most so many.
+        order: the newest first, or the oldest.
+    """
+
+    response_id: str
+    after: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 20
+    order: Literal["asc", "desc"] = "desc"
+
+
+# --- creating --------------------------------------------------------------------------------------------------------
+
+
+@operation(
+    "POST",
+    "/v1/responses",
+    Create,
+    Response,
+    media_types=("application/json", EVENT_STREAM),
+    events=EVENTS,
+    errors=(*ANSWERING, "response_in_progress"),
+    patient=True,
+    openai=True,
+)
+async def create_response(context: Context, request: Create) -> Response | Stream:
+    """Have the model answer, in a conversation, behind another response, or at the beginning of a new session.
+
+    With `stream`, as the typed events of the `openai` package. The turn is finished and saved even if the client goes
+    away, unless `store` is false: then nothing is kept.
+    """
+    key = checked_idempotency_key(request.idempotency_key)
+    name = None if key is None else f"{context.caller.name} {key}"
+    wanted = read_request(request.body, name, is_repeated=is_repeated(request.retry_count))
+    try:
+        context.responding().check(wanted)
+    except OptionRefused as error:
+        raise _refusal(error, wanted) from error
+    place = await place_of_response(context, wanted)
+    context.note(place.key.session_id)
+    if place.made is not None:
+        return Stream(_told_again(place.made), EVENT_STREAM) if wanted.stream else document_of(place.made)
+    if wanted.stream:
+        return Stream(_told(context, wanted, place), EVENT_STREAM)
+    last: ResponseEvent | None = None
+    try:
+        async with context.responding().respond(wanted, place) as events:
+            async for event in events:
+                last = event
+    except Exception as error:
+        raise _refusal(error, wanted) from error
+    if last is None or last.kind != "ended":
+        raise TurnCutOff
+    return await _document(last)
+
+
+def _refusal(error: Exception, wanted: Wanted) -> Exception:
+    """The error as the client is told it; the package asks again after most, which would say everything twice."""
+    if isinstance(error, OptionRefused):
+        return not_taken(place_of(error.option), str(error))
+    if isinstance(error, SessionNotFound | SessionDeleted | EntryNotFound):  # deleted while the request waited
+        return gone(wanted.previous) if wanted.previous else not_found("Conversation", wanted.conversation or "")
+    if not isinstance(error, AgentError) or _may_be_asked_again(error):
+        return error
+    refused = as_reply(error)  # which logs it
+    headers = {**refused.headers, "x-should-retry": "false"}
+    return RequestError(refused.status, refused.kind, refused.message, headers=headers, details=refused.details)
+
+
+_PASSING = (ModelOverloaded, ModelTimeout, ModelUnavailable)
+
+
+def _may_be_asked_again(error: AgentError) -> bool:
+    """Whether the package may ask again by its own rules: the model's service failed, and nothing is paid for twice."""
+    is_paid = error.usage is not None and error.usage.total > 0
+    return isinstance(error, _PASSING) and not is_paid
+
+
+async def _document(event: ResponseEvent) -> Response:
+    """The response when it is over, as it is stored."""
+    found = await find_response(event.session, event.mark.id)
+    if found is None:
+        raise not_found("Response", response_id(event.session.session_id, event.mark.id))
+    return document_of(found)
+
+
+# --- streaming -------------------------------------------------------------------------------------------------------
+
+
+async def _told_again(made: StoredResponse) -> AsyncGenerator[bytes, None]:
+    """The events of a response that was made before, at once."""
+    writer = EventWriter(made.mark.id)
+    begun = StoredResponse(made.session_id, made.mark)
+    yield b"".join([*writer.begun(document_of(begun, is_running=True)), *writer.ended(document_of(made))])
+
+
+async def _told(context: Context, wanted: Wanted, place: Place) -> AsyncGenerator[bytes, None]:
+    """The events as they happen; what fails before the first is raised, so that it becomes a status."""
+    told: ResponseEvent | None = None
+    writer: EventWriter | None = None
+    is_sent = False
+    try:
+        async with context.responding().respond(wanted, place) as events:
+            first: list[ResponseEvent] = []
+            with anyio.move_on_after(_STATUS_WAIT_S):
+                while not first or first[-1].kind == "begun":  # a service that refuses does so before anything else
+                    first.append(await anext(events))
+            if not first:
+                is_sent = True
+                yield HEARTBEAT
+            async for event in until_last(events, lambda one: one.kind == "ended", first):
+                is_sent = True
+                if event is None:
+                    yield HEARTBEAT
+                    continue
+                told = event
+                writer = writer or EventWriter(event.mark.id)
+                if written := await _written(writer, event):
+                    yield b"".join(written)
+    except Exception as error:
+        if not is_sent:
+            raise _refusal(error, wanted) from error
+        yield b"".join(await _failed(writer or EventWriter(""), told, error, wanted))
+
+
+async def _written(writer: EventWriter, event: ResponseEvent) -> list[bytes]:
+    match event.kind:
+        case "begun":
+            begun = StoredResponse(event.session.session_id, event.mark)
+            return writer.begun(document_of(begun, is_running=True))
+        case "answering":
+            return []
+        case "text":
+            return writer.text(event.text)
+        case "reasoning":
+            return writer.reasoning(event.text)
+        case "replied":
+            return writer.replied()
+        case _:
+            return writer.ended(await _document(event))
+
+
+async def _failed(writer: EventWriter, event: ResponseEvent | None, error: Exception, wanted: Wanted) -> list[bytes]:
+    """What is told of a failure when the status is sent already."""
+    refused = in_openai_form(as_reply(_refusal(error, wanted)))
+    found = None if event is None else await find_response(event.session, event.mark.id)
+    if found is None:
+        return writer.error(refused.kind, refused.message)
+    found.error = found.error or failure_of(error)
+    return writer.ended(document_of(found))
+
+
+def failure_of(error: Exception) -> dict[str, str]:
+    """What a response says of why it failed."""
+    if (refused := as_request_error(error)) is None:
+        return {"code": "server_error", "message": "the answer failed; the daemon's log has the details"}
+    return {"code": code_of_failure(refused), "message": refused.message}
+
+
+# --- what is kept ----------------------------------------------------------------------------------------------------
+
+
+@operation("GET", ONE, OneResponse, Response, openai=True)
+async def retrieve_response(context: Context, request: OneResponse) -> Response:
+    """A response that was kept, as it is now. Its events are streamed once, to the request that made it."""
+    for name, value in (("stream", request.stream), ("starting_after", request.starting_after)):
+        if value:
+            raise not_taken(name, "events are streamed once, to the request that made it; retrieve it without")
+    session, found = await found_response(context, request.response_id)
+    return document_of(found, is_running=await is_running(context, session, found))
+
+
+@operation("DELETE", ONE, OneResponse, ResponseDeleted, openai=True)
+async def delete_response(context: Context, request: OneResponse) -> ResponseDeleted:
+    """Forget a response. What was said stays while its conversation does, or another response of its session.
+
+    The session goes with the last of them, if it belongs to no conversation.
+    """
+    session, found = await found_response(context, request.response_id)
+    left = [entry_id for entry_id in await responses_in(session) if entry_id != found.mark.id]
+    if session.key.channel == CHANNEL and not left:
+        await delete_session.handler(context, DeleteSession(session.session_id))
+    else:
+        unit = session.unit()
+        unit.add_own_metadata({DELETED: [*deleted_in(session), found.mark.id]})
+        await unit.save()
+    return ResponseDeleted(id=found.id)
+
+
+@operation("POST", f"{ONE}/cancel", OneResponse, Response, errors=("turn_taken",), patient=True, openai=True)
+async def cancel_response(context: Context, request: OneResponse) -> Response:
+    """Stop a response that is being made; what was said by then is kept. One that is over is given as it is."""
+    session, found = await found_response(context, request.response_id)
+    if context.responding().stop(found.mark.id):
+        async with session.journal.between_turns():
+            pass
+        session, found = await found_response(context, request.response_id)
+    elif await is_running(context, session, found):
+        sentence = "Another gateway makes this response; cancel it there."
+        raise RequestError(409, "turn_taken", sentence)
+    return document_of(found)
+
+
+@operation("GET", f"{ONE}/input_items", InputItems, ItemList, openai=True)
+async def list_input_items(context: Context, request: InputItems) -> ItemList:
+    """The items that a response's request brought; those of what it follows belong to the responses before it."""
+    _, found = await found_response(context, request.response_id)
+    items = [item for entry in found.inputs for item in items_of(entry)]
+    if request.order == "desc":
+        items.reverse()
+    if request.after is not None:
+        place = next((place for place, item in enumerate(items) if item["id"] == request.after), None)
+        if place is None:
+            raise not_found("Item", request.after)
+        items = items[place + 1 :]
+    return ItemList.holding(items[: request.limit], has_more=len(items) > request.limit)
+
+
+OPERATIONS = (create_response, retrieve_response, delete_response, cancel_response, list_input_items)

@@ -1,0 +1,210 @@
+"""A session's tree (document 003): look at it, go elsewhere in it, label, compact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import orjson
+from msgspec import Meta
+
+from miniclaw_sessions.core.history.compaction import count_tokens, tokens_of
+from miniclaw_sessions.core.history.transcript import Transcript
+from miniclaw_sessions.core.protocol.encoding import encode_entry
+from miniclaw_sessions.core.protocol.entries import Custom, Entry, Label, LeafMove
+from miniclaw_sessions.service.api.error_table import RequestError, invalid
+from miniclaw_sessions.service.api.messages import checked_message, message_document
+from miniclaw_sessions.service.api.operation import Stream, document_in_pieces, large_reply, operation
+from miniclaw_sessions.service.api.sessions import ONE, OneSession, session_reply
+from miniclaw_sessions.service.api.shapes import (
+    BranchReply,
+    Compact,
+    CompactionReply,
+    ContextReply,
+    EntryIdReply,
+    GoTo,
+    MovedReply,
+    SetLabel,
+    TreeReply,
+)
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.core.session import Session
+    from miniclaw_sessions.service.api.context import Context
+
+MAX_BRANCH = 10_000
+"""Entries of a branch in one reply."""
+
+
+# --- looking ---------------------------------------------------------------------------------------------------------
+
+
+@operation("GET", f"{ONE}/tree", OneSession, TreeReply, patient=True)
+async def show_tree(context: Context, request: OneSession) -> Stream:
+    """Who follows whom, and the labels; what was said is in the transcript."""
+    transcript = await _shape_of(await context.find(request.session_id))
+    about = {
+        "session_id": transcript.session_id,
+        "leaf_id": transcript.leaf_id,
+        "labels": dict(transcript.labels),
+        "problems": transcript.problems,
+        "roots": _ids_of(transcript, None),
+    }
+    return Stream(document_in_pieces(about, "children", _encoded_children(transcript), brackets=b"{}"))
+
+
+async def _shape_of(session: Session) -> Transcript:
+    """The tree with entries that hold nothing: a transcript may be larger than the memory."""
+    transcript = Transcript(session_id=session.session_id)
+    async for entry in session.tree.read_entries(transcript.problems):
+        transcript.add(_without_content(entry))
+    return transcript
+
+
+def _without_content(entry: Entry) -> Entry:
+    if isinstance(entry, LeafMove | Label):
+        return entry
+    kind = entry.custom_type if isinstance(entry, Custom) else ""  # which says whether it moves the leaf
+    return Custom(id=entry.id, parent_id=entry.parent_id, timestamp=entry.timestamp, custom_type=kind)
+
+
+def _encoded_children(transcript: Transcript) -> Iterator[bytes]:
+    """Who follows whom, one JSON pair for each entry that something follows."""
+    for entry in transcript.entries:
+        if children := _ids_of(transcript, entry.id):
+            yield orjson.dumps(entry.id) + b":" + orjson.dumps(children)
+
+
+def _ids_of(transcript: Transcript, parent_id: str | None) -> list[str]:
+    return [entry.id for entry in transcript.children(parent_id)]
+
+
+class ShowBranch(msgspec.Struct, frozen=True):
+    """The branch that ends at an entry, or at the leaf.
+
+    Attributes:
+        entry_id: where it ends; by default at the leaf.
+        limit: at most so many of its newest entries.
+    """
+
+    session_id: str
+    entry_id: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_BRANCH)] = 1000
+
+
+@operation("GET", f"{ONE}/branch", ShowBranch, BranchReply, errors=("entry_not_found",), patient=True)
+async def show_branch(context: Context, request: ShowBranch) -> Stream:
+    """The newest entries of one branch, from the root to an entry; its first one's parent ends the page before."""
+    session = await context.find(request.session_id)
+
+    async def read() -> tuple[dict[str, Any], Iterable[bytes]]:
+        path = await session.tree.get_branch(request.entry_id, limit=request.limit + 1)
+        final = session.journal.final_sequence
+        shown = (entry for entry in path[-request.limit :] if entry.sequence <= final)
+        return {"truncated": len(path) > request.limit}, map(encode_entry, shown)
+
+    return large_reply(context, "entries", read)
+
+
+@operation("GET", f"{ONE}/context", OneSession, ContextReply, patient=True)
+async def show_context(context: Context, request: OneSession) -> Stream:
+    """What may be sent to a model at the leaf."""
+    session = await context.find(request.session_id)
+
+    async def read() -> tuple[dict[str, Any], Iterable[bytes]]:
+        about = msgspec.structs.asdict(await session.get_context())
+        messages = about.pop("messages")
+        return about, (orjson.dumps(message_document(message)) for message in messages)
+
+    return large_reply(context, "messages", read)
+
+
+# --- changing --------------------------------------------------------------------------------------------------------
+
+
+class GoToRequest(msgspec.Struct, frozen=True):
+    """Where the conversation is to go on.
+
+    Attributes:
+        if_leaf: only if this entry is the leaf (empty: the root); not with a summary.
+    """
+
+    session_id: str
+    body: GoTo
+    if_leaf: str | None = None
+
+
+@operation("POST", f"{ONE}/branch", GoToRequest, MovedReply, errors=("entry_not_found",))
+async def go_to(context: Context, request: GoToRequest) -> MovedReply:
+    """Go back to an entry, or to the root, with or without a summary of what is left, and say something there."""
+    session = await context.find(request.session_id)
+    wanted = request.body
+    then = [checked_message(message) for message in wanted.then]
+    if wanted.summary and then:
+        raise invalid("send a summary or messages, not both", param="then")
+    if wanted.summary and request.if_leaf is not None:
+        raise invalid("if_leaf does not go with a summary", param="if_leaf")
+    if wanted.summary:
+        await session.tree.branch_with_summary(wanted.entry_id, wanted.summary)
+    else:
+        await session.tree.branch(wanted.entry_id, then=then, if_leaf=request.if_leaf)
+    return MovedReply(leaf_id=session.leaf_id, session=session_reply(session))
+
+
+class SetLabelRequest(msgspec.Struct, frozen=True):
+    """A bookmark."""
+
+    session_id: str
+    body: SetLabel
+
+
+@operation("POST", f"{ONE}/labels", SetLabelRequest, EntryIdReply, status=201, errors=("entry_not_found",))
+async def set_label(context: Context, request: SetLabelRequest) -> EntryIdReply:
+    """Bookmark an entry, or remove its bookmark."""
+    session = await context.find(request.session_id)
+    return EntryIdReply(id=await session.tree.set_label(request.body.entry_id, request.body.label))
+
+
+class CompactRequest(msgspec.Struct, frozen=True):
+    """What is to be kept, and by whose summary."""
+
+    session_id: str
+    body: Compact
+
+
+@operation(
+    "POST",
+    f"{ONE}/compact",
+    CompactRequest,
+    CompactionReply,
+    errors=("entry_not_found", "unsafe_compaction", "no_model", "budget_spent"),
+    patient=True,
+)
+async def compact_session(context: Context, request: CompactRequest) -> CompactionReply:
+    """Let a summary stand for the older part of the branch: the client's, or the model's."""
+    session = await context.find(request.session_id)
+    wanted = request.body
+    if wanted.summary is not None:
+        return await _compact_by_hand(session, wanted, wanted.summary)
+    if wanted.first_kept_entry_id is not None or wanted.tokens_before is not None:
+        raise invalid("this goes with a summary; send one", param="summary")
+    if context.summarizer is None:
+        raise RequestError(422, "no_model", "there is no model that could summarize; send a summary", param="summary")
+    await context.may_spend(session)
+    outcome = await session.compact(context.summarizer, keep_tokens=wanted.keep_tokens)
+    return CompactionReply(**msgspec.to_builtins(outcome))
+
+
+async def _compact_by_hand(session: Session, wanted: Compact, summary: str) -> CompactionReply:
+    if not summary.strip():
+        raise invalid("the summary is empty; say something", param="summary")
+    before = wanted.tokens_before
+    if before is None:
+        before = tokens_of((await session.tree.read_branch()).entries)
+    entry_id = await session.tree.append_compaction(summary, wanted.first_kept_entry_id, before)
+    after = count_tokens((await session.get_context()).messages)
+    return CompactionReply(status="done", entry_id=entry_id, tokens_before=before, tokens_after=after)
+
+
+OPERATIONS = (show_tree, show_branch, go_to, show_context, set_label, compact_session)

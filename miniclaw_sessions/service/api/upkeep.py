@@ -1,0 +1,168 @@
+"""Upkeep of a workspace: back it up, expire what nobody uses, bring that back, acknowledge what was lost."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from anyio import to_thread
+
+from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.service.api.error_table import invalid
+from miniclaw_sessions.service.api.operation import operation
+from miniclaw_sessions.service.api.service import Nothing
+from miniclaw_sessions.service.api.sessions import ONE, OneSession, session_reply
+from miniclaw_sessions.service.api.shapes import AcknowledgedReply, BackUp, BackupReply, Reply, SessionReply, SweepReply
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.files.transfer.backup import BackupReport
+    from miniclaw_sessions.service.api.context import Context
+
+
+_RESTORING = ("session_exists", "not_archived")
+
+
+class BackUpRequest(msgspec.Struct, frozen=True):
+    """Where to."""
+
+    body: BackUp
+
+
+@operation("POST", "/v1/backup", BackUpRequest, BackupReply, scope="admin", status=201, patient=True)
+async def back_up(context: Context, request: BackUpRequest) -> BackupReply:
+    """Copy the whole workspace into a directory, consistently, while it is used.
+
+    Raises:
+        RequestError: the directory is not named by its whole path.
+        ConfigError: it is there already, or cannot be written.
+    """
+    from miniclaw_sessions.core.persistence.recovery import Progress  # noqa: PLC0415 - heavy
+    from miniclaw_sessions.files.transfer import backup  # noqa: PLC0415 - heavy
+
+    target = Path(request.body.directory)
+    if not target.is_absolute() or "\0" in request.body.directory:
+        raise invalid("name the directory by its whole path, which begins with /", param="directory")
+    manager = context.manager
+
+    def report(stage: str, done: int, total: int | None) -> None:
+        manager.on_progress(Progress(stage, done, total or 0))
+
+    try:
+        made = await backup.back_up(manager, target, report)
+    except ConfigError as error:
+        (sentence,) = context.without_paths([str(error)])
+        raise ConfigError(sentence) from error
+    reply = backup_reply(made, target)
+    return msgspec.structs.replace(reply, problems=context.without_paths(reply.problems))
+
+
+def backup_reply(report: BackupReport, directory: Path) -> BackupReply:
+    """What there is to say of a backup."""
+    return BackupReply.of(report, directory=str(directory), files=len(report.files))
+
+
+class BackupRow(Reply, kw_only=True):
+    """Where a backup was made, and when that began."""
+
+    path: str
+    made_at: datetime
+
+
+class BackupsReply(Reply, kw_only=True):
+    """The backups that may still be there, oldest first."""
+
+    backups: list[BackupRow]
+
+
+class QuarantinedRow(Reply, kw_only=True):
+    """A damaged file: its name in the quarantine, what it was called, why and when it was set aside, its size."""
+
+    name: str
+    file: str
+    reason: str
+    at: datetime | None
+    bytes: int
+
+
+class QuarantineReply(Reply, kw_only=True):
+    """What was set aside, the newest first."""
+
+    files: list[QuarantinedRow]
+
+
+@operation("GET", "/v1/backups", Nothing, BackupsReply, reads=False)
+async def list_backups(context: Context, request: Nothing) -> BackupsReply:
+    """Where backups were made that may still be there; only an admin learns their whole paths."""
+    from miniclaw_sessions.core.persistence.backups import known_backups  # noqa: PLC0415 - heavy
+
+    del request
+    where = context.manager.workspace
+    known = [] if where is None else await to_thread.run_sync(known_backups, where)
+    is_whole = context.caller.may("admin")
+    rows = [BackupRow(path=one.path if is_whole else Path(one.path).name, made_at=one.made_at) for one in known]
+    return BackupsReply(backups=rows)
+
+
+@operation("GET", "/v1/quarantine", Nothing, QuarantineReply, reads=False)
+async def list_quarantine(context: Context, request: Nothing) -> QuarantineReply:
+    """The damaged files that were set aside, and why; each is a decision for a person."""
+    from miniclaw_sessions.core.persistence.quarantine import Quarantine  # noqa: PLC0415 - heavy
+
+    del request
+    where = context.manager.workspace
+    if where is None:
+        return QuarantineReply(files=[])
+    quarantine = Quarantine(where / "quarantine", max_files=0, max_bytes=0)  # only to look
+    files = await to_thread.run_sync(quarantine.files)
+    rows = [QuarantinedRow.of(one) for one in files]
+    reasons = context.without_paths([row.reason for row in rows])
+    return QuarantineReply(
+        files=[msgspec.structs.replace(row, reason=reason) for row, reason in zip(rows, reasons, strict=True)]
+    )
+
+
+class Sweep(msgspec.Struct, frozen=True):
+    """How.
+
+    Attributes:
+        dry_run: change nothing, and tell what would expire.
+    """
+
+    dry_run: bool = False
+
+
+@operation("POST", "/v1/sweep", Sweep, SweepReply, scope="admin", reads=True, patient=True)
+async def sweep(context: Context, request: Sweep) -> SweepReply:
+    """Expire now what was idle for longer than its time to live: to the archive, where the setting says so.
+
+    Raises:
+        ReadOnlyWorkspace: it can only be read; a dry run can be made.
+    """
+    return SweepReply.of(await context.manager.sweep(dry_run=request.dry_run))
+
+
+@operation("POST", f"{ONE}/unarchive", OneSession, SessionReply, status=201, errors=_RESTORING, patient=True)
+async def unarchive_session(context: Context, request: OneSession) -> SessionReply:
+    """Bring an expired session back from the archive, whole; its time to live starts again."""
+    return session_reply(await context.manager.restore(request.session_id))
+
+
+class AcknowledgeLosses(msgspec.Struct, frozen=True):
+    """Which losses.
+
+    Attributes:
+        session_id: of this session; by default of all.
+    """
+
+    session_id: str | None = None
+
+
+@operation("POST", "/v1/losses/acknowledge", AcknowledgeLosses, AcknowledgedReply, scope="admin")
+async def acknowledge_losses(context: Context, request: AcknowledgeLosses) -> AcknowledgedReply:
+    """Tell no more of what was lost with a former store."""
+    return AcknowledgedReply(acknowledged=await context.manager.acknowledge_losses(request.session_id))
+
+
+OPERATIONS = (back_up, list_backups, list_quarantine, sweep, unarchive_session, acknowledge_losses)

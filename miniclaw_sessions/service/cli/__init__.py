@@ -1,0 +1,95 @@
+"""The command line: one command per thing to do, text for people, `--json` for programs.
+
+Exit statuses, for every command:
+
+| Status | Meaning |
+|---|---|
+| 0 | done; for `check`: everything is sound |
+| 1 | it could not be done (one line on standard error says why); for `check`: something is damaged |
+| 2 | the command line is wrong |
+| 3 | `check` could not look |
+| 130 | interrupted from the keyboard |
+
+`serve` ends with the statuses of `miniclaw_sessions.service.gateway.exit_status`, which tell a service manager more.
+
+Standard output carries the answer and nothing else; progress, questions, notes and errors go to standard error. Nothing
+heavy is imported before it is known what is asked for.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+from miniclaw_sessions import __version__
+
+PROGRAM = "miniclaw-sessions"
+INTERRUPTED = 130
+
+_OF_THE_EXTRA = frozenset(
+    {"typer", "click", "rich", "prompt_toolkit", "markdown_it", "uvicorn", "httptools", "prometheus_client"}
+)
+"""What commands and the daemon load, and a program that only uses the library does without."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit status.
+
+    Args:
+        arguments: without the program's name; those of this process by default.
+    """
+    _open_what_was_closed()
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a character shows its code
+    try:
+        if given == ["--version"]:  # asked for by other programs, again and again
+            status = print_version()
+        else:
+            from miniclaw_sessions.service.cli.app import run  # noqa: PLC0415 - an interrupt during the import is handled too
+
+            status = run(given)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # noqa: BLE001 - the last edge: every error becomes one line
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _OF_THE_EXTRA:
+            return _tell_what_to_install(error.name)
+        from miniclaw_sessions.service.cli.failures import tell  # noqa: PLC0415 - only a failure pays for it
+
+        return tell(error, debug="--debug" in given)
+    return status
+
+
+def _open_what_was_closed() -> None:
+    """Let standard streams that the caller has closed lead nowhere: the next file opened would take their place."""
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != descriptor:
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 - for the process's life
+
+
+def _tell_what_to_install(lacking: str | None) -> int:
+    from miniclaw_sessions.errors import to_install  # noqa: PLC0415 - only a failure pays for it
+
+    sentence = f"commands need {lacking}, which the library does without: {to_install('daemon')}"
+    print(f"error: {sentence}", file=sys.stderr)  # noqa: T201 - this is what the function is for
+    return 1
+
+
+def print_version() -> int:
+    """Show the version; nothing else is loaded for it."""
+    print(f"{PROGRAM} {__version__}")  # noqa: T201 - this is the answer
+    return 0

@@ -1,0 +1,353 @@
+"""A conversation with the model: typed in a terminal, piped in line by line, or one message from the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from anyio import create_task_group, to_thread
+
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.errors import InvalidMessage, SessionNotFound, SessionsError
+from miniclaw_sessions.service.cli.answer import Answer
+from miniclaw_sessions.service.cli.chat_moves import Moves
+from miniclaw_sessions.service.cli.failures import sentence
+from miniclaw_sessions.service.cli.invocation import Invocation, command
+from miniclaw_sessions.service.cli.names import complete_session, find_session
+from miniclaw_sessions.service.cli.output import message_block, one_line
+from miniclaw_sessions.service.cli.sessions import shown_messages
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from miniclaw_sessions.service.cli.keyboard import Keyboard
+    from miniclaw_sessions.service.client import Client, ClientSession
+
+app = typer.Typer()
+
+COMMANDS = {
+    "/retry": "let the last message be answered once more",
+    "/edit": "change the last message and say it again; /edit TEXT says TEXT in its place",
+    "/approve": "let a tool do what it has asked for; a yes does the same",
+    "/deny": "do not let it; so does a no",
+    "/stop": "stop what is being answered in this conversation, by whomever it was asked",
+    "/tree": "show all that was said, on every branch",
+    "/branch": "list the branches; /branch ENTRY goes back to one, by the end of its id or a label",
+    "/compact": "let a summary stand for the older part",
+    "/model": "show which model answers; /model NAME changes it, in this conversation",
+    "/usage": "show what this conversation has used",
+    "/history": "show the messages that a model would be reminded of",
+    "/new": "begin anew; the transcript is kept (/clear does the same)",
+    "/resume": "go on with another conversation; /resume NAME with the one that has this in its id or title",
+    "/rename": "give the conversation a title: /rename TITLE",
+    "/help": "show this",
+    "/quit": "leave; so does Ctrl-D",
+}
+_WITH_ARGUMENT = ("/edit ", "/branch ", "/resume ", "/rename ", "/model ")
+_KEYS = "Enter sends, Alt-Enter begins a new line, Tab completes, Esc or Ctrl-C stops an answer"
+
+
+@command(
+    app,
+    examples={
+        "chat": "go on with your own conversation",
+        "chat --continue": "go on with the one that was used last, in whatever channel",
+        "chat --resume": "choose one",
+        "chat 'trip to rome'": "the one that has this in its title",
+        "chat --message 'What did I ask yesterday?'": "one answer, and out",
+        "chat --message - < letter.txt": "a message of many lines",
+    },
+)
+async def chat(  # noqa: PLR0913 - one for each option
+    invocation: Invocation,
+    *,
+    session_id: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SESSION",
+            help="Which conversation: an id, or a unique beginning or part of an id or a title.",
+            show_default="your own",
+            autocompletion=complete_session,
+        ),
+    ] = None,
+    message: Annotated[
+        str | None, typer.Option("--message", "-m", help="Say this and leave; - reads standard input.")
+    ] = None,
+    continues: Annotated[bool, typer.Option("--continue", "-c", help="The conversation that was used last.")] = False,
+    resumes: Annotated[bool, typer.Option("--resume", "-r", help="Choose a conversation from a list.")] = False,
+    channel: Annotated[str | None, typer.Option(help="The conversation's channel.", show_default="cli")] = None,
+    chat_id: Annotated[
+        str | None, typer.Option(help="Which chat of the channel.", show_default="your user name")
+    ] = None,
+) -> None:
+    """Talk to the model; the conversation is kept. Without a terminal, each line of standard input is a message."""
+    if sum((session_id is not None, continues, resumes, chat_id is not None)) > 1:
+        raise typer.BadParameter("name one conversation: SESSION, --continue, --resume or --chat-id")
+    text = None if message is None else _whole(sys.stdin.read() if message == "-" else message)
+    if session_id is None and not continues and not resumes:
+        SessionKey.of(_channel(channel), _chat_id(chat_id))  # refused before anything is opened
+    async with invocation.sessions(create=True) as client:
+        if session_id is not None:
+            session = await find_session(client, session_id)
+        elif continues:
+            session = await client.continue_recent(channel=channel)
+        elif resumes:
+            session = await _picked(client, channel)
+        else:
+            session = client.session(SessionKey.of(_channel(channel), _chat_id(chat_id)).session_id)
+        conversation = Conversation(invocation, client, session)
+        if text is not None:
+            await conversation.say(text)
+        elif sys.stdin.isatty():
+            await conversation.hold()
+        else:
+            await conversation.read_lines()
+
+
+def _channel(channel: str | None) -> str:
+    return "cli" if channel is None else channel
+
+
+def _chat_id(chat_id: str | None) -> str:
+    if chat_id is not None:
+        return chat_id
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return f"uid{os.getuid()}"
+
+
+async def _picked(client: Client, channel: str | None) -> ClientSession:
+    from miniclaw_sessions.service.cli.picker import pick_session  # noqa: PLC0415 - loads prompt_toolkit
+
+    return await pick_session(client, channel)
+
+
+def _whole(text: str) -> str:
+    """A message given at once, which must not be empty."""
+    if not text.strip():
+        raise InvalidMessage("the message is empty; say something")
+    return _checked(text.strip(), "the message")
+
+
+def _checked(text: str, place: str) -> str:
+    """Text from a pipe or an argument; bytes that are not UTF-8 are in it as lone surrogates."""
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise InvalidMessage(f"{place} is not valid UTF-8; convert it first, for example with iconv")
+    return text
+
+
+async def _lines() -> AsyncIterator[str]:
+    """Standard input, line by line; nothing else waits meanwhile."""
+    while line := await to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
+        yield line.rstrip("\n")
+
+
+class Conversation:
+    """One chat, as the person at the terminal sees it."""
+
+    def __init__(self, invocation: Invocation, client: Client, session: ClientSession) -> None:
+        self._invocation = invocation
+        self._console = invocation.console
+        self._client = client
+        self._session = session
+        self._moves = Moves(invocation, session)
+        self._keyboard: Keyboard | None = None
+
+    async def hold(self) -> None:
+        """Read and answer until the person leaves; an error ends an answer, not the conversation."""
+        from miniclaw_sessions.service.cli.keyboard import Keyboard  # noqa: PLC0415 - loads prompt_toolkit
+
+        self._keyboard = Keyboard(COMMANDS, keeps_history=not self._invocation.loaded.settings.encryption.key_file)
+        await self._greet()
+        goes_on = True
+        while goes_on:
+            try:
+                line = await self._keyboard.line("you> ")
+            except (EOFError, KeyboardInterrupt):
+                return
+            try:
+                goes_on = await self.obey(line.strip())
+            except (SessionsError, OSError) as error:
+                self._invocation.tell(f"error: {sentence(error)}", "red")
+
+    async def read_lines(self) -> None:
+        """Take each line of standard input, until one of them says to leave."""
+        number = 0
+        async for line in _lines():
+            number += 1
+            if not await self.obey(_checked(line, f"line {number}").strip()):
+                return
+
+    async def obey(self, text: str) -> bool:  # noqa: C901, PLR0912 - one case for each command
+        """Obey a command or say a message; whether the conversation goes on."""
+        name, _, rest = text.partition(" ") if text.startswith(_WITH_ARGUMENT) else (text, "", "")
+        rest = rest.strip()
+        match name:
+            case "":
+                pass
+            case "/quit" | "/exit":
+                return False
+            case "/help":
+                self._help()
+            case "/history":
+                await self._show_history()
+            case "/new" | "/clear":
+                await self._begin_anew()
+            case "/stop":
+                await self._stop_others()
+            case "/approve" | "/deny":
+                await self._decide(agrees=name == "/approve")
+            case "/resume":
+                await self._change_to(rest)
+            case "/rename":
+                await self._rename(rest)
+            case "/retry":
+                await self._moves.to_newest_question()
+                await self.say(None)
+            case "/edit":
+                await self._edit(rest)
+            case "/tree":
+                await self._moves.show_tree()
+            case "/branch" if rest:
+                await self._moves.to_entry(rest)
+            case "/branch":
+                await self._moves.list_branches()
+            case "/model":
+                await self._choose_model(rest)
+            case "/usage":
+                await self._show_usage()
+            case "/compact":
+                await self._moves.compact()
+            case _ if name.startswith("/") and not name.startswith("//"):
+                unknown = one_line(name.split(maxsplit=1)[0])
+                hint = "/help lists them, // begins a message with a slash"
+                self._invocation.tell(f"no such command: {unknown}; {hint}", "yellow")
+            case _:
+                await self.say(text.removeprefix("/") if text.startswith("//") else text)
+        return True
+
+    async def _choose_model(self, wanted: str) -> None:
+        """Show which model answers, or change it."""
+        from miniclaw_sessions.agent.choosing import choose  # noqa: PLC0415 - few need it
+
+        models, key = await self._client.models(), SessionKey.parse(self._session.session_id)
+        session = await self._client.get_or_create(key.channel, key.chat_id)  # which may have been said nothing yet
+        name, sentence = choose(models, wanted, (await session.info()).chosen_model)
+        if name is not None:
+            await self._session.update(provider=models[name], model=name)
+        self._invocation.tell(one_line(sentence))
+
+    async def _show_usage(self) -> None:
+        from miniclaw_sessions.service.cli.usage import print_usage  # noqa: PLC0415 - few need it
+
+        report = await self._client.usage(session_id=self._session.session_id)
+        if self._invocation.as_json:
+            self._invocation.print_json(report)
+        else:
+            print_usage(self._invocation, "day", report)
+
+    async def _decide(self, *, agrees: bool) -> None:
+        """Answer what waits for a yes or no."""
+        if pending := await self._session.list_approvals():
+            await self.say(None, approvals={call.id: agrees for call in pending})
+        else:
+            self._invocation.tell("nothing waits for an approval")
+
+    async def say(self, text: str | None, *, approvals: dict[str, bool] | None = None) -> None:
+        """Say something and show the answer as it comes; Ctrl-C or Esc stops it. None: answer the last message again.
+
+        Args:
+            text: what is said.
+            approvals: a yes or no to calls that wait for it, in place of that.
+
+        Raises:
+            SessionsError: there is no answer, or only a part of it.
+            KeyboardInterrupt: it was stopped, and nobody is there who would go on.
+        """
+        from miniclaw_sessions.service.cli.keyboard import stop_presses  # noqa: PLC0415 - only answers need it
+
+        answer = Answer(self._invocation)
+        is_said = text is not None and not text.startswith("/")  # what begins so is a command of ours, or words
+        with answer, stop_presses(None if self._keyboard is None else self._keyboard.input) as presses:
+            async with create_task_group() as tasks:
+
+                async def stop_when_asked() -> None:
+                    await presses.wait()
+                    answer.stopping()
+                    await self._session.stop()
+                    await presses.wait()  # whoever presses again does not want to wait for the end of it
+                    tasks.cancel_scope.cancel()
+
+                tasks.start_soon(stop_when_asked, name="stop")
+                async with self._session.chat(text, approvals=approvals, commands=is_said) as events:
+                    async for event in events:
+                        answer.show(event)
+                tasks.cancel_scope.cancel()
+        answer.end(self._session.session_id, was_stopped=presses.count > 0)
+        if presses.count and self._keyboard is None:
+            raise KeyboardInterrupt
+
+    async def _edit(self, rest: str) -> None:
+        """Say the last message differently."""
+        question = await self._moves.newest_question()
+        if not rest and self._keyboard is None:
+            self._invocation.tell("say what stands in its place: /edit TEXT", "yellow")
+            return
+        if not rest and self._keyboard is not None:
+            with contextlib.suppress(EOFError, KeyboardInterrupt):
+                rest = (await self._keyboard.line("edit> ", question)).strip()
+        if rest:
+            await self._moves.before_newest_question()
+            await self.say(rest)
+
+    async def _greet(self) -> None:
+        past = "a new conversation"
+        with contextlib.suppress(SessionNotFound):
+            info = await self._session.info()
+            past = f"{info.messages:,} messages so far" if info.messages else past
+            past = f"{one_line(info.title)} · {past}" if info.title else past
+        self._console.print(f"{one_line(self._session.session_id)} · {past} · /help", style="dim")
+
+    def _help(self) -> None:
+        for name, meaning in COMMANDS.items():
+            self._console.print(f"{name:10}{meaning}", style="dim")
+        if self._keyboard is not None:
+            self._console.print(_KEYS, style="dim")
+
+    async def _show_history(self) -> None:
+        messages = []
+        with contextlib.suppress(SessionNotFound):
+            messages = await shown_messages(self._session)
+        if self._invocation.as_json:
+            self._invocation.print_json({"messages": messages})
+            return
+        for message in messages:
+            self._console.print(message_block(message))
+            self._console.print()
+        if not messages:
+            self._invocation.tell("nothing was said yet")
+
+    async def _begin_anew(self) -> None:
+        with contextlib.suppress(SessionNotFound):
+            await self._session.clear()
+        self._invocation.tell("cleared; the transcript is kept")
+
+    async def _stop_others(self) -> None:
+        stopped = False
+        with contextlib.suppress(SessionNotFound):
+            stopped = await self._session.stop()
+        self._invocation.tell("stopped; what was said so far is kept" if stopped else "nothing is being answered")
+
+    async def _change_to(self, name: str) -> None:
+        self._session = await (find_session(self._client, name) if name else _picked(self._client, None))
+        self._moves = Moves(self._invocation, self._session)
+        await self._greet()
+
+    async def _rename(self, title: str) -> None:
+        await self._session.update(title=title or None)
+        self._invocation.tell(f"called {one_line(title)}" if title else "without a title")

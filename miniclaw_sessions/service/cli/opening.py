@@ -1,0 +1,225 @@
+"""Where the command line finds the sessions: in the daemon that holds the workspace, or in the files themselves."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from miniclaw_sessions.clock import SystemClock
+from miniclaw_sessions.config import LoadedSettings, socket_path
+from miniclaw_sessions.errors import ConfigError, SessionsError, Unreachable
+from miniclaw_sessions.secret import read_secret
+from miniclaw_sessions.service.cli.output import one_line
+from miniclaw_sessions.service.client import Client, connect
+from miniclaw_sessions.service.client.transport import LocalTransport
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.config import LogSettings
+    from miniclaw_sessions.core.manager import SessionManager
+    from miniclaw_sessions.encryption import KeyRing
+    from miniclaw_sessions.service.api.context import Context
+    from miniclaw_sessions.service.api.operation import Operation
+    from miniclaw_sessions.service.cli.invocation import Invocation
+
+SERVICE_SOCKETS = (Path("/run/miniclaw-sessions.sock"), Path("/run/miniclaw-sessions/miniclaw.sock"))
+"""Where the systemd units put the socket: the socket unit, and the service without it."""
+
+PATIENCE_S = 10.0
+"""How long a workspace that another process holds is waited for, and a daemon that is starting."""
+
+
+@asynccontextmanager
+async def open_client(invocation: Invocation, *, create: bool = False, reads: bool = False) -> AsyncIterator[Client]:
+    """The daemon that is named or holds the workspace, else the files.
+
+    Args:
+        invocation: says which daemon, which workspace, and where progress is shown.
+        create: make a workspace that does not exist yet.
+        reads: nothing will be changed: files are read as they lie there, whoever holds them, and none is made.
+
+    Raises:
+        ConfigError: there is no workspace, or it belongs to another user.
+        DirectoryInUse: a process holds the workspace and answers on no known socket.
+        Unreachable: nobody answers at the address that was named.
+    """
+    if reads:
+        async with _open_to_read(invocation) as client:
+            yield client
+        return
+    problem = None if _is_named(invocation) else refused(invocation.loaded, create=create)
+    async with AsyncExitStack() as stack:
+        try:
+            client = await stack.enter_async_context(_connected(invocation, in_process=problem is None))
+        except Unreachable:
+            if problem is not None:
+                raise problem from None
+            raise
+        if client.is_local:
+            from miniclaw_sessions.service.cli.answering import answer_with  # noqa: PLC0415 - loads agent and channels
+
+            answer_with(client, invocation.loaded.settings, stack)
+        _audited(client, invocation.loaded.settings.log, stack)
+        yield client
+
+
+@asynccontextmanager
+async def _open_to_read(invocation: Invocation) -> AsyncIterator[Client]:
+    async with find_daemon(invocation) as daemon:
+        if daemon is not None:
+            yield daemon
+            return
+    loaded = invocation.loaded
+    if isinstance(problem := refused(loaded, create=False), Unreachable):
+        raise problem
+    from miniclaw_sessions.core.manager import open_readonly  # noqa: PLC0415 - whoever asks a daemon does without
+
+    if problem is not None and not loaded.workspace.exists():
+        raise problem
+    reader = open_readonly(
+        loaded.shared_store or loaded.workspace,
+        settings=invocation.local.settings.sessions,
+        encryption=_keys(loaded),
+        on_progress=lambda progress: invocation.report(progress.stage, progress.done, progress.total),
+    )
+    with ExitStack() as stack:
+        async with reader as sessions, connect(cast("SessionManager", sessions)) as client:  # its reading half
+            _audited(client, loaded.settings.log, stack)
+            yield client
+
+
+def _audited(client: Client, settings: LogSettings, stack: AsyncExitStack | ExitStack) -> None:
+    """Write down what is done here as the daemon does, where a file is named for that; a daemon does it itself."""
+    transport = client.transport
+    if not isinstance(transport, LocalTransport) or not settings.audit_file:
+        return
+    from miniclaw_sessions.log.audit import AuditLog, Deed  # noqa: PLC0415 - same
+    from miniclaw_sessions.service.api.error_table import as_request_error  # noqa: PLC0415 - where nothing is audited
+
+    audit = stack.enter_context(AuditLog(settings, SystemClock()))
+
+    def note(operation: Operation[Any, Any], context: Context, error: Exception | None) -> None:
+        refused = None if error is None else as_request_error(error)
+        status = 200 if error is None else 500 if refused is None else refused.status
+        for session_id in (context.about, *context.also_about):
+            deed = Deed(who="owner", token=None, operation=operation.name, session_id=session_id, status=status)
+            audit.note(deed, operation.scope)
+
+    transport.on_done = note
+
+
+@asynccontextmanager
+async def find_daemon(invocation: Invocation) -> AsyncIterator[Client | None]:
+    """The daemon that is named, or holds the workspace; None where nobody does."""
+    async with AsyncExitStack() as stack:
+        try:
+            client = await stack.enter_async_context(_connected(invocation, in_process=False))
+        except Unreachable:
+            if _is_named(invocation):
+                raise
+            client = None
+        yield client
+
+
+def _is_named(invocation: Invocation) -> bool:
+    return invocation.url is not None or invocation.socket is not None
+
+
+def _connected(invocation: Invocation, *, in_process: bool) -> AbstractAsyncContextManager[Client]:
+    loaded = invocation.loaded
+    if invocation.url is not None:
+        if not invocation.url.startswith(("http://", "https://", "unix:")):  # it would be taken for a directory
+            raise ConfigError(
+                f"{invocation.url} is no address; write http://{invocation.url}, or https:// where it has TLS"
+            )
+        token = read_secret(loaded.settings.listen.token_file, "token", os.environ)
+        return connect(invocation.url, token=None if token is None else token.reveal(), patience_s=PATIENCE_S)
+    if invocation.socket is not None:
+        return connect(f"unix:{Path(invocation.socket).expanduser()}", patience_s=PATIENCE_S)
+
+    def wait(pid: int | None) -> None:
+        holder = "another process" if pid is None else f"process {pid}"
+        invocation.errors.print(
+            f"waiting for {holder}, which holds {one_line(loaded.workspace)}", style="dim", soft_wrap=True
+        )
+
+    return connect(
+        loaded.shared_store or loaded.workspace,
+        in_process=in_process,
+        patience_s=PATIENCE_S if in_process else 0,
+        sockets=_sockets(loaded),
+        settings=invocation.local.settings.sessions if in_process else None,
+        encryption=_keys(loaded) if in_process else None,
+        on_progress=lambda progress: invocation.report(progress.stage, progress.done, progress.total),
+        on_waiting=wait,
+    )
+
+
+def _keys(loaded: LoadedSettings) -> KeyRing | None:
+    from miniclaw_sessions.encryption import load_keys  # noqa: PLC0415 - whoever asks a daemon does without
+
+    return load_keys(loaded.settings.encryption, os.environ)
+
+
+def _sockets(loaded: LoadedSettings) -> list[Path]:
+    """Where the daemon of this workspace may listen, beside the workspace itself."""
+    configured = socket_path(loaded, os.environ)
+    return [*([configured] if configured else []), *(SERVICE_SOCKETS if _may_be_the_services(loaded) else ())]
+
+
+def _may_be_the_services(loaded: LoadedSettings) -> bool:
+    """Whether the system's service may be meant: no workspace was named, or it is one that only root can look into."""
+    if loaded.sources["workspace"] == "default":
+        return True
+    try:
+        return (loaded.workspace / ".lock").exists()
+    except PermissionError:
+        return True
+
+
+def refused(loaded: LoadedSettings, *, create: bool) -> SessionsError | None:
+    """Why the workspace is not opened in this process; a shared store always is, which has no files to be made.
+
+    Opening it would make a workspace by mistake, or files in it that its owner's daemon could not read.
+    """
+    return None if loaded.shared_store is not None else _refused_directory(loaded, create=create)
+
+
+def _refused_directory(loaded: LoadedSettings, *, create: bool) -> SessionsError | None:
+    workspace = loaded.workspace
+    try:
+        owner = workspace.stat().st_uid
+    except FileNotFoundError:
+        if loaded.sources["workspace"] == "default" and (path := _silent_service()) is not None:
+            return Unreachable(
+                f"the service at {path} does not answer: see `systemctl status miniclaw-sessions`; "
+                "--workspace names a workspace of your own"
+            )
+        if create:
+            return None
+        return ConfigError(
+            f"there is no workspace at {workspace}; `serve`, `chat` and `import` make one, --workspace names another"
+        )
+    except OSError as error:
+        return ConfigError(f"cannot open the workspace {workspace}: {error.strerror}; run this as its owner")
+    if owner != os.geteuid():
+        return ConfigError(f"the workspace {workspace} belongs to user id {owner}; run this as that user")
+    return None
+
+
+def _silent_service() -> Path | None:
+    """The socket of a service that this user may connect to, and that does not answer."""
+    for path in SERVICE_SOCKETS:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(1.0)
+            try:
+                probe.connect(str(path))
+            except (FileNotFoundError, PermissionError):  # none is installed, or it is not for this user
+                continue
+            except OSError:
+                return path
+            return path
+    return None

@@ -1,0 +1,113 @@
+"""The branches and the labels of a session as lists: as documents for programs, as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from miniclaw_sessions.core.history.transcript import Transcript
+from miniclaw_sessions.core.protocol.encoding import message_from_dict
+from miniclaw_sessions.core.protocol.entries import Entry, MessageEntry
+from miniclaw_sessions.files.formats.first_words import first_words, speaker
+from miniclaw_sessions.service.cli.branches import branches_of
+from miniclaw_sessions.service.cli.entry_names import ShortIds
+from miniclaw_sessions.service.cli.output import counted, one_line
+from miniclaw_sessions.service.cli.tables import Rows
+
+Document = dict[str, Any]
+
+
+def counts(transcript: Transcript) -> str:
+    """How many entries, branches and labels a session has."""
+    return ", ".join(
+        (
+            counted(len(transcript), "entry", "entries"),
+            counted(len(branches_of(transcript)), "branch", "branches"),
+            counted(len(transcript.labels), "label", "labels"),
+        )
+    )
+
+
+# --- branches --------------------------------------------------------------------------------------------------------
+
+
+def branch_documents(transcript: Transcript) -> list[Document]:
+    """Every branch: the current one first, then the one that was written to last."""
+    return [
+        {
+            "entry_id": branch.entry_id,
+            "goes_off_at": branch.goes_off_at,
+            "entries": branch.entries,
+            "is_current": branch.is_current,
+            "label": branch.label,
+            **_told(branch.last),
+        }
+        for branch in branches_of(transcript)
+    ]
+
+
+def branch_table(branches: Sequence[Document], short: ShortIds, now: datetime) -> Rows:
+    """Where each branch ends and where it goes off; the current one has a star."""
+    table = Rows(
+        *("", "ENTRY", "WHO", "ENDS WITH", "FROM", "ENTRIES", "AGE"),
+        now=now,
+        numeric={"ENTRIES"},
+        cut={"ENDS WITH"},
+    )
+    for branch in branches:
+        label = "" if branch["label"] is None else f"[{one_line(branch['label'])}] "
+        table.add(
+            "*" if branch["is_current"] else "",
+            short(branch["entry_id"]),
+            branch["speaker"],
+            label + branch["first_words"],
+            "" if branch["goes_off_at"] is None else short(branch["goes_off_at"]),
+            f"{branch['entries']:,}",
+            datetime.fromisoformat(branch["timestamp"]),
+            style="" if branch["is_current"] else "dim",
+        )
+    return table
+
+
+# --- labels ----------------------------------------------------------------------------------------------------------
+
+
+def label_documents(transcript: Transcript) -> list[Document]:
+    """Every bookmark, in the order of the entries that they are on."""
+    current = {entry.id for entry in transcript.path()}
+    labelled = ((entry, transcript.labels.get(entry.id)) for entry in transcript.entries)
+    return [
+        {"entry_id": entry.id, "label": label, "is_current": entry.id in current, **_told(entry)}
+        for entry, label in labelled
+        if label is not None
+    ]
+
+
+def label_table(labels: Sequence[Document], short: ShortIds, now: datetime) -> Rows:
+    """A table of contents; what is not on the current branch is dim."""
+    table = Rows("LABEL", "ENTRY", "WHO", "BEGINS WITH", "AGE", now=now, cut={"LABEL", "BEGINS WITH"})
+    for label in labels:
+        table.add(
+            label["label"],
+            short(label["entry_id"]),
+            label["speaker"],
+            label["first_words"],
+            datetime.fromisoformat(label["timestamp"]),
+            style="" if label["is_current"] else "dim",
+        )
+    return table
+
+
+# --- entries ---------------------------------------------------------------------------------------------------------
+
+
+def message_line(document: Document) -> str:
+    """A message of the window on one line."""
+    message = message_from_dict({name: value for name, value in document.items() if name not in ("id", "sequence")})
+    entry = MessageEntry(id="", parent_id=None, timestamp=datetime.fromtimestamp(0, UTC), message=message)
+    return f"{speaker(entry)}  {first_words(entry)}"
+
+
+def _told(entry: Entry) -> Document:
+    return {"speaker": speaker(entry), "first_words": first_words(entry), "timestamp": entry.timestamp.isoformat()}

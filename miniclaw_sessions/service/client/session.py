@@ -1,0 +1,587 @@
+"""One session, wherever it is held: the words of `Session`, each a request.
+
+Nothing of it is held here. An append is acknowledged when the call returns, and carries an idempotency key of its own,
+so that it can be sent again over a broken connection without being doubled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from msgspec import UNSET
+
+from miniclaw_sessions.core.history.compaction import KEEP_TOKENS
+from miniclaw_sessions.core.history.transcript import Transcript, TreeNode
+from miniclaw_sessions.core.protocol.encoding import decode_entry, message_from_dict, message_to_dict
+from miniclaw_sessions.core.protocol.entries import Entry
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.protocol.messages import Message, Usage
+from miniclaw_sessions.errors import SessionsError
+from miniclaw_sessions.service.api import chat, forgetting, live, messages, sessions, transfer, tree
+from miniclaw_sessions.service.api.events import PendingCallRow
+from miniclaw_sessions.service.api.messages import MAX_PAGE
+from miniclaw_sessions.service.api.shapes import (
+    AppendedEntry,
+    AppendedReply,
+    ChatEvent,
+    ChatRequest,
+    Compact,
+    CompactionReply,
+    EntriesAppendedReply,
+    Fork,
+    GoTo,
+    MovedReply,
+    NewCustom,
+    NewEntries,
+    NewEntry,
+    NewMessage,
+    NewModelChange,
+    NewSessionInfo,
+    NewThinkingLevel,
+    SaveTurn,
+    SessionReply,
+    SetLabel,
+    ShownReply,
+    TreeReply,
+    TurnReply,
+    UpdateSession,
+    UsageReply,
+)
+from miniclaw_sessions.service.client.following import resumed
+from miniclaw_sessions.service.client.transport import Transport
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from miniclaw_sessions.core.session.session import SessionContext
+
+Said = Message | Mapping[str, Any]
+"""A message, or one as JSON has it, such as {"role": "user", "content": "hello"}."""
+
+PAGE = 256
+_FIRST_PAGE = 16
+T = TypeVar("T")
+
+
+class ShownMessage(msgspec.Struct, frozen=True):
+    """A message with its place.
+
+    Attributes:
+        message: what was said.
+        id, sequence: its entry's; empty and 0 for a summary.
+        is_summary: it stands for what was compacted.
+    """
+
+    message: Message
+    id: str = ""
+    sequence: int = 0
+    is_summary: bool = False
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Messages, oldest first, and whether there are earlier and later ones."""
+
+    messages: list[ShownMessage]
+    earlier: bool
+    later: bool
+
+
+class ClientSession:
+    """One session of a client; made by `Client`.
+
+    Attributes:
+        session_id: its id.
+        tree: the words of document 003 for its tree.
+        loop: the event loop that its requests belong to.
+    """
+
+    def __init__(self, transport: Transport, session_id: str, info: SessionReply | None = None) -> None:
+        self.session_id = session_id
+        self.tree = ClientTree(self, transport)
+        self.loop = asyncio.get_running_loop()
+        self._transport = transport
+        self._info = info
+
+    def __repr__(self) -> str:
+        return f"<ClientSession {self.session_id} of {self._transport!r}>"
+
+    # --- what is known about it --------------------------------------------------------------------------------------
+
+    @property
+    def key(self) -> SessionKey:
+        """The pair (channel, chat_id)."""
+        if self._info is not None:
+            return SessionKey.of(self._info.channel, self._info.chat_id)
+        return SessionKey.parse(self.session_id)
+
+    @property
+    def created_at(self) -> datetime | None:
+        """When it began, UTC; None while nothing was asked about it."""
+        return None if self._info is None else self._info.created_at
+
+    async def info(self, *, last_words: bool = False) -> ShownReply:
+        """Everything about it but its messages, as it is now; with `last_words`, its words as in the list.
+
+        Raises:
+            SessionNotFound: there is no such session.
+        """
+        info = await self._transport.call(sessions.show_session, sessions.ShowSession(self.session_id, last_words))
+        self._info = info
+        return info
+
+    async def metadata(self) -> dict[str, Any]:
+        """Title, model, provider, thinking_level and whatever else was set."""
+        return (await self.info()).metadata
+
+    async def leaf_id(self) -> str | None:
+        """The entry that the next one becomes a child of; None at the root."""
+        return (await self.info()).leaf_id
+
+    async def total_usage(self) -> UsageReply:
+        """What all messages of the transcript cost together."""
+        return (await self.info()).usage
+
+    async def update(self, /, *, if_match: str | None = None, **changes: Any) -> SessionReply:
+        """Set metadata: title, agent_id, model, provider, thinking_level, and any other name; None removes.
+
+        Args:
+            if_match: only if the session is still as it was when it had this `etag`.
+            changes: the new values, by name.
+
+        Raises:
+            LeafMoved: the session went on since; nothing was changed.
+            InvalidMessage: a value is not JSON, or a name is the session's own.
+        """
+        fields = UpdateSession.__struct_fields__
+        named = {name: value for name, value in changes.items() if name in fields and name != "metadata"}
+        free = {name: value for name, value in changes.items() if name not in named}
+        wanted = sessions.UpdateSessionRequest(self.session_id, UpdateSession(**named, metadata=free), if_match)
+        info = await self._transport.call(sessions.update_session, wanted)
+        self._info = info
+        return info
+
+    async def hold(self, reason: str) -> SessionReply:
+        """Put it under legal hold: nothing deletes it, and it does not expire, until `release`."""
+        wanted = forgetting.HoldRequest(self.session_id, forgetting.Hold(reason=reason))
+        self._info = info = await self._transport.call(forgetting.hold_session, wanted)
+        return info
+
+    async def release(self) -> SessionReply:
+        """End its legal hold, if there is one."""
+        self._info = info = await self._transport.call(forgetting.release_session, sessions.OneSession(self.session_id))
+        return info
+
+    # --- appending ---------------------------------------------------------------------------------------------------
+
+    async def add_message(
+        self,
+        message: Said,
+        *,
+        idempotency_key: str | None = None,
+        if_leaf: str | None = None,
+        if_sequence: int | None = None,
+        if_match: str | None = None,
+    ) -> AppendedEntry:
+        """Append a message and return when it is acknowledged; the session is made if there is none.
+
+        Args:
+            message: what was said.
+            idempotency_key: the sender's own id for it; a message whose key is known is not appended again. By default
+                one is made, for the case that the connection breaks.
+            if_leaf: append only if this is the leaf; an empty text is the root.
+            if_sequence: append only if the newest entry has this sequence.
+            if_match: append only if the session is there, and as it was when it had this `etag`.
+
+        Raises:
+            LeafMoved: the session is not as it was expected to be; nothing was appended.
+            InvalidMessage, StoreUnavailable, StoreFull, UnsavedLimit: as for `Session.add_message`.
+            Unreachable: nobody answers.
+        """
+        (entry,) = await self.add_messages(
+            [message], idempotency_key=idempotency_key, if_leaf=if_leaf, if_sequence=if_sequence, if_match=if_match
+        )
+        return entry
+
+    async def add_messages(
+        self,
+        several: Sequence[Said],
+        *,
+        idempotency_key: str | None = None,
+        if_leaf: str | None = None,
+        if_sequence: int | None = None,
+        if_match: str | None = None,
+    ) -> list[AppendedEntry]:
+        """`add_message` for several, all of them or none; one key stands for all."""
+        wanted = messages.AddMessages(
+            session_id=self.session_id,
+            body={"messages": [as_dict(message) for message in several]},
+            idempotency_key=idempotency_key or new_key(),
+            if_leaf=if_leaf,
+            if_sequence=if_sequence,
+            if_match=if_match,
+        )
+        reply: AppendedReply = await self._transport.call(messages.add_messages, wanted)
+        return reply.entries
+
+    async def save_turn(
+        self,
+        several: Sequence[Said],
+        usage: Usage | None = None,
+        *,
+        idempotency_key: str | None = None,
+        if_leaf: str | None = None,
+    ) -> TurnReply:
+        """Append a turn's messages as one unit, with what it cost. A repeated call with the same key appends nothing.
+
+        Raises:
+            LeafMoved, InvalidMessage, StoreUnavailable, StoreFull, UnsavedLimit, Unreachable: as for `add_message`.
+        """
+        cost = None if usage is None else _usage_dict(usage)
+        wanted = messages.SaveTurnRequest(
+            session_id=self.session_id,
+            body=SaveTurn(messages=[as_dict(message) for message in several], usage=cost),
+            idempotency_key=idempotency_key or new_key(),
+            if_leaf=if_leaf,
+        )
+        return await self._transport.call(messages.save_turn, wanted)
+
+    async def append(
+        self,
+        entries: Sequence[NewEntry | Message],
+        *,
+        idempotency_key: str | None = None,
+        if_leaf: str | None = None,
+        if_sequence: int | None = None,
+    ) -> EntriesAppendedReply:
+        """Append entries of any kind as one unit, all of them or none (`api.shapes`: NewMessage, NewCustom, ...).
+
+        Raises:
+            SessionNotFound: there is no such session.
+            LeafMoved, InvalidMessage, StoreUnavailable, StoreFull, UnsavedLimit, Unreachable: as for `add_message`.
+        """
+        made = [NewMessage(message=message_to_dict(one)) if isinstance(one, Message) else one for one in entries]
+        wanted = messages.AppendEntries(
+            session_id=self.session_id,
+            body=msgspec.to_builtins(NewEntries(entries=made)),
+            idempotency_key=idempotency_key or new_key(),
+            if_leaf=if_leaf,
+            if_sequence=if_sequence,
+        )
+        return await self._transport.call(messages.append_entries, wanted)
+
+    async def clear(self) -> SessionReply:
+        """Start over with an empty window; the transcript and the metadata stay."""
+        info = await self._transport.call(sessions.clear_session, sessions.ClearSession(self.session_id))
+        self._info = info
+        return info
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    async def messages(self) -> list[Message]:
+        """The window, oldest first, behind the summary of what was compacted."""
+        return [shown.message for shown in (await self.history(limit=MAX_PAGE)).messages]
+
+    async def history(self, *, limit: int = 50, before: int | None = None, after: int | None = None) -> Page:
+        """A page of what was said: the newest, or those of the branch before or after an entry's sequence."""
+        wanted = messages.ShowMessages(self.session_id, limit=limit, before=before, after=after)
+        reply = await self._transport.call(messages.show_messages, wanted)
+        return Page([_shown(document) for document in reply.messages], reply.earlier, reply.later)
+
+    async def get_context(self) -> SessionContext:
+        """What may be sent to a model at the leaf, made legal."""
+        from miniclaw_sessions.core.session.session import SessionContext  # noqa: PLC0415 - whoever only lists does without
+
+        reply = await self._transport.call(tree.show_context, sessions.OneSession(self.session_id))
+        return SessionContext(
+            messages=[message_from_dict(document) for document in reply.messages],
+            provider=reply.provider,
+            model=reply.model,
+            thinking_level=reply.thinking_level,
+            problems=tuple(reply.problems),
+        )
+
+    async def read_after(self, sequence: int = 0, *, limit: int = PAGE) -> list[Entry]:
+        """The entries behind a place, in the order of logging, at most `limit`."""
+        wanted = messages.ShowEntries(self.session_id, after=sequence, limit=limit)
+        reply = await self._transport.call(messages.show_entries, wanted)
+        return [decode_entry(bytes(encoded)) for encoded in reply.entries]
+
+    async def read_before(self, sequence: int, *, limit: int = PAGE) -> list[Entry]:
+        """The newest entries before a place, in the order of logging, at most `limit`."""
+        wanted = messages.ShowEntries(self.session_id, before=sequence, limit=limit)
+        reply = await self._transport.call(messages.show_entries, wanted)
+        return [decode_entry(bytes(encoded)) for encoded in reply.entries]
+
+    async def transcript(self) -> AsyncGenerator[bytes, None]:
+        """Every entry as it is stored, oldest first.
+
+        Raises:
+            Unreachable: it broke off in the middle.
+        """
+        rest = b""
+        async with self._transport.stream(messages.show_transcript, sessions.OneSession(self.session_id)) as chunks:
+            async for chunk in chunks:
+                *lines, rest = (rest + chunk).split(b"\n")  # at this byte only: a text may hold other line ends
+                for line in lines:
+                    yield line
+        if rest:
+            raise SessionsError(f"the transcript of {self.session_id} broke off in the middle; try again")
+
+    async def follow(self, *, after: int | None = None) -> AsyncGenerator[Entry, None]:
+        """Each entry as it is acknowledged, whichever process has written it; ends when the session is deleted.
+
+        A connection that breaks is made again, and goes on where it broke off: nothing is missing, nothing comes twice.
+
+        Args:
+            after: the sequence behind which to begin; by default the newest entry's.
+
+        Raises:
+            SessionNotFound: there is no such session.
+            Unreachable: the daemon has stopped, and did not come back within five minutes.
+        """
+        async with aclosing(self.watch(after=after)) as watched:
+            async for told in watched:
+                if not isinstance(told, ChatEvent):
+                    yield told
+
+    async def watch(self, *, after: int | None = None) -> AsyncGenerator[Entry | ChatEvent, None]:
+        """What `follow` gives, and what is told of an answer under way, whoever asked for it, as `chat` tells it.
+
+        `typing` begins an answer, also for those who come in the middle of one or are connected anew: what follows is
+        told from its beginning. The pieces of a text come before the entry that holds it; once that is there, they do
+        not come again.
+        """
+        incarnation = (await self.info()).incarnation
+
+        def ask(place: str | None) -> live.FollowSession:
+            return live.FollowSession(self.session_id, after=after, incarnation=incarnation, last_event_id=place)
+
+        async with aclosing(resumed(self._transport, live.follow_session, ask)) as events:
+            async for kind, data, place in events:
+                if kind == "gone":
+                    return
+                if kind == "entry":
+                    yield decode_entry(data)
+                elif data and place is None:
+                    yield ChatEvent(kind, msgspec.json.decode(data, type=dict[str, Any]))
+
+    async def export(self, form: str = transfer.DEFAULT_FORMAT) -> AsyncGenerator[bytes, None]:
+        """The session in the format of this name, piece by piece."""
+        wanted = transfer.ExportSession(self.session_id, form)
+        async with self._transport.stream(transfer.export_session, wanted) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def damage(self) -> list[str]:
+        """What of it cannot be read, and is left out of every export, one sentence each."""
+        return (await self._transport.call(transfer.show_damage, sessions.OneSession(self.session_id))).problems
+
+    # --- larger steps ------------------------------------------------------------------------------------------------
+
+    async def fork(
+        self, session_id: str | None = None, *, leaf_id: str | None = None, idempotency_key: str | None = None
+    ) -> ClientSession:
+        """A new session with the whole tree, or with the branch that ends at an entry.
+
+        Raises:
+            SessionExists, SessionLimit, InvalidKey, EntryNotFound: it could not be made.
+        """
+        body = Fork(session_id=session_id, leaf_id=leaf_id)
+        wanted = sessions.ForkRequest(self.session_id, body, idempotency_key or new_key())
+        info = await self._transport.call(sessions.fork_session, wanted)
+        return ClientSession(self._transport, info.session_id, info)
+
+    async def compact(
+        self, *, keep_tokens: int = KEEP_TOKENS, summary: str | None = None, first_kept_entry_id: str | None = None
+    ) -> CompactionReply:
+        """Let a summary stand for the older part of the branch: the configured model's, or this one.
+
+        Raises:
+            UnsafeCompaction, EntryNotFound: the cut is not possible.
+        """
+        body = Compact(keep_tokens=keep_tokens, summary=summary, first_kept_entry_id=first_kept_entry_id)
+        return await self._transport.call(tree.compact_session, tree.CompactRequest(self.session_id, body))
+
+    def chat(
+        self,
+        message: Said | str | None,
+        *,
+        approvals: Mapping[str, bool] | None = None,
+        commands: bool = False,
+        idempotency_key: str | None = None,
+    ) -> AbstractAsyncContextManager[AsyncIterator[ChatEvent]]:
+        """Say something and follow the answer: `async with session.chat("hello") as events`; None resumes a turn.
+
+        Args:
+            message: what is said.
+            approvals: a person's yes or no to calls that wait for it, by their ids; then there is no message.
+            commands: whether a person talks to the bot here, and `/new`, or a yes to a call that waits, is obeyed.
+            idempotency_key: the sender's own id of it, where it may be sent again.
+        """
+        said = message if isinstance(message, str) or message is None else as_dict(message)
+        key = self.key
+        wanted = ChatRequest(
+            channel=key.channel,
+            chat_id=key.chat_id,
+            message=UNSET if said is None else said,
+            resume=said is None and approvals is None,
+            approvals=UNSET if approvals is None else dict(approvals),
+            idempotency_key=idempotency_key or new_key(),
+            stream=True,
+            commands=commands,
+        )
+        return self._transport.chat(wanted)
+
+    async def list_approvals(self) -> list[PendingCallRow]:
+        """The tool calls that wait for a person's yes or no; `chat` takes it."""
+        return (await self._transport.call(chat.list_approvals, sessions.OneSession(self.session_id))).pending
+
+    async def stop(self) -> bool:
+        """End the open turn: what was said so far is kept; False when there was none."""
+        return (await self._transport.call(chat.stop_turn, sessions.OneSession(self.session_id))).stopped
+
+
+class ClientTree:
+    """The tree of a client's session, in the words of document 003."""
+
+    def __init__(self, session: ClientSession, transport: Transport) -> None:
+        self._session = session
+        self._transport = transport
+
+    async def branch(
+        self, entry_id: str | None, *, then: Sequence[Said] = (), if_leaf: str | None = None
+    ) -> MovedReply:
+        """Go back to an entry, None is the root; `then` follows it there as one turn.
+
+        Raises:
+            EntryNotFound: the session has no such entry.
+            LeafMoved: the leaf is not `if_leaf` any more; nothing was changed.
+        """
+        body = GoTo(entry_id=entry_id, then=[as_dict(message) for message in then])
+        wanted = tree.GoToRequest(session_id=self._session.session_id, body=body, if_leaf=if_leaf)
+        return await self._transport.call(tree.go_to, wanted)
+
+    async def branch_with_summary(self, entry_id: str | None, summary: str) -> MovedReply:
+        """Go back to an entry, and tell the model what happened on the branch that is left."""
+        wanted = tree.GoToRequest(session_id=self._session.session_id, body=GoTo(entry_id=entry_id, summary=summary))
+        return await self._transport.call(tree.go_to, wanted)
+
+    async def set_label(self, entry_id: str, label: str) -> str:
+        """Bookmark an entry, an empty label removes the bookmark; the label's own entry's id."""
+        wanted = tree.SetLabelRequest(self._session.session_id, SetLabel(entry_id=entry_id, label=label))
+        return (await self._transport.call(tree.set_label, wanted)).id
+
+    async def append_message(self, message: Said) -> str:
+        """Append a message; the id of its entry."""
+        return (await self._session.add_message(message)).id
+
+    async def append_model_change(self, provider: str, model_id: str) -> str:
+        """From here on this model answers; the entry's id."""
+        return (await self._session.append([NewModelChange(provider=provider, model_id=model_id)])).id
+
+    async def append_thinking_level_change(self, level: str) -> str:
+        """From here on the model thinks this hard; the entry's id."""
+        return (await self._session.append([NewThinkingLevel(thinking_level=level)])).id
+
+    async def append_session_info(self, name: str) -> str:
+        """Set the display name; the entry's id."""
+        return (await self._session.append([NewSessionInfo(name=name)])).id
+
+    async def append_custom_entry(self, custom_type: str, data: Mapping[str, Any] | None = None) -> str:
+        """Keep anything else; it never reaches a model. The entry's id."""
+        return (await self._session.append([NewCustom(custom_type=custom_type, data=dict(data or {}))])).id
+
+    async def append_compaction(self, summary: str, first_kept_entry_id: str | None, tokens_before: int = 0) -> str:
+        """Let a summary stand for what comes before an entry; the compaction's id.
+
+        Raises:
+            UnsafeCompaction, EntryNotFound: the cut is not possible.
+        """
+        body = Compact(summary=summary, first_kept_entry_id=first_kept_entry_id, tokens_before=tokens_before)
+        reply = await self._transport.call(tree.compact_session, tree.CompactRequest(self._session.session_id, body))
+        return reply.entry_id or ""
+
+    async def get_entry(self, entry_id: str) -> Entry:
+        """One entry.
+
+        Raises:
+            EntryNotFound: the session has no such entry.
+        """
+        wanted = messages.OneEntry(self._session.session_id, entry_id)
+        encoded: msgspec.Raw = await self._transport.call(messages.show_entry, wanted)
+        return decode_entry(bytes(encoded))
+
+    async def get_branch(self, entry_id: str | None = None, *, limit: int | None = None) -> list[Entry]:
+        """The entries from the root to one of them, to the leaf if none is named; `limit`: only the newest."""
+        found: list[Entry] = []
+        async for entry in self.walk(entry_id, page=min(limit or PAGE, PAGE)):
+            found.append(entry)
+            if len(found) == limit:
+                break
+        return found[::-1]
+
+    async def walk(self, entry_id: str | None = None, *, page: int = PAGE) -> AsyncGenerator[Entry, None]:
+        """The entries of the branch that ends at an entry, or at the leaf, newest first; read as far as it is asked.
+
+        The first pages are short: many want only the newest entries.
+        """
+        limit = min(page, _FIRST_PAGE)
+        while True:
+            wanted = tree.ShowBranch(self._session.session_id, entry_id, limit=limit)
+            limit = min(page, 4 * limit)
+            reply = await self._transport.call(tree.show_branch, wanted)
+            entries = [decode_entry(bytes(encoded)) for encoded in reply.entries]
+            for entry in reversed(entries):
+                yield entry
+            if not reply.truncated or not entries or entries[0].parent_id is None:
+                return
+            entry_id = entries[0].parent_id
+
+    async def shape(self) -> TreeReply:
+        """Who follows whom, the labels and the leaf; what was said is in the transcript."""
+        return await self._transport.call(tree.show_tree, sessions.OneSession(self._session.session_id))
+
+    async def get_transcript(self) -> Transcript:
+        """The whole tree, in memory."""
+        found = Transcript(session_id=self._session.session_id)
+        async for encoded in self._session.transcript():
+            found.add(decode_entry(encoded))
+        return found
+
+    async def get_tree(self) -> list[TreeNode]:
+        """The roots of the tree with everything that follows them, and the labels."""
+        return (await self.get_transcript()).tree()
+
+    async def get_children(self, entry_id: str | None) -> list[Entry]:
+        """The entries that follow one directly; None gives the roots."""
+        return (await self.get_transcript()).children(entry_id)
+
+    async def get_label(self, entry_id: str) -> str | None:
+        """The bookmark of an entry; None when it has none."""
+        return (await self.get_transcript()).labels.get(entry_id)
+
+
+def new_key() -> str:
+    """An idempotency key for one request."""
+    return os.urandom(16).hex()
+
+
+def as_dict(message: Said) -> dict[str, Any]:
+    """A message as it is sent."""
+    return message_to_dict(message) if isinstance(message, Message) else dict(message)
+
+
+def _usage_dict(usage: Usage) -> dict[str, Any]:
+    fields: dict[str, Any] = message_to_dict(msgspec.structs.replace(Message.assistant(), usage=usage))["usage"]
+    return fields
+
+
+def _shown(document: dict[str, Any]) -> ShownMessage:
+    fields = dict(document)
+    entry_id, sequence, is_summary = fields.pop("id", ""), fields.pop("sequence", 0), fields.pop("summary", False)
+    return ShownMessage(message_from_dict(fields), entry_id, sequence, is_summary)

@@ -1,0 +1,98 @@
+"""How a client reaches the handlers: by a call in this process, or over HTTP.
+
+Both carry the same operations and raise the same errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from typing import Any, Protocol, TypeVar, cast
+
+import msgspec
+
+from miniclaw_sessions.errors import ReadOnlyWorkspace
+from miniclaw_sessions.service.api.context import Context
+from miniclaw_sessions.service.api.operation import Operation, Stream
+from miniclaw_sessions.service.api.shapes import ChatEvent, ChatRequest
+
+Q = TypeVar("Q", bound=msgspec.Struct)
+R = TypeVar("R")
+
+
+class Transport(Protocol):
+    """A way to the handlers."""
+
+    async def call(self, operation: Operation[Q, R], request: Q) -> R:
+        """Do something, and return what became of it."""
+        ...
+
+    def stream(self, operation: Operation[Q, Any], request: Q) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Do something whose reply is a stream of bytes; leaving the block ends it."""
+        ...
+
+    def chat(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[ChatEvent]]:
+        """Say something and follow the answer."""
+        ...
+
+
+class LocalTransport:
+    """Calls the handlers over a manager of this process, or over a workspace that is only read.
+
+    Attributes:
+        context: what they work with.
+        on_done: told what was called, and what became of it: the error, or None.
+    """
+
+    def __init__(self, context: Context, *, readonly: bool = False) -> None:
+        self.context = context
+        self.on_done: Callable[[Operation[Any, Any], Context, Exception | None], object] = _ignore
+        self._readonly = readonly
+
+    def __repr__(self) -> str:
+        return f"<in this process: {self.context.manager!r}>"
+
+    async def call(self, operation: Operation[Q, R], request: Q) -> R:
+        """The handler's reply; one that is made in pieces is put together."""
+        if self._readonly and not operation.reads:
+            raise ReadOnlyWorkspace(f"{operation.name}: the workspace is open to be read only")
+        return await in_one_piece(operation, await self._called(operation, request))
+
+    async def _called(self, operation: Operation[Q, Any], request: Q) -> Any:
+        context = self.context.for_caller(self.context.caller)
+        if isinstance(session_id := getattr(request, "session_id", None), str):
+            context.note(session_id)
+        try:
+            reply = await operation.handler(context, request)
+        except Exception as error:
+            self.on_done(operation, context, error)
+            raise
+        self.on_done(operation, context, None)
+        return reply
+
+    @asynccontextmanager
+    async def stream(self, operation: Operation[Q, Any], request: Q) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The handler's stream."""
+        reply = await self._called(operation, request)
+        async with aclosing(reply.chunks) as chunks:
+            yield chunks
+
+    def chat(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[ChatEvent]]:
+        """Whoever answers in this process."""
+        return self.context.answering().ask(request)
+
+
+async def in_one_piece(operation: Operation[Any, R], reply: Any) -> R:
+    """What a handler has replied, put together where it is made in pieces."""
+    if not isinstance(reply, Stream):
+        return cast("R", reply)
+    encoded = bytearray()
+    async with aclosing(reply.chunks) as chunks:
+        async for chunk in chunks:
+            encoded += chunk
+    decoded: R = msgspec.json.decode(encoded, type=operation.reply)
+    return decoded
+
+
+def _ignore(operation: Operation[Any, Any], context: Context, error: Exception | None) -> None:
+    """Nobody watches."""

@@ -1,0 +1,269 @@
+"""The table of operations as an HTTP interface: from a request to a handler, and from what that returns to a reply.
+
+A request is read into the operation's shape, handed to its handler, and what that returns is sent: a short document at
+once, anything longer piece by piece, so that a client that does not read holds no more than one piece.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote
+
+import anyio
+import msgspec
+
+from miniclaw_sessions.config import ListenSettings
+from miniclaw_sessions.errors import InvalidKey, LeafMoved, SessionsError
+from miniclaw_sessions.service.api.context import Context
+from miniclaw_sessions.service.api.error_table import RETRY_AFTER_S, RequestError, invalid
+from miniclaw_sessions.service.api.openai.errors import in_openai_form
+from miniclaw_sessions.service.api.operation import (
+    BODY,
+    HEADERS,
+    IF_MATCH,
+    PIECE_BYTES,
+    Content,
+    Operation,
+    Stream,
+    shaped,
+)
+from miniclaw_sessions.service.gateway.body import body_pieces, drain, parse_strictly, read_body
+from miniclaw_sessions.service.gateway.exchange import NOT_MODIFIED, Exchange, Reply
+from miniclaw_sessions.service.gateway.security import FILES, body_refusal
+
+MAX_UPLOADS = 8
+"""Uploads under way at once: each may hold a file that is one document, or a very long line."""
+
+DOCUMENT = "application/json"
+"""The type of replies that are no streams of events, lines or files."""
+
+_DRAINED_BYTES = 268_435_456
+
+
+class Asked(NamedTuple):
+    """An operation that is asked for, and the names in the path."""
+
+    operation: Operation[Any, Any]
+    names: Mapping[str, str]
+
+
+class Binding:
+    """Operations by method and path, and what is done with a request for one of them."""
+
+    def __init__(self, operations: Iterable[Operation[Any, Any]], limits: ListenSettings) -> None:
+        by_path: dict[str, dict[str, Operation[Any, Any]]] = {}
+        for one in operations:
+            methods = by_path.setdefault(one.path, {})
+            methods[one.method] = one
+            if one.method == "GET":
+                methods["HEAD"] = one
+        self._paths: dict[int, list[tuple[re.Pattern[str], dict[str, Operation[Any, Any]]]]] = {}
+        for path, methods in by_path.items():  # by their parts, of which a name in the path is one, too
+            pattern = re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path))
+            self._paths.setdefault(path.count("/"), []).append((pattern, methods))
+        self._limits = limits
+        self._uploads = 0
+
+    def find(self, exchange: Exchange) -> Asked | RequestError:
+        """What is asked for; or that there is nothing at this path (404), or that it has no such method (405)."""
+        for pattern, methods in self._paths.get(exchange.path.count("/"), ()):
+            if (found := pattern.fullmatch(exchange.path)) is not None:
+                if (refused := method_refusal(exchange, methods)) is not None:
+                    return refused
+                operation = methods[exchange.method]
+                exchange.operation = operation.name
+                if operation.openai:
+                    exchange.form_of_errors = in_openai_form
+                return Asked(operation, found.groupdict())
+        return RequestError(404, "not_found", "there is nothing at this path")
+
+    async def reply(self, asked: Asked, exchange: Exchange, context: Context) -> Reply:
+        """Do what is asked, for the context's caller.
+
+        Raises:
+            RequestError: the request is wrong.
+            SessionsError: as the operation does.
+        """
+        answer = self._upload if asked.operation.uploads else self._answer
+        return await answer(asked, exchange, context)
+
+    async def _answer(self, asked: Asked, exchange: Exchange, context: Context) -> Reply:
+        operation = asked.operation
+        given = fields_given(operation, exchange, asked.names)
+        timeout_s = self._limits.request_timeout_s
+        with anyio.move_on_after(timeout_s) as patience:  # one for body and work: each takes a tenth of a request
+            if BODY in operation.fields:
+                given[BODY] = shaped(await read_json(exchange, self._limits), operation.fields[BODY])
+            if operation.patient:
+                patience.deadline = math.inf
+            work = self._done(context, operation, exchange, operation.request(**given))
+            return await (exchange.while_waited_for(work) if operation.patient else work)
+        if BODY in operation.fields and BODY not in given:
+            raise RequestError(408, "timeout", f"the body did not arrive within {timeout_s:g} s", close=True)
+        raise TimeoutError  # a client learns that the store, or a turn, takes long
+
+    async def _upload(self, asked: Asked, exchange: Exchange, context: Context) -> Reply:
+        operation = asked.operation
+        pieces = body_pieces(exchange, stall_s=self._limits.request_timeout_s)
+        begun = False
+        try:
+            if (refused := body_refusal(exchange.headers, FILES)) is not None:
+                raise refused
+            if self._uploads >= MAX_UPLOADS:
+                retry = {"Retry-After": str(RETRY_AFTER_S)}
+                raise RequestError(503, "too_many_imports", "too many imports are under way; try later", headers=retry)
+            given = fields_given(operation, exchange, asked.names)
+            begun = True
+            self._uploads += 1
+            try:
+                return await self._done(context, operation, exchange, operation.request(**given, body=pieces))
+            finally:
+                self._uploads -= 1
+        except SessionsError:
+            if begun or not exchange.header(b"expect"):  # a client that asked first is told without sending it
+                await drain(pieces, most=_DRAINED_BYTES)
+            raise
+
+    @staticmethod
+    async def _done(context: Context, operation: Operation[Any, Any], exchange: Exchange, wanted: Any) -> Reply:
+        is_head = exchange.method == "HEAD"
+        try:
+            reply = await operation.handler(context, wanted)
+        except LeafMoved as error:
+            if getattr(wanted, IF_MATCH, None) is None:
+                raise
+            raise RequestError(412, "leaf_moved", str(error), param="If-Match") from error
+        if isinstance(reply, Stream):
+            return await _streamed(reply, is_head=is_head)
+        if isinstance(reply, Content):
+            return content_reply(reply, exchange)
+        etag = getattr(reply, "etag", None)
+        headers = {} if etag is None else {"ETag": etag}
+        if etag is not None and is_known(etag, exchange):
+            return Reply(NOT_MODIFIED, b"", headers=headers)
+        encoded = msgspec.json.encode(reply)
+        body = encoded if len(encoded) <= PIECE_BYTES or is_head else _sliced(encoded)
+        return Reply(operation.status_of(reply), body, headers=headers)
+
+
+def is_known(etag: str, exchange: Exchange) -> bool:
+    """Whether whoever asks has what this tag stands for, and says so with `If-None-Match` (RFC 9110, 13.1.2)."""
+    known = exchange.header(b"if-none-match").decode("latin-1")
+    tags = {tag.strip().removeprefix("W/") for tag in known.split(",")}
+    return exchange.method in ("GET", "HEAD") and not tags.isdisjoint({etag.removeprefix("W/"), "*"})
+
+
+def content_reply(content: Content, exchange: Exchange) -> Reply:
+    """It, or that whoever asks has it: a browser takes over the headers of a 304 for what it has."""
+    status, body = (NOT_MODIFIED, b"") if is_known(content.etag, exchange) else (200, content.body)
+    return Reply(status, body, content.media_type, {"ETag": content.etag, **content.headers})
+
+
+async def _streamed(stream: Stream, *, is_head: bool) -> Reply:
+    """A reply whose beginning is there: what cannot be read is known before the status is sent.
+
+    To HEAD it tells no length, as GET does not: nothing is made to find it out (RFC 9110, 8.6).
+    """
+    if is_head:
+        await stream.chunks.aclose()
+    first = await anext(stream.chunks, b"")
+    headers = {}
+    if stream.file_name is not None:
+        headers["Content-Disposition"] = f'attachment; filename="{stream.file_name}"'
+    second = None
+    if stream.media_type == DOCUMENT and not is_head:  # most are short: then the reply is not in pieces
+        second = await anext(stream.chunks, None)
+        if second is None:
+            stream.at_end()
+            return Reply(200, first, stream.media_type, headers)
+    return Reply(200, _with_first(first, second, stream.chunks), stream.media_type, headers, stream.at_end)
+
+
+async def _with_first(first: bytes, second: bytes | None, rest: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """The chunks that had to be seen before the reply could begin, and then the others."""
+    yield first
+    if second is not None:
+        yield second
+    async for chunk in rest:
+        yield chunk
+
+
+async def _sliced(encoded: bytes) -> AsyncGenerator[bytes, None]:
+    """A long document in pieces."""
+    for start in range(0, len(encoded), PIECE_BYTES):
+        yield encoded[start : start + PIECE_BYTES]
+
+
+def method_refusal(exchange: Exchange, methods: Iterable[str]) -> RequestError | None:
+    """The error for a method that the path has not (405), or None."""
+    if exchange.method in methods:
+        return None
+    allowed = {"Allow": ", ".join(sorted(methods))}
+    return RequestError(405, "method_not_allowed", "this path has no such method", headers=allowed)
+
+
+async def read_json(exchange: Exchange, limits: ListenSettings) -> Any:
+    """The request's body as parsed JSON.
+
+    Raises:
+        RequestError: wrong content type (415), too long (413), not strict JSON (400).
+    """
+    if (refused := body_refusal(exchange.headers)) is not None:
+        raise refused
+    return parse_strictly(await read_body(exchange, limit=limits.max_body_bytes))
+
+
+def fields_given(operation: Operation[Any, Any], exchange: Exchange, names: Mapping[str, str]) -> dict[str, Any]:
+    """What path, query and headers say, by the names of the request's fields.
+
+    Raises:
+        RequestError: a parameter is unknown, comes twice, or has not the form that it must have (422).
+        InvalidKey: a name in the path is not percent-encoded UTF-8.
+    """
+    given: dict[str, Any] = {name: _decoded(text, name) for name, text in names.items()}
+    query = parse_qsl(exchange.query.decode("latin-1"), keep_blank_values=True) if exchange.query else ()
+    for name, text in query:
+        if name not in operation.in_query and operation.openai:
+            continue
+        if name not in operation.in_query:
+            known = ", ".join(operation.in_query) or "none"
+            raise invalid(f"{name[:100]!r} is no parameter of this request; there are: {known}", param=name[:100])
+        if name in given:
+            raise invalid(f"send {name} once", param=name)
+        given[name] = _from_query(name, text, operation.fields[name])
+    if missing := [name for name in operation.required if name not in given]:
+        raise invalid(f"the parameter {missing[0]!r} is missing", param=missing[0])
+    for name in operation.in_headers:
+        if (value := _from_header(exchange, HEADERS[name])) is not None:
+            given[name] = value
+    return given
+
+
+def _from_header(exchange: Exchange, name: str) -> str | None:
+    """A header that may stand once; None where it does not."""
+    values = [value for one, value in exchange.headers if one == name.lower().encode()]
+    if len(values) > 1 or values == [b""]:
+        raise invalid(f"send {name} once, and not empty", param=name)
+    try:
+        return values[0].decode() if values else None
+    except UnicodeDecodeError:
+        raise invalid(f"{name} is not UTF-8", param=name) from None
+
+
+def _from_query(name: str, text: str, kind: Any) -> Any:
+    try:
+        return msgspec.convert(text, kind)  # a text is a text, also where it spells null or a number
+    except msgspec.ValidationError:
+        is_plain = re.fullmatch("-?[0-9]{1,16}|true|false", text) is not None  # not 1e3, nor digits of other scripts
+        return shaped(text, kind, strict=not is_plain, name=name)
+
+
+def _decoded(text: str, name: str) -> str:
+    """A name in the path, percent-decoded exactly once: an id may itself hold percent signs."""
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        raise InvalidKey(f"the {name.replace('_', ' ')} in the path is not percent-encoded UTF-8") from None

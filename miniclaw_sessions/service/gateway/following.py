@@ -1,0 +1,54 @@
+"""The daemon keeps up with other programs' sessions (`[follow]`), as `import --discover --follow` does."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from miniclaw_sessions.config import FollowSettings
+from miniclaw_sessions.files.discovery.following import Follower, Kept
+from miniclaw_sessions.files.discovery.programs import programs_named
+from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.service.api.context import Context
+from miniclaw_sessions.service.client import Client
+from miniclaw_sessions.service.client.transport import LocalTransport
+
+log = get_logger(__name__)
+
+AGAIN_S = 60.0
+"""After a failure that nobody foresaw it is begun anew, after so long."""
+
+
+def check_follow(settings: FollowSettings) -> None:
+    """Raise unless every program is known.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    programs_named(settings.programs)
+
+
+async def keep_up(context: Context, settings: FollowSettings) -> None:
+    """Follow the programs of the settings, until cancelled; returns at once where there are none."""
+    clock = context.manager.clock
+    client = Client(LocalTransport(context))
+    while settings.programs:
+        programs = programs_named(settings.programs)
+        try:
+            follower = Follower(client, programs, environ=os.environ, home=Path.home(), clock=clock)
+            await follower.follow(_note)
+        except Exception as error:  # noqa: BLE001 - whatever another program's file does must not end the daemon
+            sentence = "other programs' sessions cannot be followed; it is begun anew after a while"
+            log.error(sentence, action="follow.failed", error_type=type(error).__name__)
+        await clock.sleep(AGAIN_S)
+
+
+def _note(kept: Kept) -> None:
+    about = {"program": kept.program, "path": kept.path}
+    if kept.problem:
+        log.warning(kept.problem, action="follow.unread", **about)
+    elif kept.reply is not None:
+        counts = {"entries": kept.reply.entries, "messages": kept.reply.messages}
+        log.info(
+            "taken from another program", action="follow.taken", session_id=kept.reply.session_id, **counts, **about
+        )

@@ -1,0 +1,238 @@
+"""The front door of the HTTP interface: who may ask, and what becomes of errors.
+
+`make_app` puts the routes together; `Gateway` stands before all of them. Nothing that a stranger sends ends in a reply
+of 500, and whatever else goes wrong is answered with an opaque id that the log explains, without any message text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import unquote
+
+import msgspec
+from anyio import sleep
+from msgspec import UNSET
+
+from miniclaw_sessions.channels.dispatcher import Dispatcher
+from miniclaw_sessions.config import Settings
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.session.compacting import Summarizer
+from miniclaw_sessions.errors import NotPermitted
+from miniclaw_sessions.log import get_logger, in_request
+from miniclaw_sessions.log.audit import AuditLog, Deed
+from miniclaw_sessions.service.api.access import OWNER, Caller, Scope
+from miniclaw_sessions.service.api.context import Context
+from miniclaw_sessions.service.api.error_table import RequestError, as_reply
+from miniclaw_sessions.service.api.table import OPERATIONS
+from miniclaw_sessions.service.gateway import cors, metrics
+from miniclaw_sessions.service.gateway.binding import Binding, content_reply, method_refusal
+from miniclaw_sessions.service.gateway.chat import DispatchedChats
+from miniclaw_sessions.service.gateway.exchange import ClientGone, Exchange, Receive, Reply, Send
+from miniclaw_sessions.service.gateway.exchange import Scope as RequestScope
+from miniclaw_sessions.service.gateway.mcp import MCP, mcp_reply
+from miniclaw_sessions.service.gateway.metrics import LoopDelay
+from miniclaw_sessions.service.gateway.page import FILES
+from miniclaw_sessions.service.gateway.responding import DispatchedResponses
+from miniclaw_sessions.service.gateway.sampling import sample
+from miniclaw_sessions.service.gateway.security import AccessPolicy
+from miniclaw_sessions.service.gateway.telemetry import Telemetry
+from miniclaw_sessions.service.gateway.webhooks import Webhook, webhook_of, webhook_reply
+
+log = get_logger(__name__)
+
+METRICS = "/metrics"
+LOOK_EVERY_S = 1.0
+"""So soon the connections of a token end that was revoked, or has expired; a new request is refused at once."""
+
+_METRICS_SCOPE: dict[str, Scope] = {"token": "read", "open": "probe"}
+
+
+def make_app(  # noqa: PLR0913, PLR0917 - what it is put together of
+    manager: SessionManager,
+    dispatcher: Dispatcher,
+    settings: Settings,
+    policy: AccessPolicy | None,
+    summarizer: Summarizer,
+    telemetry: Telemetry | None = None,
+) -> Gateway:
+    """The whole application.
+
+    Args:
+        manager: whose sessions are served.
+        dispatcher: takes what is said in chats.
+        settings: sizes and times; an answer that nobody waits for any more goes on for `model.timeout_s`.
+        policy: what requests by TCP must show; None refuses all of them.
+        summarizer: who summarizes for compactions.
+        telemetry: counts and measures; by default requests alone, for nobody else tells it anything.
+    """
+    chats = DispatchedChats(dispatcher, patience_s=settings.model.timeout_s)
+    responses = DispatchedResponses(dispatcher, patience_s=settings.model.timeout_s)
+    context = Context(manager, summarizer=summarizer, chats=chats, responses=responses)
+    if (budgets := dispatcher.assistant.agent.budgets) is not None:
+        context.may_spend = budgets.check
+    return Gateway(context, settings, policy, telemetry)
+
+
+class Gateway:
+    """ASGI: admits requests, has them answered, turns errors into replies, and writes down who did what.
+
+    Attributes:
+        context: what the handlers work with.
+        policy: what requests by TCP must show; None refuses all of them. It may be replaced at any time.
+        audit: where it is written down who did what; None: nowhere.
+        delay: the event loop's delay, measured while its `watch` runs.
+        webhooks: what takes the requests of networks, by the names of their channels.
+    """
+
+    def __init__(
+        self, context: Context, settings: Settings, policy: AccessPolicy | None, telemetry: Telemetry | None = None
+    ) -> None:
+        self.context = context
+        self.policy = policy
+        self.audit: AuditLog | None = None
+        self.telemetry = telemetry or Telemetry(context.manager.statistics, settings)
+        self.delay = LoopDelay(self.telemetry.metrics)
+        self._binding = Binding(OPERATIONS, settings.listen)
+        self.webhooks: Mapping[str, Webhook] = {}
+        self._limits = settings.listen
+        self._metrics_scope = _METRICS_SCOPE.get(settings.listen.metrics)
+        self._admitted: dict[Exchange, Caller] = {}
+
+    async def __call__(self, scope: RequestScope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        exchange = Exchange(scope, receive, send)
+        with in_request(exchange.request_id), self.telemetry.request(exchange):
+            await self._reply(exchange)
+
+    async def _reply(self, exchange: Exchange) -> None:
+        try:
+            reply = await self._answer(exchange)
+            self._write_down(exchange, reply.status)  # a stream may go on for weeks, and the daemon be killed meanwhile
+            await exchange.reply(reply)
+        except ClientGone:
+            log.debug("a client went away before its request was complete", action="http.disconnected")
+        except Exception as error:  # noqa: BLE001 - this is the edge: whatever happens becomes a reply
+            refused = exchange.form_of_errors(as_reply(error))
+            self._write_down(exchange, refused.status)
+            if exchange.status:
+                exchange.break_off()
+            else:
+                await exchange.reply(Reply.of_error(refused))
+        finally:
+            self._admitted.pop(exchange, None)
+            self._write_down(exchange, exchange.status)
+
+    async def _answer(self, exchange: Exchange) -> Reply:
+        if (permission := self._preflight(exchange)) is not None:
+            return permission
+        if exchange.path == METRICS and self._metrics_scope is not None:
+            return self._metrics(exchange, self._admit(exchange, self._metrics_scope))
+        if exchange.path == MCP:
+            return await self._mcp(exchange)
+        if (file := FILES.get(exchange.path)) is not None:
+            self._admit(exchange, "open")
+            exchange.operation = "page"
+            if (refused := method_refusal(exchange, ("GET", "HEAD"))) is not None:
+                raise refused
+            return content_reply(file, exchange)
+        if (webhook := webhook_of(exchange, self.webhooks)) is not None:
+            return await webhook_reply(exchange, webhook, self._limits)
+        asked = self._binding.find(exchange)
+        if isinstance(asked, RequestError):
+            self._admit(exchange, "read")  # strangers do not learn what there is
+            raise asked
+        exchange.scope = asked.operation.scope
+        caller = self._admit(exchange, exchange.scope)
+        exchange.context = self.context.for_caller(caller)
+        for name in asked.names.keys() & {"session_id", "conversation_id"}:
+            exchange.context.note(unquote(asked.names[name]))
+        caller.require(exchange.scope)
+        return await self._binding.reply(asked, exchange, exchange.context)
+
+    def _admit(self, exchange: Exchange, scope: Scope) -> Caller:
+        """Who asks, for something that needs this scope: the one place where requests are let in.
+
+        Raises:
+            RequestError: the request shows too little, or its token was used too often.
+        """
+        if exchange.is_trusted:
+            return OWNER
+        policy = self._policy_of(exchange)
+        try:
+            caller = policy.admit(exchange.headers, scope)
+        except RequestError as error:
+            log.warning("a request was refused", action="http.refused", reason=error.kind, operation=exchange.operation)
+            raise
+        if caller.token:
+            self._admitted[exchange] = caller
+        return caller
+
+    def _policy_of(self, exchange: Exchange) -> AccessPolicy:
+        if self.policy is None:
+            raise RequestError(403, "forbidden", "this daemon does not serve TCP", close=True)
+        exchange.sharing = cors.sharing(exchange.headers, self.policy.origins)
+        return self.policy
+
+    def _preflight(self, exchange: Exchange) -> Reply | None:
+        """The answer to a browser that asks whether a page may send a request: it has no token to show."""
+        if exchange.is_trusted or not cors.is_preflight(exchange.method, exchange.headers):
+            return None
+        if (refused := self._policy_of(exchange).elsewhere(exchange.headers)) is not None:
+            raise refused
+        return Reply(200, b"", "text/plain", cors.permission(exchange.headers))
+
+    async def sample(self) -> None:
+        """Sample the numbers for the page's plots until cancelled."""
+        manager = self.context.whole
+        seconds = self.telemetry.metrics.commit_seconds
+        await sample(self.context.series, manager.statistics, seconds, self.delay, manager.clock)
+
+    async def watch_tokens(self) -> None:
+        """Break off what is under way for tokens that are valid no longer, such as streams that never end."""
+        while True:
+            await sleep(LOOK_EVERY_S)
+            if self.policy is not None:
+                for exchange, caller in list(self._admitted.items()):
+                    if not self.policy.tokens.holds(caller):
+                        exchange.break_off()
+
+    def _write_down(self, exchange: Exchange, status: int) -> None:
+        """Who did what, for the audit log: once for each request, when it is known what becomes of it."""
+        context, exchange.context = exchange.context, None
+        if self.audit is not None and context is not None:
+            deed = Deed(
+                who=context.caller.name,
+                token=context.caller.token or None,
+                operation=exchange.operation,
+                session_id=context.about,
+                made=context.made or UNSET,
+                request_id=exchange.request_id,
+                status=exchange.outcome or status,
+            )
+            self.audit.note(deed, exchange.scope)
+            for session_id in context.also_about:
+                self.audit.note(msgspec.structs.replace(deed, session_id=session_id), exchange.scope)
+
+    def expired(self, session_id: str) -> None:
+        """Write down that a session went by the rules of the settings."""
+        if self.audit is not None:
+            deed = Deed(who="retention", token=None, operation="sweep", session_id=session_id, status=200)
+            self.audit.note(deed, "admin")
+
+    async def _mcp(self, exchange: Exchange) -> Reply:
+        exchange.operation = "mcp"
+        caller = self._admit(exchange, "read")
+        exchange.context = context = self.context.for_caller(caller)
+        caller.require("read")
+        if (refused := method_refusal(exchange, ("POST",))) is not None:
+            raise refused
+        return await mcp_reply(exchange, context, max_body_bytes=self._limits.max_body_bytes)
+
+    def _metrics(self, exchange: Exchange, caller: Caller) -> Reply:
+        """Numbers for Prometheus."""
+        exchange.operation = "metrics"
+        if (refused := method_refusal(exchange, ("GET", "HEAD"))) is not None:
+            raise refused
+        if caller.bounds is not None and self._metrics_scope == "read":
+            raise NotPermitted(f"this is about all sessions, and this token is for {caller.bounds}")
+        return Reply(200, self.telemetry.metrics.render(), metrics.CONTENT_TYPE)

@@ -1,0 +1,281 @@
+"""Responses of the HTTP interface: turns of the dispatcher like all others, with tools and instructions of their own.
+
+The tools are the client's: a call of one suspends the turn, and its output comes with another request, which goes on
+there. The tools and the system prompt of the settings belong to the daemon's own chats; a request that brings
+instructions brings them in place of those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import Any, NoReturn, Self
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from miniclaw_sessions.agent.agent import Agent
+from miniclaw_sessions.agent.assistant import Assistant
+from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted, ReplyFinished, TurnEnd
+from miniclaw_sessions.agent.provider import (
+    AroundProvider,
+    Begun,
+    ModelEvent,
+    Provider,
+    ReasoningDelta,
+    Reply,
+    TextDelta,
+    adjusted,
+    takes_items,
+)
+from miniclaw_sessions.agent.tool_runner import SuspendTurn
+from miniclaw_sessions.agent.tools import Tool
+from miniclaw_sessions.channels.asked import Asked
+from miniclaw_sessions.channels.base import Accepted, Incoming, NotAnswered, Progress
+from miniclaw_sessions.channels.dispatcher import Dispatcher
+from miniclaw_sessions.core.protocol.entries import Custom
+from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.session.turn import Opening
+from miniclaw_sessions.errors import SessionsError, TurnCutOff
+from miniclaw_sessions.service.api.context import ResponseEvent
+from miniclaw_sessions.service.api.openai.response_events import reply_marked
+from miniclaw_sessions.service.api.openai.response_input import not_taken
+from miniclaw_sessions.service.api.openai.response_places import Place, under_way
+from miniclaw_sessions.service.api.openai.response_request import FunctionTool, Wanted, check_calls
+from miniclaw_sessions.service.api.openai.responses import failure_of
+from miniclaw_sessions.service.api.openai.stored_responses import FAILED, RESPONSE, place_again
+
+
+class DispatchedResponses:
+    """Responses of a dispatcher's assistant, as `api.context.Responses` wants them.
+
+    Args:
+        dispatcher: whose chats they are turns of.
+        patience_s: how long a response that nobody waits for any more goes on, in seconds.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, patience_s: float) -> None:
+        self._dispatcher = dispatcher
+        self._patience_s = patience_s
+        self._running: dict[str, Asked] = {}
+        self._under_way: list[tuple[str, str, Asked]] = []  # the sessions, the digests of the requests
+
+    def check(self, wanted: Wanted) -> None:
+        """Refuse what the model that is asked for cannot do.
+
+        Raises:
+            OptionRefused: it has nothing like one of the options.
+            RequestError: it is not shown something of the input, or what it cost would stand in no account (400).
+        """
+        agent = self._dispatcher.assistant.agent
+        provider = _provider_of(agent, wanted)
+        if wanted.of_the_service and not takes_items(provider):
+            param, kind = wanted.of_the_service[0]
+            taken = "texts, images by address or as data, calls and their outputs"
+            raise not_taken(param, f"the provider {provider.name} takes {taken}, and no {kind}")
+        if not wanted.stores and agent.budgets is not None and agent.budgets.has_any:
+            raise not_taken("store", "there are budgets, and what is not stored is counted in none; leave it out")
+        adjusted(provider, wanted.options)
+
+    @asynccontextmanager
+    async def respond(self, wanted: Wanted, place: Place) -> AsyncIterator[AsyncIterator[ResponseEvent]]:
+        """Begin a response and follow it.
+
+        Raises:
+            RequestError: the same request waits, or is being answered (409).
+        """
+        self._under_way = [one for one in self._under_way if not one[2].is_over]
+        same = (place.key.session_id, wanted.digest)
+        if wanted.is_done_once and any(one[:2] == same for one in self._under_way):
+            raise under_way()
+        responder = _Responder(wanted, self._dispatcher.assistant, place, self._running)
+        incoming = Incoming(
+            place.key.chat_id,
+            None,
+            channel=place.key.channel,
+            answerer=responder,
+            session=place.session,
+            must_exist=not place.is_new,
+        )
+        responder.asked = asked = self._dispatcher.ask(incoming)
+        self._under_way.append((*same, asked))
+        try:
+            yield _Events(asked, responder)
+        finally:
+            asked.abandon(self._patience_s)
+
+    def is_running(self, mark_id: str) -> bool:
+        """Whether the response that begins with this entry is being made in this process."""
+        return mark_id in self._running
+
+    def stop(self, mark_id: str) -> bool:
+        """Stop the response that begins with this entry; False if it is not being made in this process."""
+        asked = self._running.get(mark_id)
+        return asked is not None and asked.stop()
+
+
+class _Responder:
+    """Answers one request, in place of the dispatcher's assistant.
+
+    Attributes:
+        asked: what its events are told to.
+        session: whose turn it is, once it has begun.
+        mark: the entry that the response begins with, from then on.
+    """
+
+    def __init__(self, wanted: Wanted, assistant: Assistant, place: Place, running: dict[str, Asked]) -> None:
+        self.asked: Asked | None = None
+        self.session: Session | None = None
+        self.mark: Custom | None = None
+        self._wanted = wanted
+        self._place = place
+        self._running = running
+        asked_for = adjusted(_provider_of(assistant.agent, wanted), wanted.options)
+        self._model = _Marking(asked_for, self._tell)
+        agent = assistant.agent.in_place(
+            provider=self._model,
+            tools=map(_tool, wanted.tools),
+            system_prompt=assistant.agent.system_prompt if wanted.instructions is None else wanted.instructions,
+        )
+        self._assistant = assistant.with_agent(agent)
+        at = place.at if place.again is None else self._at
+        self._opening = Opening(self._said, at=at, mark=(RESPONSE, wanted.mark))
+
+    async def answer(
+        self,
+        session: Session,
+        message: Message | Opening | None,  # noqa: ARG002 - as `Answerer` has it; what is said is in the request
+        *,
+        idempotency_key: str | None = None,  # noqa: ARG002 - same
+        tell: Callable[[AgentEvent], None],
+    ) -> TurnEnd:
+        """Run the turn; what fails is written down."""
+        self.session = session
+
+        def told(event: AgentEvent) -> None:
+            if isinstance(event, MessageAccepted):
+                self._begin()
+            tell(event)
+
+        try:
+            return await self._assistant.answer(session, self._opening, tell=told)
+        except Exception as error:
+            if self.mark is not None:
+                await self._note_failure(session, self.mark, error)
+            raise
+        finally:
+            if self.mark is not None:
+                self._running.pop(self.mark.id, None)
+
+    def _tell(self, event: Begun | ReasoningDelta) -> None:
+        """Tell the client alone: nobody who watches the session is shown how the model thinks."""
+        if self.asked is not None:
+            self.asked.put(Progress(self.asked.incoming, event))
+
+    def _said(self, before: Sequence[Message], waiting: Collection[str]) -> Sequence[Message]:
+        check_calls(before, self._wanted.messages, waiting)
+        return self._wanted.messages
+
+    async def _at(self) -> str | UnsetType | None:
+        if self.session is None or self._place.again is None:
+            return UNSET
+        return await place_again(self.session, self._place.again)
+
+    def _begin(self) -> None:
+        self.mark = next(entry for entry in self._opening.entries if isinstance(entry, Custom))
+        self._model.mark_id = self.mark.id
+        if self.asked is not None:
+            self._running[self.mark.id] = self.asked
+
+    async def _note_failure(self, session: Session, mark: Custom, error: Exception) -> None:
+        """Write down why it failed; a conversation is then where it was before, unless others have gone on there."""
+        with suppress(SessionsError):
+            failure = {"error": failure_of(error), "response": mark.id}
+            failed_id = await session.tree.append_custom_entry(FAILED, failure)
+            if self._wanted.conversation is not None and (at := await place_again(session, mark)) is not UNSET:
+                await session.tree.branch(at, if_leaf=failed_id)
+
+
+def _provider_of(agent: Agent, wanted: Wanted) -> Provider:
+    """The model that is asked for, if chats may choose it; else the usual one."""
+    return agent.choices.get(wanted.echo.get("model", ""), agent.provider)
+
+
+def _tool(function: FunctionTool) -> Tool:
+    async def wait(_: Mapping[str, Any]) -> NoReturn:
+        raise SuspendTurn("the client runs it")
+
+    return Tool(function.name, function.description, function.parameters, wait)
+
+
+class _Marking(AroundProvider):
+    """A provider whose replies say which response they are made for, and have the ids that they were streamed with.
+
+    Args:
+        provider: who answers.
+        tell: called with what no turn tells of.
+
+    Attributes:
+        mark_id: the entry that the response begins with.
+    """
+
+    def __init__(self, provider: Provider, tell: Callable[[Begun | ReasoningDelta], None]) -> None:
+        super().__init__(provider)
+        self.mark_id = ""
+        self._tell = tell
+        self._replies = 0
+
+    async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
+        """As the provider does."""
+        thought = ""
+        async with aclosing(self.provider.generate(messages, tools)) as answer:
+            async for event in answer:
+                if isinstance(event, Begun | ReasoningDelta):
+                    self._tell(event)
+                if isinstance(event, ReasoningDelta):
+                    thought += event.text
+                if isinstance(event, Reply):
+                    marked = reply_marked(event.message, self.mark_id, self._replies, thought)
+                    self._replies += 1
+                    extra = {**(marked.extra or {}), RESPONSE: self.mark_id}
+                    yield Reply(msgspec.structs.replace(marked, extra=extra))
+                else:
+                    yield event
+
+
+class _Events:
+    """What becomes of a request, as events; it raises what it ended with, if that was an error."""
+
+    def __init__(self, asked: Asked, responder: _Responder) -> None:
+        self._asked = asked
+        self._responder = responder
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ResponseEvent:
+        while True:
+            match await anext(self._asked):
+                case NotAnswered(error=error):
+                    raise error
+                case Accepted():
+                    return self._event("begun")
+                case Progress(event=Begun()):
+                    return self._event("answering")
+                case Progress(event=ReasoningDelta(text=text)):
+                    return self._event("reasoning", text)
+                case Progress(event=TextDelta(text=text)):
+                    return self._event("text", text)
+                case Progress(event=ReplyFinished()):
+                    return self._event("replied")
+                case Progress():
+                    pass
+                case _:
+                    return self._event("ended")
+
+    def _event(self, kind: str, text: str = "") -> ResponseEvent:
+        session, mark = self._responder.session, self._responder.mark
+        if session is None or mark is None:
+            raise TurnCutOff
+        return ResponseEvent(kind, session, mark, text)

@@ -1,0 +1,62 @@
+"""Samples the daemon's numbers for the plots of its page (`api.samples`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+from anyio import to_thread
+from prometheus_client import Histogram
+
+from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.service.api.samples import EVERY_S, Series
+from miniclaw_sessions.service.gateway.metrics import LoopDelay
+from miniclaw_sessions.statistics import ManagerStatistics
+
+
+async def sample(
+    series: Series,
+    statistics: Callable[[], ManagerStatistics],
+    commit_seconds: Histogram,
+    delay: LoopDelay,
+    clock: Clock,
+) -> None:
+    """Add a sample every `EVERY_S` until cancelled.
+
+    Args:
+        series: where they go.
+        statistics: the manager's numbers.
+        commit_seconds: how long each commit took.
+        delay: the event loop's.
+        clock: when a sample is taken.
+    """
+    while True:
+        memory = await to_thread.run_sync(_memory_bytes)
+        numbers = statistics()
+        series.add(
+            {
+                "at": clock.now().timestamp(),
+                "appended": numbers.appended,
+                "commits": numbers.commits,
+                "commit_seconds": _sum_of(commit_seconds),
+                "flush_seconds": numbers.last_flush_seconds,
+                "memory_bytes": memory,
+                "loop_delay_s": delay.take_worst(),
+            }
+        )
+        await anyio.sleep(EVERY_S)
+
+
+def _sum_of(histogram: Histogram) -> float:
+    return sum(one.value for metric in histogram.collect() for one in metric.samples if one.name.endswith("_sum"))
+
+
+def _memory_bytes() -> int:
+    """What of the process is in memory now; 0 where the system does not tell."""
+    try:
+        resident = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    except OSError:
+        return 0
+    return int(resident) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,389 @@
+"""What happens in the daemon, as numbers and as spans: the one place where it becomes both.
+
+It is told of requests by the gateway, of messages by the dispatcher (`channels.watch.Watch`), of turns and of requests
+to the model by the agent (`agent.observer.Observer`), and of commits and flushes by the manager (`on_saved`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
+from types import TracebackType
+from typing import Self
+
+from prometheus_client import Counter, Histogram
+
+from miniclaw_sessions import errors
+from miniclaw_sessions.agent.events import (
+    AgentEvent,
+    ReplyFinished,
+    SessionCompacted,
+    ToolFinished,
+    ToolStarted,
+    TurnFinished,
+    TurnStopped,
+    TurnSuspended,
+)
+from miniclaw_sessions.agent.provider import AroundProvider, ModelEvent, Provider, Reply, TextDelta
+from miniclaw_sessions.agent.providers.sent_along import sent_along
+from miniclaw_sessions.agent.tools import Tool
+from miniclaw_sessions.channels.base import Answered, Last, NotAnswered
+from miniclaw_sessions.channels.watch import Watch
+from miniclaw_sessions.clock import Clock, SystemClock
+from miniclaw_sessions.config import Settings
+from miniclaw_sessions.core.protocol.messages import Message, ToolCall, Usage
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.service.api.table import OPERATIONS
+from miniclaw_sessions.service.gateway.exchange import Exchange
+from miniclaw_sessions.service.gateway.metrics import Metrics
+from miniclaw_sessions.service.gateway.spans import Span, Spans
+from miniclaw_sessions.statistics import ManagerStatistics, Saved
+
+OTHER = "other"
+"""The label of whatever has a name that nobody has configured."""
+
+_OPERATIONS = {one.name: one for one in OPERATIONS}
+_NOT_ALLOWED = frozenset({401, 403, 429})
+_SERVER_FAULT = 500
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_NAME = re.compile(r"[\w.:/@+-]{1,128}", re.ASCII)
+_OUTCOMES: Sequence[tuple[type[BaseException], str]] = (
+    (errors.DuplicateMessage, "duplicate"),
+    (errors.ModelError, "model_failed"),
+    (errors.IterationLimit, "model_failed"),
+    (errors.StoreError, "store_failed"),
+    (Exception, "failed"),
+    (BaseException, "cut_off"),
+)
+
+
+class Telemetry(Watch):
+    """The numbers and the spans of one daemon; at the end of its block, the spans that are left are sent.
+
+    Args:
+        statistics: the manager's numbers.
+        settings: which names are known, and have numbers of their own.
+        spans: where spans go; by default nobody keeps them.
+        clock: measures; the machine's by default.
+
+    Attributes:
+        metrics: the numbers.
+        channels: the channels that have numbers of their own.
+    """
+
+    def __init__(
+        self,
+        statistics: Callable[[], ManagerStatistics],
+        settings: Settings,
+        spans: Spans | None = None,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        self.now = (clock or SystemClock()).monotonic  # the loop's own, under uvloop, counts whole milliseconds
+        self.metrics = Metrics(statistics)
+        self.spans = spans or Spans()
+        self.channels = set(settings.telemetry.channels)
+        self._tools = set(settings.model.tools)
+        self._series: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        self._propagate = settings.telemetry.propagate_traces
+
+    def __repr__(self) -> str:
+        return f"<Telemetry of {len(self.channels)} channels>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.spans.close()
+
+    def knows(self, channels: Iterable[str], tools: Iterable[str]) -> None:
+        """There are these channels too, and these are the tools."""
+        self.channels.update(channels)
+        self._tools.update(tools)
+
+    def channel(self, name: str) -> str:
+        """The label of a channel."""
+        return name if name in self.channels else OTHER
+
+    def tool(self, name: str) -> str:
+        """The label of a tool."""
+        return name if name in self._tools else OTHER
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def request(self, exchange: Exchange) -> Iterator[None]:
+        """A request is answered in this block."""
+        began = self.now()
+        method = exchange.method if exchange.method in _METHODS else "_OTHER"
+        span = self.spans.start(method, {"http.request.method": method}, kind="server", caller=exchange.headers)
+        try:
+            yield
+        except BaseException as error:
+            span.failed(type(error).__name__)
+            raise
+        finally:
+            self._answered(exchange, self.now() - began, span)
+            span.end()
+
+    def _answered(self, exchange: Exchange, seconds: float, span: Span) -> None:
+        route, status = exchange.operation, exchange.status
+        if (series := self._series.get((route, status))) is None:  # looking labels up takes longer than counting
+            requests, durations = self.metrics.requests, self.metrics.request_seconds
+            series = self._series[route, status] = requests.labels(route, str(status)), durations.labels(route)
+        series[0].inc()
+        series[1].observe(seconds)
+        if status in _NOT_ALLOWED:
+            self.metrics.refused.labels(exchange.scope, str(status)).inc()
+        span.set({"http.response.status_code": status})
+        if (operation := _OPERATIONS.get(route)) is not None:
+            span.rename(f"{exchange.method} {operation.path}")
+            span.set({"http.route": operation.path})
+        if status >= _SERVER_FAULT:
+            span.failed(str(status))
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    def taken(self, channel: str) -> AbstractContextManager[None]:
+        """A message was handed over; its turn will be under the span that is open here."""
+        self.metrics.received.labels(self.channel(channel)).inc()
+        return self.spans.here()
+
+    def ended(self, channel: str, last: Last) -> None:
+        """What became of it."""
+        match last:
+            case Answered(event=event):
+                outcome = _end_of(event)
+            case NotAnswered(reason=reason):
+                outcome = reason.value
+            case _:
+                outcome = "command"
+        self.metrics.ended.labels(self.channel(channel), outcome).inc()
+
+    # --- turns -------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def turn(self, session: Session) -> Iterator[Callable[[AgentEvent], None]]:
+        """A turn runs in this block."""
+        watched = _Turn(self, session)
+        self.metrics.turns_running.inc()
+        try:
+            yield watched.told
+        except BaseException as error:
+            watched.outcome = next(outcome for kind, outcome in _OUTCOMES if isinstance(error, kind))
+            watched.span.failed(type(error).__name__)
+            raise
+        finally:
+            self.metrics.turns_running.dec()
+            watched.end()
+
+    # --- models ------------------------------------------------------------------------------------------------------
+
+    def model(self, provider: Provider) -> Provider:
+        """The same model, of which each request is counted and measured."""
+        return _ObservedProvider(provider, self)
+
+    @contextmanager
+    def asked(self, provider: Provider) -> Iterator[Callable[[ModelEvent], None]]:
+        """A model is asked in this block; what it gives is called with each piece of the reply."""
+        watched = _Request(self, provider)
+        try:
+            with _sending_along(self.spans.headers()) if self._propagate else nullcontext():
+                yield watched.told
+        except GeneratorExit:  # whoever asked has heard enough
+            raise
+        except BaseException as error:
+            kind = "overflow" if isinstance(error, errors.ContextOverflow) else "failed"
+            watched.outcome = kind if isinstance(error, Exception) else "cut_off"
+            watched.span.failed(type(error).__name__)
+            raise
+        finally:
+            watched.end()
+
+    # --- saving ------------------------------------------------------------------------------------------------------
+
+    def saved(self, saved: Saved) -> None:
+        """A commit, or a flush, is over."""
+        if saved.what == "flush":
+            self.metrics.flush_seconds.observe(saved.seconds)
+            return
+        self.metrics.commit_seconds.observe(saved.seconds)
+        self.metrics.commit_entries.observe(saved.count)
+        self.spans.record("commit", {"miniclaw.entries": saved.count}, saved.seconds)
+
+
+class _Turn:
+    """A turn that is observed: its events become numbers and spans."""
+
+    def __init__(self, telemetry: Telemetry, session: Session) -> None:
+        self.outcome = "failed"
+        self._telemetry = telemetry
+        self._metrics = telemetry.metrics
+        self._channel = telemetry.channel(session.key.channel)
+        self._began = telemetry.now()
+        self._has_text = False
+        self._usage = Usage()
+        self._tools: dict[str, tuple[float, Span]] = {}
+        self.span = telemetry.spans.start(
+            "invoke_agent",
+            {
+                "gen_ai.operation.name": "invoke_agent",
+                "gen_ai.conversation.id": session.session_id,
+                "miniclaw.channel": self._channel,
+            },
+        )
+
+    def told(self, event: AgentEvent) -> None:
+        """Count and measure an event."""
+        match event:
+            case TextDelta():
+                if not self._has_text:
+                    self._has_text = True
+                    since = self._telemetry.now() - self._began
+                    self._metrics.first_token_seconds.labels(self._channel).observe(since)
+            case ReplyFinished(message=message):
+                self._usage += message.usage or Usage()
+            case ToolStarted(call=call):
+                self._tools[call.id] = self._telemetry.now(), self._span_of(call)
+            case ToolFinished(call=call):
+                self._tool_ended(call, is_error=event.is_error)
+            case SessionCompacted(outcome=outcome):
+                self._metrics.compactions.labels(outcome.status.value).inc()
+            case TurnFinished() | TurnStopped() | TurnSuspended():
+                self.outcome = _end_of(event)
+            case _:
+                pass
+
+    def end(self) -> None:
+        """The turn is over, in whatever way."""
+        for _, span in self._tools.values():
+            span.end()
+        self._metrics.turns.labels(self._channel, self.outcome).inc()
+        self._metrics.turn_seconds.labels(self._channel).observe(self._telemetry.now() - self._began)
+        self.span.set({"miniclaw.outcome": self.outcome, **_tokens_of(self._usage)})
+        self.span.end()
+
+    def _span_of(self, call: ToolCall) -> Span:
+        name = _named(call.name)
+        about = {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": name,
+            "gen_ai.tool.type": "function",
+            "gen_ai.tool.call.id": _named(call.id),
+        }
+        return self._telemetry.spans.start(f"execute_tool {name}", about)
+
+    def _tool_ended(self, call: ToolCall, *, is_error: bool) -> None:
+        began, span = self._tools.pop(call.id)
+        name = self._telemetry.tool(call.name)
+        self._metrics.tool_calls.labels(name, "failed" if is_error else "done").inc()
+        self._metrics.tool_seconds.labels(name).observe(self._telemetry.now() - began)
+        if is_error:
+            span.failed("tool_error")
+        span.end()
+
+
+class _ObservedProvider(AroundProvider):
+    """A model of which each request is observed."""
+
+    def __init__(self, provider: Provider, telemetry: Telemetry) -> None:
+        super().__init__(provider)
+        self._telemetry = telemetry
+
+    async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
+        with self._telemetry.asked(self.provider) as told:
+            async with aclosing(self.provider.generate(messages, tools)) as answer:
+                async for event in answer:
+                    told(event)
+                    yield event
+
+
+class _Request:
+    """One request to a model."""
+
+    def __init__(self, telemetry: Telemetry, provider: Provider) -> None:
+        self.outcome = "cut_off"
+        self._telemetry = telemetry
+        self._metrics = telemetry.metrics
+        self._labels = provider.name, provider.model
+        self._began = telemetry.now()
+        self._has_text = False
+        about = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": provider.name,
+            "gen_ai.system": provider.name,
+            "gen_ai.request.model": provider.model,
+        }
+        self.span = telemetry.spans.start(f"chat {provider.model}", about, kind="client")
+
+    def told(self, event: ModelEvent) -> None:
+        """Count and measure a piece of the reply."""
+        if isinstance(event, Reply):
+            self._replied(event.message)
+        elif not self._has_text:
+            self._has_text = True
+            since = self._telemetry.now() - self._began
+            self._metrics.model_first_token_seconds.labels(*self._labels).observe(since)
+            self.span.set({"gen_ai.response.time_to_first_chunk": since})
+
+    def end(self) -> None:
+        """It is over, in whatever way."""
+        self._metrics.model_requests.labels(*self._labels, self.outcome).inc()
+        self._metrics.model_seconds.labels(*self._labels).observe(self._telemetry.now() - self._began)
+        self.span.end()
+
+    def _replied(self, reply: Message) -> None:
+        self.outcome = "done"
+        usage = reply.usage or Usage()
+        counted = {
+            "input": usage.input_tokens,
+            "output": usage.output_tokens,
+            "cache_read": usage.cache_read_tokens,
+            "cache_write": usage.cache_write_tokens,
+        }
+        for kind, tokens in counted.items():
+            self._metrics.model_tokens.labels(*self._labels, kind).inc(max(0, tokens))
+        if usage.cost is not None:
+            self._metrics.model_cost.labels(*self._labels).inc(max(0.0, usage.cost))
+        self.span.set(_tokens_of(usage))
+        if reply.model is not None:
+            self.span.set({"gen_ai.response.model": _named(reply.model)})
+        if reply.stop_reason is not None:
+            self.span.set({"gen_ai.response.finish_reasons": [_named(reply.stop_reason)]})
+
+
+def _named(text: str) -> str:
+    """What a model or its service names, if it looks like a name: what else it says belongs to the conversation."""
+    return text if _NAME.fullmatch(text) else OTHER
+
+
+def _end_of(event: TurnFinished | TurnStopped | TurnSuspended) -> str:
+    match event:
+        case TurnFinished():
+            return "answered"
+        case TurnStopped():
+            return "stopped"
+        case TurnSuspended():
+            return "suspended"
+
+
+def _tokens_of(usage: Usage) -> Mapping[str, int]:
+    """Usage by the conventions' names, where what was read from a cache is a part of the input."""
+    return {
+        "gen_ai.usage.input_tokens": usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens,
+        "gen_ai.usage.output_tokens": usage.output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cache_read_tokens,
+        "gen_ai.usage.cache_creation.input_tokens": usage.cache_write_tokens,
+    }
+
+
+@contextmanager
+def _sending_along(headers: Mapping[str, str]) -> Iterator[None]:
+    before = sent_along.set(headers)
+    try:
+        yield
+    finally:
+        sent_along.reset(before)

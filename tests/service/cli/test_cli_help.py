@@ -1,0 +1,67 @@
+"""The help of every command says all that was written for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from miniclaw_sessions.service.cli.app import COMMANDS, app
+from tests.command_line import Cli
+from tests.sampled import sampled
+
+pytestmark = pytest.mark.usefixtures("own_home")
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    monkeypatch.setenv("COLUMNS", "600")
+    return Cli(tmp_path / "workspace", monkeypatch)
+
+
+@contextmanager
+def command_at(path: str) -> Iterator[Any]:
+    """A command as the parser has it; without a path, the program itself."""
+    command: Any = typer.main.get_command(app)
+    with command.make_context("miniclaw-sessions", [], resilient_parsing=True) as context:
+        for name in path.split():
+            command = command.resolve_command(context, [name])[1]
+        yield command
+
+
+def with_subcommands(name: str) -> list[str]:
+    with command_at(name) as command:
+        return [name, *(f"{name} {sub}" for sub in getattr(command, "commands", ()))]
+
+
+def squeezed(text: str) -> str:
+    """Without what a layout adds: blanks, and the frames of panels."""
+    return re.sub(r"[\s│]", "", text)
+
+
+def written_for(command: Any) -> list[str]:
+    """Every text of a command's help, without the marks that make it look well."""
+    styled = [command.help or "", *(command.epilog or "").split("\n\n")]
+    shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
+    styled += [getattr(parameter, "help", None) or "" for parameter in shown]
+    return [re.sub(r"\[/?(bold|dim)\]", "", text).replace("\\[", "[") for text in styled]
+
+
+@pytest.mark.parametrize(
+    "path", sampled(["", *(path for name in COMMANDS for path in with_subcommands(name))], every=3)
+)
+def test_a_help_shows_all_that_was_written_for_it_brackets_too(cli: Cli, path: str) -> None:
+    with command_at(path) as command:
+        written = written_for(command)
+    shown = squeezed(cli(*path.split(), "--help").out)
+    assert [text for text in written if squeezed(text) not in shown] == []
+    assert any(written)
+
+
+def test_the_help_of_a_channel_names_its_table(cli: Cli) -> None:
+    assert squeezed("Turn a channel on, as [channels.NAME] does") in squeezed(cli("serve", "--help").out)

@@ -1,0 +1,97 @@
+"""Looking changes nothing: no route that answers GET has an effect, and no reply sets a cookie (rule S16)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from miniclaw_sessions.config import ListenSettings
+from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.service.api.openai.stored_responses import RESPONSE, response_id
+from miniclaw_sessions.service.api.table import OPERATIONS
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def limits() -> ListenSettings:
+    return ListenSettings(request_timeout_s=20.0)
+
+
+ENDLESS = ("/v1/sessions/{session_id}/follow", "/v1/events")
+PATHS = [one.path for one in OPERATIONS if one.method == "GET" and one.path not in ENDLESS] + ["/metrics"]
+QUERIES = {"/v1/resolve": "?name=a_1", "/v1/search": "?query=hello"}
+
+CHANGING = ("/health", "/metrics")
+"""They count the seconds, and the requests."""
+
+SAME_HEADERS = ("content-type", "content-disposition", "cache-control")
+
+
+def state_of(manager: Any) -> Any:
+    sessions = {
+        one.session_id: (
+            *(one.last_accessed, one.last_sequence, one.leaf_id, one.metadata, one.journal.is_dirty, len(one)),
+        )
+        for one in map(Session.of, manager._cache.in_memory())
+    }
+    statistics = manager.statistics()
+    return sessions, statistics.appended, statistics.sessions, statistics.flushes, statistics.commits
+
+
+def filled(template: str, session_id: str, entry_id: str) -> str:
+    path = template.replace("{session_id}", session_id).replace("{entry_id}", entry_id)
+    item_id = f"msg_{entry_id.replace('-', '')}"
+    path = path.replace("{conversation_id}", session_id).replace("{item_id}", item_id)
+    return path + QUERIES.get(template, "")
+
+
+async def test_no_get_changes_anything_and_no_reply_sets_a_cookie(served: Any) -> None:
+    session = await served.manager.get_or_create("a", "1")
+    mark_id = await session.tree.append_custom_entry(RESPONSE, {"inputs": 1})
+    entry = await session.add_message(Message.user("hello"))
+    await served.manager.flush()
+    before = state_of(served.manager)
+    assert len(PATHS) >= 10
+    for template in PATHS:
+        for session_id in ("a_1", "nobody_2"):
+            path = filled(template, session_id, entry.id).replace("{response_id}", response_id(session_id, mark_id))
+            reply = await served.unix.get(path)
+            wanted = 404 if session_id == "nobody_2" and session_id in path else 200
+            assert reply.status_code == wanted, path
+            assert "set-cookie" not in reply.headers, path
+            assert state_of(served.manager) == before, path
+            assert (await served.unix.head(path)).content == b"", path
+            assert state_of(served.manager) == before, path
+
+
+async def test_head_of_what_never_ends_is_answered_at_once(served: Any) -> None:
+    await served.manager.get_or_create("a", "1")
+    before = state_of(served.manager)
+    for template in ENDLESS:
+        path = template.replace("{session_id}", "a_1")
+        reply = await served.unix.head(path)
+        assert (reply.status_code, reply.content) == (200, b"")
+        assert reply.headers["content-type"].startswith("text/event-stream")
+    assert (await served.unix.head(ENDLESS[0].replace("{session_id}", "nobody_2"))).status_code == 404
+    assert state_of(served.manager) == before
+
+
+async def test_head_tells_the_length_that_get_has_or_none(served: Any) -> None:
+    session = await served.manager.get_or_create("a", "1")
+    entry = await session.add_message(Message.user("hello"))
+    streamed = 0
+    for template in PATHS:
+        path = filled(template, "a_1", entry.id)
+        replies = await served.unix.get(path), await served.unix.head(path)
+        got, head = ({name: one.headers.get(name) for name in SAME_HEADERS} for one in replies)
+        assert head == got, path
+        streamed += "transfer-encoding" in replies[0].headers
+        if template not in CHANGING:
+            length = replies[0].headers.get("content-length")
+            assert replies[1].headers.get("content-length") in (length, None), path
+        else:
+            assert "content-length" in replies[1].headers, path
+    assert streamed >= 1

@@ -1,0 +1,59 @@
+"""A TypeScript client that is generated from the OpenAPI document talks to a real daemon."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import anyio
+import orjson
+import pytest
+
+from miniclaw_sessions.service.api.description import document
+from tests.service.gateway.daemons import TOKEN, on_tcp
+
+pytestmark = [
+    pytest.mark.proof,
+    pytest.mark.anyio,
+    pytest.mark.skipif(shutil.which("npm") is None, reason="NOT RUN: there is no npm for the TypeScript client"),
+    pytest.mark.timeout(600),
+]
+
+PROGRAM = Path(__file__).parents[2] / "typescript"
+
+
+def run(directory: Path, *command: str) -> str:
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The client, generated and compiled: its types fit what it does."""
+    directory = tmp_path_factory.mktemp("typescript")
+    shutil.copytree(PROGRAM, directory, dirs_exist_ok=True)
+    (directory / "openapi.json").write_bytes(orjson.dumps(document()))
+    run(directory, "npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts")
+    names = ("openapi.json", "--output", "schema.d.ts")
+    run(directory, "npx", "openapi-typescript", *names, "--default-non-nullable=false")
+    run(directory, "npx", "tsc")
+    return directory / "out/client.js"
+
+
+async def test_a_generated_client_chats_pages_and_tails(short_path: Path, program: Path) -> None:
+    async with on_tcp(short_path) as url:
+        command = ["node", str(program), url, TOKEN]
+        done = await anyio.run_process(command, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    seen = json.loads(done.stdout)
+    assert seen["answer"].startswith("(offline)")
+    assert seen["streamed"]["text"] == seen["streamed"]["answer"]
+    assert seen["appended"] == 2
+    assert seen["refused"] == [412, "leaf_moved"]
+    assert seen["missing"] == [404, "session_not_found"]
+    assert seen["tailed"] == ["one", "two"]
+    chatted = ["Good morning", seen["answer"], "And again", seen["streamed"]["answer"]]
+    assert seen["paged"] == [*chatted, "one", "two"]
