@@ -4,7 +4,9 @@ Everything below is imported from here: `from miniclaw_sessions import SessionMa
 is loaded when it is first used, so that this import costs nothing and a program pays for what it uses.
 """
 
+import sys
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -69,6 +71,7 @@ if TYPE_CHECKING:  # the same names as in _MODULES below, for editors and type c
     from miniclaw_sessions.errors import TurnInProgress as TurnInProgress
     from miniclaw_sessions.errors import UnsafeCompaction as UnsafeCompaction
     from miniclaw_sessions.files.transfer.importing import ImportReport as ImportReport
+    from miniclaw_sessions.service.client import connect as connect
     from miniclaw_sessions.statistics import Health as Health
     from miniclaw_sessions.statistics import ManagerStatistics as ManagerStatistics
     from miniclaw_sessions.statistics import SessionSummary as SessionSummary
@@ -96,6 +99,8 @@ _MODULES = {
     "ImportReport": "files.transfer.importing",
     "CheckReport": "core.persistence.checking",
     **dict.fromkeys(("Health", "ManagerStatistics", "SessionSummary"), "statistics"),
+    # another process's sessions
+    "connect": "service.client",
     # agents, and what they are made of
     "Agent": "agent.agent",
     "AgentSession": "agent.orchestration",
@@ -131,3 +136,36 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_MODULES})
+
+
+_STOREYS = {"protocol": "core", "stores": "core", "formats": "files", "transfer": "files"}
+_STOREYS |= {"providers": "agent", "client": "service", "cli": "service"}
+"""The rooms that plug-ins, programs and installed commands name, and the storey of each."""
+
+
+class _ShortNames:
+    """Finds a room by its name without the storey: `miniclaw_sessions.stores.base` is `...core.stores.base`, itself.
+
+    It stands before the finder of files, which would load the file once more under the short name.
+    """
+
+    @staticmethod
+    def find_spec(name: str, *_others: object) -> ModuleSpec | None:
+        """What loads a module by its short name; None for all other names."""
+        package, _, module = name.partition(".")
+        if package != __name__ or module.partition(".")[0] not in _STOREYS:
+            return None
+        return ModuleSpec(name, _ShortNames)  # type: ignore[arg-type]  # the class itself is the loader
+
+    @staticmethod
+    def create_module(spec: ModuleSpec) -> None:
+        """Let the import system make one; it is replaced."""
+
+    @staticmethod
+    def exec_module(module: Any) -> None:
+        """Put the module itself in the place of the new one."""
+        name = module.__name__.partition(".")[2]
+        sys.modules[module.__name__] = import_module(f"{__name__}.{_STOREYS[name.partition('.')[0]]}.{name}")
+
+
+sys.meta_path.insert(0, _ShortNames)

@@ -1,8 +1,8 @@
 """`python -m tests.api_examples [OPERATION ...]`: record the examples of the OpenAPI document from a real gateway.
 
 Every operation needs at least one exchange in `exchanges` below: add a call of `ask` (or of `stream`) for yours, and
-run this; it writes `miniclaw_sessions/service/api/examples/OPERATION.json` for those that have none, or for the ones named, or
-with `--all` for all of them.
+run this; it writes `examples/OPERATION.json` in `miniclaw_sessions/service/api` for those that have none, or for the
+ones named, or with `--all` for all of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from miniclaw_sessions.service.api.table import OPERATIONS
 from miniclaw_sessions.testing.clock import FakeClock
 from tests.serving import serving
 
-FOLDER = Path(miniclaw_sessions.__file__).parent / "api/examples"
+FOLDER = Path(miniclaw_sessions.__file__).parent / "service/api/examples"
 _LONGEST = 6000
 _VISIT_S = 600.0
 _OPERATIONS = {one.name: one for one in OPERATIONS}

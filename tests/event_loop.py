@@ -17,7 +17,7 @@ import miniclaw_sessions
 
 PACKAGE = Path(miniclaw_sessions.__file__).parent
 
-ALONE = (PACKAGE / "cli", PACKAGE / "testing")
+ALONE = (PACKAGE / "service/cli", PACKAGE / "testing")
 """Coroutines that have their loop to themselves: a command may wait for the terminal and the file that it writes."""
 
 LOOKS = ("os.stat", "os.getcwd", "os.access", "os.readlink", "os.path.abspath", "os.path.islink", "os.path.ismount")

@@ -6,6 +6,7 @@ The rules are those of the design; an exception stands in a table here together 
 from __future__ import annotations
 
 import ast
+import importlib
 import pickle
 import subprocess
 import sys
@@ -18,6 +19,44 @@ import pytest
 
 import miniclaw_sessions
 from tests.source_files import FILES, PACKAGE, ROOT, is_type_checking, source_of
+
+STOREYS: dict[str, set[str]] = {
+    "core": {"ground"},
+    "files": {"ground", "core"},
+    "agent": {"ground", "core", "files"},
+    "channels": {"ground", "core", "files", "agent"},
+    "service": {"ground", "core", "files", "agent", "channels"},
+    "adapters": {"ground", "core", "files", "agent", "service"},
+    "testing": {"ground", "core", "agent"},
+}
+"""The storeys, which are the package's folders, and what each may import besides itself, lazily and for types too.
+
+What is in none of these folders is the ground; `__init__` and `__main__` are the doors.
+"""
+
+KNOWN_UPWARDS: set[str] = {
+    "agent/providers/pydantic_ai.py imports adapters/pydantic_ai_messages.py",
+    "channels/documents.py imports service/api/chat.py",
+    "channels/documents.py imports service/api/error_table.py",
+    "channels/documents.py imports service/api/messages.py",
+    "channels/documents.py imports service/api/sessions.py",
+    "core/manager/maker.py imports files/formats/entry_line.py",
+    "core/manager/maker.py imports files/transfer/importing.py",
+    "core/manager/person.py imports files/formats/entry_line.py",
+    "core/manager/person.py imports files/formats/html/__init__.py",
+    "core/manager/reader.py imports files/formats/first_words.py",
+    "core/manager/reader.py imports files/transfer/exporting.py",
+    "core/persistence/checking.py imports files/formats/snapshot.py",
+    "core/persistence/checkpoints.py imports files/formats/snapshot.py",
+    "core/persistence/recognition.py imports files/formats/snapshot.py",
+    "core/persistence/recovery.py imports files/formats/snapshot.py",
+    "core/persistence/snapshots.py imports files/formats/snapshot.py",
+    "files/discovery/following.py imports service/api/shapes.py",
+    "files/discovery/following.py imports service/client/__init__.py",
+    "files/discovery/names.py imports service/client/__init__.py",
+    "log/records.py imports core/protocol/printable.py",
+}
+"""Imports that still run upwards; this set only shrinks."""
 
 LAYERS: list[set[str]] = [
     {"errors"},
@@ -42,6 +81,8 @@ LAYERS: list[set[str]] = [
 ]
 """The rooms from bottom to top: a room imports from itself and from rooms below, never sideways or upwards."""
 
+ROOMS = set[str]().union(*LAYERS)
+
 ONLY_FOR: dict[str, set[str]] = {
     "providers": {"gateway", "cli"},  # the agent knows what a model must offer, not who offers it
     "adapters": {"providers"},  # a framework's model layer is a provider; else those import it who use the framework
@@ -63,8 +104,8 @@ IMPURE_MODULES = {
 
 CLOCKS: dict[str, str] = {
     "clock.py": "it is the clock",
-    "service/gateway/notify.py": "how often systemd is told is measured on the machine's own clock, which systemd uses too",
-    "service/gateway/otlp.py": "a span that is told of afterwards began at a time of the clock that the SDK has for all others",
+    "service/gateway/notify.py": "systemd's watchdog is fed by the machine's own clock, which systemd uses too",
+    "service/gateway/otlp.py": "a span that is reported later began at a time of the SDK's own clock",
     "service/api/context.py": "how long the process has been up is a fact about the machine",
     "service/api/service.py": "same",
     "service/api/error_table.py": "the id of an internal error joins a reply to a log record and nothing else",
@@ -99,10 +140,10 @@ NOT_LOADED = {
     ),
     *("anyio", "asyncio", "msgspec", "orjson", "json", "tomllib", "logging"),
     *("opentelemetry", "cryptography", "structlog", "hypothesis", "pytest", "multiprocessing", "email", "unittest"),
-    *(f"{PACKAGE}.gateway", f"{PACKAGE}.cli", f"{PACKAGE}.agent", f"{PACKAGE}.providers", f"{PACKAGE}.testing"),
+    *(f"{PACKAGE}.{name}" for name in ("service", "agent", "testing", "files.transfer", "files.discovery")),
     f"{PACKAGE}.channels",
     *("agents", "langchain_core", "langsmith", "pydantic_ai", "httpx", f"{PACKAGE}.adapters"),
-    f"{PACKAGE}.stores.sql",
+    f"{PACKAGE}.core.stores.sql",
 }
 """What a plain `import miniclaw_sessions` leaves alone."""
 
@@ -112,7 +153,9 @@ def relative(file: Path) -> str:
 
 
 def room_of(file: Path) -> str:
-    return relative(file).split("/", maxsplit=1)[0].removesuffix(".py")
+    first, *others = relative(file).split("/")
+    is_within = others and (first in STOREYS.keys() - ROOMS or others[0] in ROOMS)
+    return (others[0] if is_within else first).removesuffix(".py")
 
 
 def module_of(file: Path) -> str:
@@ -135,6 +178,43 @@ def imported_by(file: Path, *, at_its_top: bool = False) -> set[str]:
 
 def ours(file: Path, *, at_its_top: bool = False) -> set[Path]:
     return {MODULES[name] for name in imported_by(file, at_its_top=at_its_top) if name in MODULES}
+
+
+# --- the storeys ---------------------------------------------------------------------------------------------------
+
+
+def storey_of(file: Path) -> str:
+    first, *others = relative(file).split("/")
+    return first if first in STOREYS and others else "door" if first in ("__init__.py", "__main__.py") else "ground"
+
+
+def test_a_storey_imports_only_from_storeys_below() -> None:
+    allowed = {storey: {storey, *below} for storey, below in STOREYS.items()} | {"ground": {"ground"}}
+    upwards = {
+        f"{relative(file)} imports {relative(other)}"
+        for file in FILES
+        for other in ours(file)
+        if storey_of(file) != "door" and storey_of(other) not in {*allowed[storey_of(file)], "door"}
+    }
+    assert upwards == KNOWN_UPWARDS
+
+
+def test_each_folder_is_a_storey() -> None:
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and (path / "__init__.py").exists()}
+    assert folders == {*STOREYS, "config", "log"}
+
+
+def test_plug_ins_may_name_rooms_without_their_storey() -> None:
+    """What plug-ins were shown to import before there were storeys is the same module, and not a second copy."""
+    named = ("stores.base", "stores.jsonl.store", "formats.codec", "protocol.messages", "providers.offline", "client")
+    for name in named:
+        room = name.partition(".")[0]
+        short = importlib.import_module(f"{PACKAGE}.{name}")
+        assert short is importlib.import_module(f"{PACKAGE}.{miniclaw_sessions._STOREYS[room]}.{name}")
+        assert short.__spec__ is not None
+        assert short.__name__ == short.__spec__.name == f"{PACKAGE}.{miniclaw_sessions._STOREYS[room]}.{name}"
+    with pytest.raises(ModuleNotFoundError, match=r"core\.stores\.nonsense"):
+        importlib.import_module(f"{PACKAGE}.stores.nonsense")
 
 
 # --- the import table ------------------------------------------------------------------------------------------------
@@ -315,12 +395,13 @@ def test_using_a_manager_loads_nothing_that_it_may_not_need() -> None:
         "tomllib",
         "uuid_utils",
     }  # whoever opens a manager pays for these
-    assert not of_these(loaded, {*late, *(f"{PACKAGE}.{room}" for room in ("api", "client", "transfer"))})
+    assert not of_these(loaded, {*late, *(f"{PACKAGE}.{room}" for room in ("service", "files.transfer"))})
 
 
 def test_a_client_loads_neither_a_manager_nor_an_http_package() -> None:
-    loaded = loaded_by(f"from {PACKAGE}.client import connect; import {PACKAGE}.client.http")
-    rooms = ("manager", "session", "stores", "persistence", "transfer", "disk", "encryption", "log.records")
+    loaded = loaded_by(f"from {PACKAGE} import connect; import {PACKAGE}.service.client.http")
+    rooms = ["disk", "encryption", "log.records", "files.transfer"]
+    rooms += [f"core.{room}" for room in ("manager", "session", "stores", "persistence")]
     others = {"sqlalchemy", "structlog", "aiofiles", "uuid_utils", "httpx2", "h11", "starlette", "uvicorn", "pydantic"}
     assert not of_these(loaded, {*others, *(f"{PACKAGE}.{room}" for room in rooms)})
 

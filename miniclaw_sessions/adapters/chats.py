@@ -1,6 +1,6 @@
 """What an adapter needs of sessions, the same whether this process holds them or a daemon does.
 
-`chat_of` takes a session of a `SessionManager` or one of a client (`miniclaw_sessions.service.client.connect`), `chats_of` the
+`chat_of` takes a session of a `SessionManager` or one of a client (`miniclaw_sessions.connect`), `chats_of` the
 manager or the client itself. An adapter is written against `Chat` and `Chats` and does not know which it has.
 """
 

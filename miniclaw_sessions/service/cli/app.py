@@ -57,7 +57,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "config": ("settings", "Show the configuration, or write a file to change it in."),
     "systemd": ("settings", "Run the daemon as a systemd service."),
 }
-"""For every command: the module in `miniclaw_sessions.service.cli` whose `app` has it, and what the list of commands says."""
+"""For every command: the module beside this one whose `app` has it, and what the list of commands says."""
 
 
 class _Commands(LightGroup):
@@ -70,7 +70,7 @@ class _Commands(LightGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Load the command that the arguments begin with."""
         if args and args[0] in COMMANDS:
-            module = import_module(f"miniclaw_sessions.cli.{COMMANDS[args[0]][0]}")
+            module = import_module(f"miniclaw_sessions.service.cli.{COMMANDS[args[0]][0]}")
             self.commands[args[0]] = typer.main.get_group(module.app).commands[args[0]]
         return super().resolve_command(ctx, args)
 

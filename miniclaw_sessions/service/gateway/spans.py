@@ -1,6 +1,6 @@
 """What a trace is to the rest of the daemon: spans that begin, are told of, and end; here those that nobody collects.
 
-`service/gateway/otlp.py` has those that go to a collector. It alone imports OpenTelemetry, and is imported only when traces are
+`otlp.py` has those that go to a collector. It alone imports OpenTelemetry, and is imported only when traces are
 asked for.
 """
 

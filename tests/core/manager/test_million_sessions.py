@@ -1,7 +1,7 @@
 """A database of a million sessions: a start, a page and a load cost what they cost with one.
 
-The short form has 100,000; `SESSIONS=1000000 pytest -s -m proof tests/core/manager/test_million_sessions.py` says how long
-each takes.
+The short form has 100,000; `SESSIONS=1000000 pytest -s -m proof tests/core/manager/test_million_sessions.py` says
+how long each takes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""However much other programs have said, taking it in needs no more memory; `python -m tests.files.discovery.large_home`."""
+"""Taking in what other programs said needs bounded memory; `python -m tests.files.discovery.large_home`."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from miniclaw_sessions.files.transfer.exporting import export_session
 
 pytestmark = pytest.mark.anyio
 
-DATA = Path(__file__).parent.parent / "data"
+DATA = Path(__file__).parents[2] / "data"
 LARGE = DATA / "pi-v1-large-session.jsonl"
 KEY = SessionKey.of("cli", "1")
 

@@ -39,7 +39,7 @@ from tests.files.formats.test_contract import EXAMPLES
 
 pytestmark = pytest.mark.anyio
 
-DATA = Path(__file__).parent.parent / "data"
+DATA = Path(__file__).parents[2] / "data"
 LARGE = DATA / "pi-v1-large-session.jsonl"
 RESUMED = DATA / "pi-v3-resumed-session.jsonl"
 EVENTS = DATA / "pi-v3-json-mode-stdout.jsonl"

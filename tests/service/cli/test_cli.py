@@ -148,7 +148,7 @@ def modules_after(*arguments: str) -> set[str]:
 
 def test_the_version_and_the_list_of_commands_load_no_command() -> None:
     assert not {"typer", "rich", "asyncio", "msgspec", "structlog"} & modules_after("--version")
-    commands = {f"miniclaw_sessions.cli.{module}" for module, _ in COMMANDS.values()}
+    commands = {f"miniclaw_sessions.service.cli.{module}" for module, _ in COMMANDS.values()}
     assert not {*commands, "asyncio", "sqlalchemy", "httpx2", "starlette", "structlog"} & modules_after("--help")
 
 
@@ -156,7 +156,8 @@ def test_the_version_and_the_list_of_commands_load_no_command() -> None:
 def test_a_command_that_asks_a_daemon_loads_no_store_no_manager_and_no_log(filled: Cli) -> None:
     loaded = modules_after("list", "--workspace", str(filled.workspace))
     assert "miniclaw_sessions.service.client.http" in loaded
-    heavy = {f"miniclaw_sessions.{room}" for room in ("manager", "session", "stores", "persistence", "agent")}
+    rooms = ("core.manager", "core.session", "core.stores", "core.persistence", "agent")
+    heavy = {f"miniclaw_sessions.{room}" for room in rooms}
     assert not {*heavy, "sqlalchemy", "starlette", "structlog", "pydantic", "aiofiles"} & loaded
 
 

@@ -19,7 +19,7 @@ from miniclaw_sessions.service.cli.importing import found_files
 from miniclaw_sessions.service.cli.transfer import EXPORTED, IMPORTED
 from tests.command_line import NASTY, UNSAFE, Cli, Terminal, serving, shape
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[2] / "data"
 PI = DATA / "pi-v3-resumed-session.jsonl"
 LARGE = DATA / "pi-v1-large-session.jsonl"
 NO_SESSION = DATA / "pi-v3-json-mode-stdout.jsonl"

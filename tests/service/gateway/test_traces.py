@@ -270,7 +270,8 @@ async def test_a_collector_that_is_gone_costs_the_spans_and_nothing_else(short_p
 
 def test_without_a_collector_nothing_of_opentelemetry_is_loaded() -> None:
     script = (
-        "import sys; import miniclaw_sessions.service.gateway.daemon; from miniclaw_sessions.service.gateway.spans import open_spans; "
+        "import sys; import miniclaw_sessions.service.gateway.daemon; "
+        "from miniclaw_sessions.service.gateway.spans import open_spans; "
         "from miniclaw_sessions.config import TelemetrySettings; open_spans(TelemetrySettings()); "
         "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     )
