@@ -1,4 +1,4 @@
-# miniclaw-sessions as a container: docker build -t miniclaw-sessions . (docs/installation.md)
+# miniclaw-sessions as a container: docker build -t miniclaw-sessions . (docs/how-to/install.md)
 FROM python:3.13-slim-trixie AS build
 WORKDIR /src
 COPY . .

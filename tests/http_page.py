@@ -1,4 +1,4 @@
-"""`python -m tests.http_page`: write the tables of docs/http.md anew, from the operations and errors of the code."""
+"""`python -m tests.http_page`: rewrite the tables of docs/reference/http.md from operations and errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from miniclaw_sessions.service.api.operation import BODY, HEADERS, Content, Oper
 from miniclaw_sessions.service.api.shapes import SessionReply
 from miniclaw_sessions.service.api.table import OPERATIONS
 
-PAGE = Path(__file__).parents[1] / "docs/http.md"
+PAGE = Path(__file__).parents[1] / "docs/reference/http.md"
 
 
 def with_tables(page: str) -> str:

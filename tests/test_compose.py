@@ -20,7 +20,7 @@ from tests.here import free_ports
 from tests.service.gateway.daemons import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs/installation.md").read_text().partition("\n## As a container\n")[2]
+PAGE = (ROOT / "docs/how-to/install.md").read_text().partition("\n## As a container\n")[2]
 DOCUMENT: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICE: dict[str, Any] = DOCUMENT["services"]["sessions"]
 DOTENV = {"MODEL": "gpt-5-mini", "TELEGRAM_ALLOW": "42"}

@@ -67,7 +67,7 @@ def fill(workspace: Path) -> None:
 
     async def run() -> None:
         async with SessionManager(workspace) as manager:
-            for key in (("telegram", "123"), ("telegram", "4711"), ("web", "alice-1")):
+            for key in (("telegram", "123"), ("telegram", "4711"), ("web", "alice-1"), ("console", "ada")):
                 session = await manager.get_or_create(*key)
                 await session.add_message(msgspec.structs.replace(Message.user("hello"), author="4711"))
 

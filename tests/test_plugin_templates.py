@@ -1,4 +1,4 @@
-"""A channel and a tool written from `docs/plugins.md` alone, in a package of their own, installed beside the daemon."""
+"""A channel and a tool written from `docs/how-to/write-a-plugin.md` alone, installed beside the daemon."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.service.gateway.daemons import PATIENCE_S, Here, Process
 
 pytestmark = pytest.mark.anyio
 
-PAGE = Path(__file__).parents[1] / "docs" / "plugins.md"
+PAGE = Path(__file__).parents[1] / "docs/how-to/write-a-plugin.md"
 FILES = dict(re.findall(r"^`([\w./]+)`:\n\n```\w+\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE))
 """What the page says that the files hold."""
 

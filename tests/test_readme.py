@@ -26,7 +26,7 @@ PAGES = [
     ROOT / "CHANGELOG.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "systemd/README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
 PROGRAM = """
@@ -99,18 +99,40 @@ def in_first_column(text: str) -> set[str]:
 
 def test_the_commands_in_the_table_are_those_that_exist() -> None:
     known = set(get_command(app).commands)  # type: ignore[attr-defined]
-    assert in_first_column(section(README, "The command line")) == known
+    assert in_first_column(text_of(ROOT / "docs/reference/command-line.md")) == known
 
 
 def test_the_formats_in_the_table_are_those_that_exist() -> None:
-    table = text_of(ROOT / "docs/formats.md").partition("\n## ")[0]
+    table = text_of(ROOT / "docs/reference/formats.md")
     assert in_first_column(table) == {form.name for form in FORMATS}
 
 
+def anchors(page: Path) -> set[str]:
+    """What a link may name behind `#`, as forges make it of the headings."""
+    titles = re.findall(r"^#+ (.+)$", text_of(page), re.MULTILINE)
+    return {re.sub(r"[^\w-]", "", title.lower().replace(" ", "-")) for title in titles}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_the_files_that_a_page_links_to_exist(page: Path) -> None:
-    linked = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text_of(page))
-    assert [name for name in linked if not (page.parent / name).exists()] == []
+def test_the_files_and_headings_that_a_page_links_to_exist(page: Path) -> None:
+    linked = re.findall(r"(?:\]\(|src=\")([^)#:\"]*)(?:#([^)]*))?[)\"]", text_of(page))
+    for name, anchor in linked:
+        target = page.parent / name if name else page
+        assert target.exists(), name
+        assert not anchor or anchor in anchors(target), f"{name}#{anchor}"
+
+
+KINDS = {"learn": "Tutorial", "how-to": "How-to", "explanation": "Explanation", "reference": "Reference"}
+
+
+def test_every_page_says_which_kind_it_is_and_stands_in_the_index() -> None:
+    docs = ROOT / "docs"
+    pages = {page.relative_to(docs).as_posix(): text_of(page) for page in docs.rglob("*.md")}
+    index = pages.pop("README.md")
+    for name, text in pages.items():
+        kind = KINDS[name.partition("/")[0]] if "/" in name else "Explanation"
+        assert text.startswith(f"# {kind}: "), name
+        assert f"]({name})" in index, name
 
 
 def test_the_page_about_http_has_every_operation_and_error() -> None:
@@ -133,13 +155,15 @@ def test_numbers_that_a_page_takes_from_the_measurements_stand_there() -> None:
         re.sub(r"[^\w-]", "", title.lower().replace(" ", "-")): text
         for title, text in re.findall(r"^##+ ([^\n]+)\n(.*?)(?=^##|\Z)", measured, re.DOTALL | re.MULTILINE)
     }
-    page = section(ROOT / "docs/many-machines.md", "Numbers")
+    page = section(ROOT / "docs/explanation/many-machines.md", "Numbers")
     rows = re.findall(r"^\| .*RESULTS\.md#([\w-]+)\).*$", page, re.MULTILINE)
     lines = [line for line in page.splitlines() if "RESULTS.md#" in line]
     assert len(rows) == len(lines) > 3
     for name, line in zip(rows, lines, strict=True):
         assert numbers_in(line) - numbers_in(below[name]) == set(), line
-    (limit,) = re.findall(r"Its index takes ([\d.]+) times the text", section(ROOT / "docs/many-machines.md", "Limits"))
+    (limit,) = re.findall(
+        r"Its index takes ([\d.]+) times the text", section(ROOT / "docs/explanation/many-machines.md", "Limits")
+    )
     assert f"takes {limit} times the text" in below["searching"]
 
 

@@ -70,7 +70,7 @@ def test_what_the_requirements_themselves_require_is_pinned_too() -> None:
 
 # --- the page that says what each extra is, and under which licence ---------------------------------------------------
 
-INSTALLATION = ROOT / "docs/installation.md"
+EXTRAS = ROOT / "docs/reference/extras.md"
 OURS_ALONE = {"test", "dev", "benchmarks"}
 """Extras for who works on it."""
 
@@ -86,7 +86,7 @@ def licence(name: str) -> str:
 
 
 def test_the_page_has_every_extra_and_the_packages_that_it_asks_for() -> None:
-    text = INSTALLATION.read_text().partition("\n## ")[0]
+    text = EXTRAS.read_text().partition("\n## ")[0]
     extras = PROJECT["optional-dependencies"]
     first = re.findall(r"^\| (`.*?`) +\|", text, re.MULTILINE)
     assert {name for cell in first for name in re.findall(r"`([a-z-]+)`", cell)} == set(extras) - OURS_ALONE
@@ -110,7 +110,7 @@ def test_the_page_names_each_package_whose_licence_asks_for_more_than_a_notice()
     licences = {name: licence(name) for name in names}
     assert {name for name, said in licences.items() if not said} <= SAYS_NOTHING
     more = {name for name, said in licences.items() if re.search(r"\b(A?L?GPL|MPL|EUPL|CDDL)|Mozilla", said)}
-    assert more == in_first_column(section(INSTALLATION, "Licences"))
+    assert more == in_first_column(section(EXTRAS, "Licences"))
 
 
 def test_no_sentence_advises_to_install_what_is_on_no_index() -> None:

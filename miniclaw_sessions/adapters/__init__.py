@@ -6,5 +6,5 @@ framework's name, and comes back to it exactly; of what others said, a framework
 
 All of them take a session (a manager) of this process, or one of a client (`miniclaw_sessions.connect`), so that
 any number of processes share a workspace through the daemon. What a user of each meets (how large a message may be,
-expiry, one event loop, what differs over a client) is told in `docs/adapters.md`.
+expiry, one event loop, what differs over a client) is told in `docs/reference/adapters.md`.
 """

@@ -315,7 +315,7 @@ class EncryptionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FollowSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Which other programs' sessions the daemon keeps up with; see docs/discover.md.
+    """Which other programs' sessions the daemon keeps up with; see docs/how-to/import-other-programs.md.
 
     Attributes:
         programs: their names, of `pi`, `claude-code`, `codex`, `nanobot`, `openclaw`, `opencode`, `gemini-cli` and

@@ -1,4 +1,4 @@
-"""A Telegram bot in an empty home: the commands of docs/channels.md, the Bot API on this machine, and kill -9."""
+"""A Telegram bot in an empty home: the commands of its page, the Bot API on this machine, and kill -9."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.service.gateway.daemons import PATIENCE_S
 pytestmark = [pytest.mark.anyio, pytest.mark.proof]
 
 MCP_SERVER = Path(__file__).parents[1] / "agent/mcp_servers/bad.py"
-PAGE = Path(__file__).parents[2] / "docs/channels.md"
+PAGE = Path(__file__).parents[2] / "docs/how-to/connect-a-channel.md"
 
 
 def commands() -> list[str]:

@@ -1,7 +1,7 @@
 """The stores and managers of documents 001, 003 and 004 in their exact words, over one `SessionManager`.
 
 Thin, as `session.documents` is: each call is one or two of the manager's. Where a document names a session by one text,
-`SessionKey.named` says which key that is. The table of all words is in docs/architecture.md.
+`SessionKey.named` says which key that is. The table of all words is in docs/reference/other-names.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which programs are known, and where each keeps its sessions; docs/discover.md says where each fact is from."""
+"""The known programs and where each keeps its sessions; docs/reference/discovery.md has the source of each fact."""
 
 from __future__ import annotations
 

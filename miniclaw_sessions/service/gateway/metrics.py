@@ -2,7 +2,7 @@
 
 What the manager counts is read from it when it is asked for; what happens here is counted as `telemetry` tells of it.
 No label ever holds an id, a name that a caller chose, or text from a message, so the number of series is bounded (rule
-S22). docs/observability.md tells what each means.
+S22). docs/reference/metrics-and-traces.md explains each.
 """
 
 from __future__ import annotations

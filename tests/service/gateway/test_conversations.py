@@ -599,7 +599,11 @@ async def test_an_item_that_a_client_gave_is_not_read_as_anothers_id(client: Asy
     assert await client.conversations.items.retrieve(item.id, conversation_id=other.id) == item
 
 
-PAGE = (Path(__file__).parents[3] / "docs/openai.md").read_text(encoding="utf-8").partition("\n## Responses\n")[0]
+PAGE = (
+    (Path(__file__).parents[3] / "docs/how-to/use-the-openai-sdk.md")
+    .read_text(encoding="utf-8")
+    .partition("\n## Responses\n")[0]
+)
 
 
 @pytest.mark.parametrize("code", re.findall(r"^```py\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))

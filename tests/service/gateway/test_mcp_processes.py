@@ -1,4 +1,4 @@
-"""MCP between real processes: the commands of docs/mcp.md, and an approval that outlives its daemon."""
+"""MCP between real processes: the commands of docs/how-to/use-mcp.md, and an approval that outlives its daemon."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.agent.test_mcp import SERVER
 from tests.service.gateway.daemons import PATIENCE_S, Process, on_tcp
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs/mcp.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/how-to/use-mcp.md").read_text(encoding="utf-8")
 pytestmark = [pytest.mark.anyio, pytest.mark.proof]
 
 

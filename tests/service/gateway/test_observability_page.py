@@ -1,4 +1,4 @@
-"""docs/observability.md and the dashboard name what there is: every metric and every attribute, and nothing else."""
+"""docs/reference/metrics-and-traces.md and the dashboard name every metric and attribute, and nothing else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from miniclaw_sessions.service.gateway.metrics import LoopDelay, Metrics
 from miniclaw_sessions.statistics import ManagerStatistics
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs/observability.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/reference/metrics-and-traces.md").read_text(encoding="utf-8")
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "config/grafana-dashboard.json").read_bytes())
 PARTS = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}
 NAME = re.compile(r"\b(?:miniclaw|process)_[a-z0-9_]+")

@@ -141,7 +141,7 @@ async def test_the_synchronous_client_chats_with_the_built_in_responder(short_pa
         assert '"name":"calculator"' in said[3].replace(" ", "")
 
 
-PAGE = (Path(__file__).parents[3] / "docs/openai.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs/how-to/use-the-openai-sdk.md").read_text(encoding="utf-8")
 
 
 async def test_the_pages_examples_say_what_they_print(short_path: Path) -> None:

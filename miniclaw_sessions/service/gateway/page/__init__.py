@@ -68,7 +68,7 @@ POLICY = (
     "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types fragments"
 )
-"""What the page may load and run; see `docs/page.md`."""
+"""What the page may load and run; see `docs/explanation/page.md`."""
 
 HEADERS = {
     "Content-Security-Policy": POLICY,
