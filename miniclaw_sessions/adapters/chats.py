@@ -10,13 +10,12 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple, Protocol
 
-from miniclaw_sessions.adapters.histories import newest_entries, read_messages
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.history.branch import Branch, BranchCollector
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.encoding import message_to_dict
-from miniclaw_sessions.core.protocol.entries import METADATA, Custom, Entry
+from miniclaw_sessions.core.protocol.entries import METADATA, Custom, Entry, MessageEntry
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
@@ -362,3 +361,24 @@ def _wire(new: New, place: int, *, one_turn: bool) -> NewMessage | NewCustom | N
     if not isinstance(new, Message):
         return new
     return NewMessage(message=message_to_dict(new), continues=_continues(new, place, one_turn=one_turn))
+
+
+async def read_messages(session: Session) -> list[Message]:
+    """Everything that a model is told of the current branch, not made legal: compacted parts as their summary.
+
+    Raises:
+        StoreUnavailable: the store cannot be read.
+    """
+    newest = newest_entries(session)
+    if newest and newest[0].parent_id is None:  # all of it is in memory
+        return [*session.journal.summary(), *(entry.message for entry in newest)]
+    return (await session.tree.read_branch()).messages()
+
+
+def newest_entries(session: Session) -> list[MessageEntry]:
+    """The newest messages that are in memory, as far as nothing is left out between them."""
+    entries = session.entries()
+    start = len(entries)
+    while start and (start == len(entries) or entries[start].parent_id == entries[start - 1].id):
+        start -= 1
+    return [entry for entry in entries[start:] if entry.sequence >= session.journal.kept_from]

@@ -65,7 +65,6 @@ from pydantic_core import to_jsonable_python
 
 from miniclaw_sessions.adapters.chats import Chat, New, chats_of
 from miniclaw_sessions.adapters.chats import State as ChatState
-from miniclaw_sessions.adapters.histories import presented
 from miniclaw_sessions.adapters.home_loop import HomeLoop, at_home
 from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
 from miniclaw_sessions.core.manager import SessionManager
@@ -76,6 +75,7 @@ from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.errors import InvalidMessage, LeafMoved, SessionNotFound, StoreCorrupt
 from miniclaw_sessions.files.formats.codec import kept_fields
 from miniclaw_sessions.files.formats.google import from_google, from_google_reply, to_google
+from miniclaw_sessions.files.formats.histories import presented
 from miniclaw_sessions.service.api.shapes import NewCustom, NewMetadata
 from miniclaw_sessions.service.client import Client
 

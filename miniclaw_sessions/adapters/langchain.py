@@ -51,9 +51,9 @@ from langchain_core.messages import (
 from pydantic_core import PydanticSerializationError
 
 from miniclaw_sessions.adapters.chats import chat_of
-from miniclaw_sessions.adapters.histories import traced
 from miniclaw_sessions.adapters.home_loop import HomeLoop, at_home
 from miniclaw_sessions.core.protocol.encoding import parse_json
+from miniclaw_sessions.core.protocol.images import address_of, image_at
 from miniclaw_sessions.core.protocol.messages import (
     ImagePart,
     Message,
@@ -68,7 +68,7 @@ from miniclaw_sessions.core.protocol.messages import (
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.files.formats.codec import has_kept, kept_fields
-from miniclaw_sessions.files.formats.images import address_of, image_at
+from miniclaw_sessions.files.formats.histories import traced
 from miniclaw_sessions.files.formats.tool_calls import arguments_object, arguments_text
 from miniclaw_sessions.service.client import ClientSession
 

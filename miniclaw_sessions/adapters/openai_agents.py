@@ -33,13 +33,13 @@ import msgspec
 from agents.memory.session_settings import SessionSettings, coerce_session_settings, resolve_session_limit
 
 from miniclaw_sessions.adapters.chats import chat_of
-from miniclaw_sessions.adapters.histories import presented
 from miniclaw_sessions.adapters.home_loop import HomeLoop, at_home
 from miniclaw_sessions.core.history.branch import Branch, summary_messages, told
 from miniclaw_sessions.core.protocol.entries import Entry
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import LeafMoved
+from miniclaw_sessions.files.formats.histories import presented
 from miniclaw_sessions.files.formats.openai_items import OF_AGENTS, to_items, to_messages
 from miniclaw_sessions.service.client import ClientSession
 

@@ -63,7 +63,6 @@ from strands.types.session import Session as StrandsSession
 from strands.types.session import SessionAgent, SessionMessage
 
 from miniclaw_sessions.adapters.chats import Chat, New, chats_of
-from miniclaw_sessions.adapters.histories import Shown, traced
 from miniclaw_sessions.adapters.home_loop import HomeLoop, waiting
 from miniclaw_sessions.adapters.strands_messages import KEPT, from_strands, to_strands
 from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
@@ -76,6 +75,7 @@ from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.stores.base import Store
 from miniclaw_sessions.errors import InvalidMessage, SessionNotFound, StoreCorrupt
 from miniclaw_sessions.files.formats.codec import kept_fields
+from miniclaw_sessions.files.formats.histories import Shown, traced
 from miniclaw_sessions.service.api.shapes import NewCustom, NewMetadata
 from miniclaw_sessions.service.client import Client, connect
 

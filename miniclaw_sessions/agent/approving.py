@@ -16,10 +16,10 @@ from miniclaw_sessions.agent.events import PendingCall
 from miniclaw_sessions.agent.suspending import documents_of, pending_calls
 from miniclaw_sessions.core.protocol.entries import SUSPENDED
 from miniclaw_sessions.core.protocol.messages import Message
-from miniclaw_sessions.core.protocol.printable import printable
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.turn import Opening, Place
 from miniclaw_sessions.errors import NothingToResume
+from miniclaw_sessions.printable import printable
 
 REFUSED = "error: The user did not agree to this call; it was not made. Do not make it again unless you are told to."
 """What the model is told of a call that a person has refused."""

@@ -20,8 +20,8 @@ import msgspec
 
 from miniclaw_sessions.channels.mail_text import text_of_html, unquoted, unsigned
 from miniclaw_sessions.channels.markdown import html_of, images_in
+from miniclaw_sessions.core.protocol.images import IMAGE_TYPES, image_of
 from miniclaw_sessions.core.protocol.messages import Message, TextPart
-from miniclaw_sessions.files.formats.images import IMAGE_TYPES, image_of
 
 MAX_HEADER_BYTES = 65_536
 _MAX_TEXT_BYTES = 262_144

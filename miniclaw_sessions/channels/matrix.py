@@ -32,9 +32,9 @@ from miniclaw_sessions.channels.markdown import html_of, images_in, model_messag
 from miniclaw_sessions.channels.splitting import split
 from miniclaw_sessions.channels.unseen import Unseen, with_notice
 from miniclaw_sessions.config.settings import Bytes, show_value
+from miniclaw_sessions.core.protocol.images import image_of
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Part, TextPart
 from miniclaw_sessions.errors import ConfigError, Unreachable, to_install
-from miniclaw_sessions.files.formats.images import image_of
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.secret import channel_secret
 

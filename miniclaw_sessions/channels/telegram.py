@@ -54,9 +54,9 @@ from miniclaw_sessions.channels.telegram_reading import (
 )
 from miniclaw_sessions.channels.unseen import with_notice
 from miniclaw_sessions.clock import Clock, SystemClock, sleep_unless
+from miniclaw_sessions.core.protocol.images import image_of
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Part, Role, TextPart
 from miniclaw_sessions.errors import ConfigError, Unreachable, to_install
-from miniclaw_sessions.files.formats.images import image_of
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.secret import channel_secret
 

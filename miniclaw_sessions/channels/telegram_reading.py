@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from miniclaw_sessions.channels.unseen import Unseen
-from miniclaw_sessions.files.formats.images import IMAGE_TYPES
+from miniclaw_sessions.core.protocol.images import IMAGE_TYPES
 
 if TYPE_CHECKING:
     import telegram

@@ -24,9 +24,9 @@ from structlog.typing import EventDict, Processor
 
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import LogSettings
-from miniclaw_sessions.core.protocol.printable import printable
 from miniclaw_sessions.errors import SessionsError
 from miniclaw_sessions.log import current_request
+from miniclaw_sessions.printable import printable
 
 REFUSED_KEYS = frozenset(
     {

@@ -34,9 +34,9 @@ from miniclaw_sessions.adapters.langchain import MiniclawChatMessageHistory, fro
 from miniclaw_sessions.adapters.langgraph import MiniclawSaver
 from miniclaw_sessions.adapters.openai_agents import MiniclawSession
 from miniclaw_sessions.adapters.pydantic_ai import load_messages, save
-from miniclaw_sessions.adapters.pydantic_ai_messages import from_model_messages
 from miniclaw_sessions.adapters.strands import MiniclawSessionRepository
 from miniclaw_sessions.adapters.strands_messages import from_strands
+from miniclaw_sessions.agent.providers.pydantic_ai_messages import from_model_messages
 from miniclaw_sessions.files.formats.openai_items import from_items
 from tests.adapters.steps import AGENT, CHANNEL, CHAT, PICTURE, Place, Step, Watch, with_our_own_agent
 from tests.adapters.turns import Reply, Turn, result_of

@@ -21,7 +21,7 @@ import msgspec
 import pytest
 
 pytest.importorskip("strands")
-from miniclaw_sessions.adapters.histories import read_messages
+from miniclaw_sessions.adapters.chats import read_messages
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.manager import SessionManager

@@ -53,7 +53,7 @@ from miniclaw_sessions.adapters.pydantic_ai import (
     save,
     save_conversation,
 )
-from miniclaw_sessions.adapters.pydantic_ai_messages import KEPT, from_model_messages, to_model_messages
+from miniclaw_sessions.agent.providers.pydantic_ai_messages import KEPT, from_model_messages, to_model_messages
 from miniclaw_sessions.core.history.context import NO_RESULT, build_context, is_legal
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol import messages as canonical

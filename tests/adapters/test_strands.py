@@ -24,7 +24,7 @@ from strands.types.session import Session as StrandsSession
 from strands.types.session import SessionAgent, SessionMessage, SessionType
 
 from miniclaw_sessions.adapters import strands as adapter
-from miniclaw_sessions.adapters.histories import read_messages
+from miniclaw_sessions.adapters.chats import read_messages
 from miniclaw_sessions.adapters.strands import MiniclawSessionRepository
 from miniclaw_sessions.adapters.strands_messages import from_strands, to_strands
 from miniclaw_sessions.agent.agent import Agent as OurAgent

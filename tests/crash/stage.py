@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 import anyio
 
+from miniclaw_sessions.core.persistence.snapshot_file import DamagedSnapshot, decode_snapshot
 from miniclaw_sessions.disk import FILE_MODE
-from miniclaw_sessions.files.formats.snapshot import DamagedSnapshot, decode_snapshot
 from tests.crash.acknowledgements import read_acknowledgements
 from tests.crash.evidence import Evidence
 from tests.crash.filesystem import LoopFilesystem

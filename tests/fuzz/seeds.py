@@ -18,6 +18,7 @@ from miniclaw_sessions.core.protocol.messages import ImagePart, Message, TextPar
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.files.formats.registry import WRITABLE
 from miniclaw_sessions.testing.clock import FakeClock
+from tests.core.persistence.test_snapshot_file import RUST_FILE, SAMPLE, without_checksum
 from tests.files.formats.entry_line_files import FLAT
 from tests.files.formats.entry_line_files import HEADER as ENTRY_HEADER
 from tests.files.formats.entry_line_files import entry as entry_line
@@ -29,7 +30,6 @@ from tests.files.formats.test_codex import OLD as CODEX_OLD
 from tests.files.formats.test_dive import SESSION as DIVE_SESSION
 from tests.files.formats.test_nanobot import NEWEST, OLDEST
 from tests.files.formats.test_rust_miniclaw import DOCUMENT
-from tests.files.formats.test_snapshot import RUST_FILE, SAMPLE, without_checksum
 from tests.fuzz.reader import SECRET
 
 CHANNEL = "fuzz"

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from langchain_core.messages import AIMessage, BaseMessage
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from miniclaw_sessions.adapters.histories import BEFORE, traced
 from miniclaw_sessions.adapters.langchain import KEPT, as_langchain, from_langchain
 from miniclaw_sessions.adapters.langgraph.index import Channel, Index, StoredMessage
 from miniclaw_sessions.adapters.langgraph.reading import Known, Reading, digest_of
@@ -24,6 +23,7 @@ from miniclaw_sessions.core.protocol.encoding import encode_message
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.errors import InvalidMessage, StoreCorrupt
+from miniclaw_sessions.files.formats.histories import BEFORE, traced
 
 _ENTRY_BYTES = 1_024
 """What an entry has beside its message, at most."""

@@ -26,9 +26,9 @@ from miniclaw_sessions.agent.mcp.transport import Program, ReplyRefused, ServerE
 from miniclaw_sessions.agent.tools import Content, Tool
 from miniclaw_sessions.config import MCPSettings
 from miniclaw_sessions.core.persistence.own_task import HeldOpen
-from miniclaw_sessions.core.protocol.printable import printable
 from miniclaw_sessions.errors import AgentError, ConfigError, first_cause
 from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.printable import printable
 from miniclaw_sessions.secret import Secret, read_secret
 
 log = get_logger(__name__)

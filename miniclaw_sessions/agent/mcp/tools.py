@@ -12,10 +12,10 @@ import msgspec
 
 from miniclaw_sessions.agent.tools import Content, Tool
 from miniclaw_sessions.config import MCPSettings
+from miniclaw_sessions.core.protocol.images import NOT_SHOWABLE, image_of
 from miniclaw_sessions.core.protocol.messages import ImagePart, Part, TextPart
-from miniclaw_sessions.core.protocol.printable import printable
 from miniclaw_sessions.errors import AgentError, ConfigError
-from miniclaw_sessions.files.formats.images import NOT_SHOWABLE, image_of
+from miniclaw_sessions.printable import printable
 
 MAX_TOOLS = 128
 """Tools of one server; what it lists beyond is left out."""

@@ -113,7 +113,7 @@ class PydanticAIProvider(ServiceProvider):
         from pydantic_ai.direct import model_request_stream  # noqa: PLC0415 - as above
         from pydantic_ai.messages import PartDeltaEvent, PartStartEvent, TextPart, TextPartDelta  # noqa: PLC0415
 
-        from miniclaw_sessions.adapters.pydantic_ai_messages import (  # noqa: PLC0415 - loads pydantic-ai
+        from miniclaw_sessions.agent.providers.pydantic_ai_messages import (  # noqa: PLC0415 - loads pydantic-ai
             from_model_messages,
             to_own_model,
         )

@@ -35,7 +35,6 @@ from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, TextPart, ToolCall
 from miniclaw_sessions.core.protocol.options import Options
-from miniclaw_sessions.core.protocol.printable import printable
 from miniclaw_sessions.errors import (
     ConfigError,
     ContextOverflow,
@@ -46,6 +45,7 @@ from miniclaw_sessions.errors import (
 )
 from miniclaw_sessions.files.formats.codec import plain
 from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.printable import printable
 from miniclaw_sessions.secret import Secret
 
 if TYPE_CHECKING:

@@ -147,7 +147,7 @@ class State(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, forbid_u
     """What a session's entries lead to, but for the messages of its window.
 
     Those stand in `messages`, `sequences`, `ids` and `parents` (where a parent is not the message before) only in a
-    file: `formats.snapshot` puts them there, and takes them out.
+    file: `persistence.snapshot_file` puts them there, and takes them out.
 
     `chosen_model` is the one of the newest `ModelChange` of all; the metadata say which model answered the branch last.
     `leaf_sequence` is 0 where there is no leaf, or its place is not known. `complete` is False when accepted entries

@@ -354,7 +354,7 @@ async def words_of(session: Session) -> tuple[str | None, str | None]:
 
 def _last_words(session: Session) -> str | None:
     """How the newest message of a person or the assistant begins; None where the window has none with words."""
-    from miniclaw_sessions.files.formats.first_words import first_words  # noqa: PLC0415 - only a list for people needs it
+    from miniclaw_sessions.core.history.first_words import first_words  # noqa: PLC0415 - only a list for people needs it
 
     for kept in reversed(session.journal.conversation.window.kept):
         if kept.role in (Role.USER, Role.ASSISTANT):
@@ -364,7 +364,7 @@ def _last_words(session: Session) -> str | None:
 
 async def _first_words(session: Session) -> str | None:
     """What people call a session by that nobody named; None where it has a name, or nobody said anything."""
-    from miniclaw_sessions.files.formats.first_words import first_words  # noqa: PLC0415 - only a list for people needs it
+    from miniclaw_sessions.core.history.first_words import first_words  # noqa: PLC0415 - only a list for people needs it
 
     journal = session.journal
     if session.title:

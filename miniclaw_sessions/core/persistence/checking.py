@@ -16,6 +16,7 @@ from miniclaw_sessions.core.history.branch import as_message_entry
 from miniclaw_sessions.core.history.state import Snapshot
 from miniclaw_sessions.core.persistence.losses import Loss
 from miniclaw_sessions.core.persistence.recovery import Progress, ids_for
+from miniclaw_sessions.core.persistence.snapshot_file import DamagedSnapshot, decode_snapshot
 from miniclaw_sessions.core.persistence.snapshots import SUFFIX, Snapshots
 from miniclaw_sessions.core.protocol.encoding import decode_entry
 from miniclaw_sessions.core.protocol.entries import BranchSummary, MessageEntry
@@ -25,7 +26,6 @@ from miniclaw_sessions.core.stores.reading import PAGE, read_all
 from miniclaw_sessions.disk import Found
 from miniclaw_sessions.encryption import is_sealed
 from miniclaw_sessions.errors import InvalidMessage, SchemaTooNew, SessionUnavailable, StoreCorrupt, StoreUnavailable
-from miniclaw_sessions.files.formats.snapshot import DamagedSnapshot, decode_snapshot
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):

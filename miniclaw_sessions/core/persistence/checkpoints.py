@@ -1,6 +1,6 @@
 """Where the newest state of sessions is kept beside their entries: in files (`snapshots`), or in the database itself.
 
-The flusher writes both the same way, and the bytes are the same (`formats.snapshot`). In a database that several
+The flusher writes both the same way, and the bytes are the same (`snapshot_file`). In a database that several
 processes share a checkpoint is nothing but a cache: one that is gone, damaged or of an earlier session is passed over,
 and the session is folded from its entries.
 """
@@ -15,11 +15,11 @@ from anyio import to_thread
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.core.history.state import Snapshot
+from miniclaw_sessions.core.persistence.snapshot_file import decode_snapshot, encode_snapshot
 from miniclaw_sessions.core.stores.base import Checkpoint
 from miniclaw_sessions.core.stores.shared import SharedStore
 from miniclaw_sessions.encryption import KeyRing, is_sealed, of_snapshot
 from miniclaw_sessions.errors import SessionsError, StoreError
-from miniclaw_sessions.files.formats.snapshot import decode_snapshot, encode_snapshot
 
 LONG_AGO_S = 1e9
 """A use so many seconds ago changes nothing of what is known of a session's uses."""

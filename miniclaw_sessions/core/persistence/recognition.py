@@ -15,10 +15,10 @@ from pathlib import Path
 
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.core.persistence.marker import NAME as MARKER
+from miniclaw_sessions.core.persistence.snapshot_file import DamagedSnapshot, decode_snapshot
 from miniclaw_sessions.disk import LOCK, Directory, is_temporary
 from miniclaw_sessions.encryption import is_sealed
 from miniclaw_sessions.errors import NotAWorkspace, SchemaTooNew
-from miniclaw_sessions.files.formats.snapshot import DamagedSnapshot, decode_snapshot
 
 SESSIONS = "sessions"
 _SUFFIX = ".json"

@@ -36,6 +36,7 @@ from miniclaw_sessions.core.history.branch import rejoined
 from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.history.state import Snapshot
 from miniclaw_sessions.core.persistence.losses import Loss, Losses
+from miniclaw_sessions.core.persistence.snapshot_file import DamagedSnapshot, decode_snapshot
 from miniclaw_sessions.core.persistence.snapshots import SUFFIX, Snapshots
 from miniclaw_sessions.core.protocol.encoding import decode_entry
 from miniclaw_sessions.core.protocol.entries import METADATA, Custom, Entry, LeafMove, MessageEntry, place_of_parent
@@ -55,7 +56,6 @@ from miniclaw_sessions.core.stores.soundness import RESTORED
 from miniclaw_sessions.disk import Found, TooLarge
 from miniclaw_sessions.encryption import is_sealed
 from miniclaw_sessions.errors import ConfigError, InvalidMessage, SnapshotUnreadable, StoreCorrupt, first_cause
-from miniclaw_sessions.files.formats.snapshot import DamagedSnapshot, decode_snapshot
 from miniclaw_sessions.log import get_logger
 
 _OF_ENTRIES = ("title", "provider", "model", "thinking_level")

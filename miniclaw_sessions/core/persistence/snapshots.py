@@ -1,7 +1,7 @@
 """The JSON checkpoints in `sessions/`: write, read, remove.
 
 Each public coroutine is one or a few whole durable steps in a worker thread; a cancelled caller does not stop a step
-that has begun. What the bytes mean is `formats.snapshot`'s concern, how they become safe is `disk`'s. With keys they
+that has begun. What the bytes mean is `snapshot_file`'s concern, how they become safe is `disk`'s. With keys they
 are encrypted here, in the same thread.
 """
 
@@ -24,10 +24,10 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.history.state import Snapshot
 from miniclaw_sessions.core.persistence.checkpoints import Written
 from miniclaw_sessions.core.persistence.quarantine import Quarantine
+from miniclaw_sessions.core.persistence.snapshot_file import encode_snapshot
 from miniclaw_sessions.disk import Directory, Found, NotRegular, TooLarge
 from miniclaw_sessions.encryption import OVERHEAD, DamagedSeal, KeyRing, is_sealed, of_snapshot, refuse_sealed
 from miniclaw_sessions.errors import SnapshotUnreadable
-from miniclaw_sessions.files.formats.snapshot import encode_snapshot
 
 SUFFIX = ".json"
 CHUNK = 512

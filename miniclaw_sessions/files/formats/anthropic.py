@@ -18,6 +18,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from miniclaw_sessions.core.protocol.images import inlined
 from miniclaw_sessions.core.protocol.messages import (
     ImagePart,
     Message,
@@ -31,7 +32,6 @@ from miniclaw_sessions.core.protocol.messages import (
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.files.formats.blocks import read_block, read_usage, written_part
 from miniclaw_sessions.files.formats.codec import has_kept, kept_apart, kept_but, kept_fields, text_of
-from miniclaw_sessions.files.formats.images import inlined
 from miniclaw_sessions.files.formats.message_list import (
     NOTHING_TO_SHOW,
     MessageList,

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
+from miniclaw_sessions.core.protocol.images import image_at
 from miniclaw_sessions.core.protocol.messages import (
     Message,
     OtherPart,
@@ -32,7 +33,6 @@ from miniclaw_sessions.files.formats.codec import (
     text_of,
     without,
 )
-from miniclaw_sessions.files.formats.images import image_at
 from miniclaw_sessions.files.formats.tool_calls import arguments_text
 
 KEPT = "codex"

@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from miniclaw_sessions.core.protocol.images import inlined
 from miniclaw_sessions.core.protocol.messages import (
     ImagePart,
     Message,
@@ -40,7 +41,6 @@ from miniclaw_sessions.files.formats.codec import (
     text_of,
     without,
 )
-from miniclaw_sessions.files.formats.images import inlined
 from miniclaw_sessions.files.formats.message_list import (
     IMAGES_OF_RESULTS,
     NOTHING_TO_SHOW,

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from miniclaw_sessions.core.history.first_words import NAMES, first_words, named, speaker
 from miniclaw_sessions.core.protocol.encoding import in_utc
 from miniclaw_sessions.core.protocol.entries import (
     METADATA,
@@ -39,9 +40,8 @@ from miniclaw_sessions.core.protocol.messages import (
     ThinkingPart,
     ToolCall,
 )
-from miniclaw_sessions.core.protocol.printable import printable
 from miniclaw_sessions.files.formats.codec import Format, SessionFacts, without
-from miniclaw_sessions.files.formats.first_words import NAMES, first_words, named, speaker
+from miniclaw_sessions.printable import printable
 
 
 def render_entry(entry: Entry) -> str:

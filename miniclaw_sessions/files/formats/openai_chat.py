@@ -13,10 +13,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from miniclaw_sessions.core.protocol.images import NOT_SHOWABLE, address_of, image_at, is_showable
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, OtherPart, Part, Role, TextPart, ToolCall
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.files.formats.codec import has_kept, keeping, kept_but, kept_fields, role_named, without
-from miniclaw_sessions.files.formats.images import NOT_SHOWABLE, address_of, image_at, is_showable
 from miniclaw_sessions.files.formats.message_list import (
     IMAGES_OF_RESULTS,
     MessageList,

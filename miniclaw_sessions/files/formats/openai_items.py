@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from miniclaw_sessions.core.protocol.encoding import decode_message, encode_message
+from miniclaw_sessions.core.protocol.images import NOT_SHOWABLE, address_of, image_at, is_showable
 from miniclaw_sessions.core.protocol.messages import (
     MAX_TOKENS,
     REASONING,
@@ -37,7 +38,6 @@ from miniclaw_sessions.core.protocol.messages import (
 )
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.files.formats.codec import has_kept, keeping, kept_but, kept_fields, without
-from miniclaw_sessions.files.formats.images import NOT_SHOWABLE, address_of, image_at, is_showable
 from miniclaw_sessions.files.formats.message_list import NOTHING_TO_SHOW, MessageList, Request, message_list_format
 from miniclaw_sessions.files.formats.tool_calls import CallIds, fitting_name, in_order, taken_apart
 

@@ -21,6 +21,7 @@ import orjson
 
 from miniclaw_sessions.core.protocol.encoding import encode_entry
 from miniclaw_sessions.core.protocol.entries import Compaction, Custom, Entry, MessageEntry
+from miniclaw_sessions.core.protocol.images import image_at
 from miniclaw_sessions.core.protocol.messages import Message, Part, Role, TextPart, ThinkingPart, ToolCall, Usage
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
 from miniclaw_sessions.files.formats.codec import (
@@ -36,7 +37,6 @@ from miniclaw_sessions.files.formats.codec import (
     text_of,
     without,
 )
-from miniclaw_sessions.files.formats.images import image_at
 from miniclaw_sessions.files.formats.json_lines import JsonLines
 
 NAME = "opencode"

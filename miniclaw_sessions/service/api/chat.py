@@ -10,10 +10,10 @@ import msgspec
 
 from miniclaw_sessions.core.history.pairing import open_calls
 from miniclaw_sessions.core.protocol.entries import WaitingCall
+from miniclaw_sessions.core.protocol.images import IMAGE_TYPES, MAX_IMAGE_BYTES, image_of, inlined
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Part, ToolCall
 from miniclaw_sessions.errors import InvalidMessage, TurnCutOff
-from miniclaw_sessions.files.formats.images import IMAGE_TYPES, MAX_IMAGE_BYTES, image_of, inlined
 from miniclaw_sessions.service.api.error_table import ANSWERING, as_reply, invalid
 from miniclaw_sessions.service.api.event_stream import EVENT_STREAM, HEARTBEAT, encoded_event, until_last
 from miniclaw_sessions.service.api.events import (

@@ -6,7 +6,7 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from miniclaw_sessions.core.protocol.printable import printable
+from miniclaw_sessions.printable import printable
 from miniclaw_sessions.service.cli.invocation import Invocation
 from miniclaw_sessions.service.cli.output import one_line, text_of
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from miniclaw_sessions.core.protocol.printable import printable_json
 from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.printable import printable_json
 from miniclaw_sessions.service.cli.invocation import Invocation, command
 from miniclaw_sessions.service.cli.output import counted, one_line
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
 
-from miniclaw_sessions.core.protocol.printable import printable
 from miniclaw_sessions.errors import SessionsError
+from miniclaw_sessions.printable import printable
 
 if TYPE_CHECKING:
     from miniclaw_sessions.service.api.shapes import TreeReply

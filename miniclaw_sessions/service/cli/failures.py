@@ -7,8 +7,8 @@ import traceback
 
 import typer
 
-from miniclaw_sessions.core.protocol.printable import printable
 from miniclaw_sessions.errors import SessionsError, first_cause
+from miniclaw_sessions.printable import printable
 
 FAILED = 1
 WRONG_USAGE = 2

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from miniclaw_sessions.config import LoadedSettings, config_path, load_settings
-from miniclaw_sessions.core.protocol.printable import printable_json
 from miniclaw_sessions.log import configured_when_used
+from miniclaw_sessions.printable import printable_json
 from miniclaw_sessions.service.cli.output import Report, one_line, progress_on, unwatched
 from miniclaw_sessions.service.cli.parameters import LightCommand, LightGroup, verbatim
 from miniclaw_sessions.service.cli.tables import Rows

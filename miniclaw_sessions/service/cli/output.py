@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from miniclaw_sessions.core.protocol.printable import printable
+from miniclaw_sessions.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

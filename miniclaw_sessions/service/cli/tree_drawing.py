@@ -19,9 +19,9 @@ from datetime import date, tzinfo
 import msgspec
 from rich.text import Text
 
+from miniclaw_sessions.core.history.first_words import first_words, one_line, speaker
 from miniclaw_sessions.core.history.transcript import Transcript
 from miniclaw_sessions.core.protocol.entries import BranchSummary, Compaction, Entry, MessageEntry
-from miniclaw_sessions.files.formats.first_words import first_words, one_line, speaker
 from miniclaw_sessions.files.formats.outline import Fold, Row, fold_runs, outline
 from miniclaw_sessions.service.cli.entry_names import ShortIds
 

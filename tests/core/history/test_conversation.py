@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from miniclaw_sessions.core.history.conversation import REMEMBERED_KEYS, Conversation
 from miniclaw_sessions.core.history.state import Snapshot, State
+from miniclaw_sessions.core.persistence.snapshot_file import decode_snapshot, encode_snapshot
 from miniclaw_sessions.core.protocol.entries import (
     METADATA,
     Compaction,
@@ -29,7 +30,6 @@ from miniclaw_sessions.core.protocol.entries import (
 )
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall
-from miniclaw_sessions.files.formats.snapshot import decode_snapshot, encode_snapshot
 
 KEY = SessionKey("telegram", "1")
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -18,6 +18,7 @@ from miniclaw_sessions.core.persistence.committer import Committer, SessionLog
 from miniclaw_sessions.core.persistence.flusher import PERSISTENCE_INTERVAL_SECS, Flusher
 from miniclaw_sessions.core.persistence.quarantine import Quarantine
 from miniclaw_sessions.core.persistence.recovery import Progress
+from miniclaw_sessions.core.persistence.snapshot_file import decode_snapshot
 from miniclaw_sessions.core.persistence.snapshots import CHUNK, Snapshots
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message
@@ -25,7 +26,6 @@ from miniclaw_sessions.core.session import Journal, Owner, Session
 from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.errors import StoreFull
-from miniclaw_sessions.files.formats.snapshot import decode_snapshot
 from miniclaw_sessions.testing import FakeClock, FaultyStore, sample_entries, sample_head
 
 pytestmark = pytest.mark.anyio

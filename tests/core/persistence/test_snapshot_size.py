@@ -10,10 +10,10 @@ import pytest
 
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.persistence.snapshot_file import decode_snapshot, encode_snapshot
 from miniclaw_sessions.core.persistence.snapshots import SNAPSHOT_REST
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall
 from miniclaw_sessions.encryption import KeyRing
-from miniclaw_sessions.files.formats.snapshot import decode_snapshot, encode_snapshot
 
 pytestmark = pytest.mark.anyio
 

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from miniclaw_sessions import SessionManager
 from miniclaw_sessions.core.history.window import keep
+from miniclaw_sessions.core.persistence.snapshot_file import decode_snapshot, encode_snapshot
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.session import Session
-from miniclaw_sessions.files.formats.snapshot import decode_snapshot, encode_snapshot
 from tests.files.formats import test_claude_code as claude
 from tests.files.formats import test_codex as codex
 from tests.files.formats.codec_files import NOW

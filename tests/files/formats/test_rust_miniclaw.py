@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from miniclaw_sessions.core.history.context import build_context, is_legal
 from miniclaw_sessions.core.history.state import Snapshot, State
 from miniclaw_sessions.core.history.window import keep
+from miniclaw_sessions.core.persistence.snapshot_file import encode_snapshot
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Role, TextPart, ToolCall, Usage
 from miniclaw_sessions.errors import ImportRefused
 from miniclaw_sessions.files.formats.codec import Finding, Outcome, Sample, SessionFacts
 from miniclaw_sessions.files.formats.rust_miniclaw import RUST_MINICLAW
-from miniclaw_sessions.files.formats.snapshot import encode_snapshot
 from tests.files.formats.codec_files import NOW, Read, check, dumped, json_values, read
 
 DOCUMENT: dict[str, Any] = {

@@ -8,9 +8,9 @@ from typing import ClassVar, Self
 
 from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.history.state import Snapshot
+from miniclaw_sessions.core.persistence.snapshot_file import DamagedSnapshot, decode_snapshot, encode_snapshot
 from miniclaw_sessions.core.protocol.encoding import decode_entry, encode_entry
 from miniclaw_sessions.errors import InvalidMessage, SchemaTooNew
-from miniclaw_sessions.files.formats.snapshot import DamagedSnapshot, decode_snapshot, encode_snapshot
 from tests.fuzz.reader import Reader, refused
 from tests.fuzz.seeds import SESSION_ID, conversation, snapshots
 

@@ -23,7 +23,7 @@ import pytest
 
 from miniclaw_sessions import Message, SessionManager, ToolCall
 from miniclaw_sessions.config import option_names
-from miniclaw_sessions.core.protocol.printable import printable
+from miniclaw_sessions.printable import printable
 from miniclaw_sessions.service.cli import settings
 from miniclaw_sessions.service.cli.app import COMMANDS
 from tests.command_line import (

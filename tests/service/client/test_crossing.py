@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from miniclaw_sessions.adapters.chats import Chat, New, chats_of
-from miniclaw_sessions.adapters.histories import traced
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, TextPart
+from miniclaw_sessions.files.formats.histories import traced
 from miniclaw_sessions.service.api.shapes import NewCustom, NewMetadata
 from miniclaw_sessions.service.client import Client, connect
 from tests.adapters.turns import AMBIGUOUS, IDS, Key, Turn, canonical, keys_of, problems_in, result_of

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
+from miniclaw_sessions.core.history.first_words import NAMES, call_words, first_words, named, speaker
 from miniclaw_sessions.core.protocol.encoding import in_utc, parse_json
 from miniclaw_sessions.core.protocol.entries import (
     BranchSummary,
@@ -23,6 +24,7 @@ from miniclaw_sessions.core.protocol.entries import (
     MessageEntry,
     OtherEntry,
 )
+from miniclaw_sessions.core.protocol.images import inlined
 from miniclaw_sessions.core.protocol.messages import (
     ImagePart,
     Message,
@@ -35,9 +37,7 @@ from miniclaw_sessions.core.protocol.messages import (
     Usage,
 )
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.files.formats.first_words import NAMES, call_words, first_words, named, speaker
 from miniclaw_sessions.files.formats.html.prose import escaped, preformatted, prose
-from miniclaw_sessions.files.formats.images import inlined
 from miniclaw_sessions.files.formats.outline import Row
 
 IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "image/avif", "image/bmp"})

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from hashlib import sha256
 
+from miniclaw_sessions.core.history.first_words import first_words, speaker
 from miniclaw_sessions.core.protocol.encoding import in_utc
 from miniclaw_sessions.core.protocol.entries import Entry, LeafMove, MessageEntry, SessionInfo, moves_leaf
 from miniclaw_sessions.core.protocol.messages import Usage
 from miniclaw_sessions.files.formats.branches import Branches
 from miniclaw_sessions.files.formats.codec import SessionFacts
-from miniclaw_sessions.files.formats.first_words import first_words, speaker
 from miniclaw_sessions.files.formats.html.articles import anchor, article, tokens_and_cost
 from miniclaw_sessions.files.formats.html.prose import escaped
 from miniclaw_sessions.files.formats.html.sources import SHARED_STYLES, source

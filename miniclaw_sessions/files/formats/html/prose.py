@@ -15,8 +15,8 @@ from markdown_it.rules_block.table import escapedSplit
 from markdown_it.token import Token
 from markdown_it.utils import EnvType, OptionsDict
 
-from miniclaw_sessions.core.protocol.printable import printable
 from miniclaw_sessions.files.formats.fences import is_too_deep, keeping_words
+from miniclaw_sessions.printable import printable
 
 _BLOCKS = ("blockquote", "code", "fence", "heading", "hr", "list", "table")
 _INLINE = ("backticks", "balance_pairs", "emphasis", "escape", "fragments_join", "newline")

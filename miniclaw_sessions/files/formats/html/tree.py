@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from miniclaw_sessions.core.history.first_words import first_words, speaker
 from miniclaw_sessions.core.protocol.entries import Entry
-from miniclaw_sessions.files.formats.first_words import first_words, speaker
 from miniclaw_sessions.files.formats.html.articles import anchor, kind_of
 from miniclaw_sessions.files.formats.html.prose import escaped
 from miniclaw_sessions.files.formats.outline import Fold, NumberedRow, fold_runs

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from miniclaw_sessions.core.protocol.given import DATA_URL
-from miniclaw_sessions.files.formats.images import IMAGE_TYPES, MAX_IMAGE_BYTES, image_of
+from miniclaw_sessions.core.protocol.images import IMAGE_TYPES, MAX_IMAGE_BYTES, image_of
 from miniclaw_sessions.service.api.error_table import RequestError
 from miniclaw_sessions.service.api.openai.errors import UNSUPPORTED, bad_request
 from miniclaw_sessions.service.api.openai.items import REFERENCE, check_items

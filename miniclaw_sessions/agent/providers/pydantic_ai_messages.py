@@ -24,7 +24,6 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.usage import RequestUsage
 
-from miniclaw_sessions.adapters.histories import presented
 from miniclaw_sessions.core.protocol.encoding import instant, parse_json
 from miniclaw_sessions.core.protocol.messages import (
     ImagePart,
@@ -38,6 +37,7 @@ from miniclaw_sessions.core.protocol.messages import (
     Usage,
 )
 from miniclaw_sessions.files.formats.codec import has_kept, kept_fields
+from miniclaw_sessions.files.formats.histories import presented
 from miniclaw_sessions.files.formats.message_list import NOTHING_TO_SHOW
 from miniclaw_sessions.files.formats.tool_calls import arguments_object, arguments_text, in_order, taken_apart
 

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.history.state import SCHEMA_VERSION, Snapshot, State, Totals
 from miniclaw_sessions.core.history.window import Packed, Window, keep
+from miniclaw_sessions.core.persistence.snapshot_file import DamagedSnapshot, decode_snapshot, encode_snapshot
 from miniclaw_sessions.core.protocol.entries import Compaction, MessageEntry
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message, Role, TextPart, ToolCall
 from miniclaw_sessions.errors import InvalidMessage, SchemaTooNew
-from miniclaw_sessions.files.formats.snapshot import DamagedSnapshot, decode_snapshot, encode_snapshot
 from tests.files.formats.codec_files import json_values
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

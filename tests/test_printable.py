@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from miniclaw_sessions.core.protocol.printable import printable, printable_json
+from miniclaw_sessions.printable import printable, printable_json
 
 ANY_TEXT = st.text(st.characters(codec=None))
 

@@ -14,11 +14,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from miniclaw_sessions.core.history.context import NO_RESULT, legal
-from miniclaw_sessions.core.protocol.entries import MessageEntry
+from miniclaw_sessions.core.protocol.images import NOT_SHOWABLE, is_showable
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Part, TextPart, ToolCall
-from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.files.formats.codec import has_kept
-from miniclaw_sessions.files.formats.images import NOT_SHOWABLE, is_showable
 from miniclaw_sessions.files.formats.tool_calls import CallIds, fitting_name
 
 BEFORE = Message.user("(what was said before)")
@@ -28,27 +26,6 @@ _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _LONGEST_NAME = 64
 _SHOWN_TYPES = frozenset({"", "image/png", "image/jpeg", "image/gif", "image/webp"})
 _NOT_SHOWN = TextPart(NOT_SHOWABLE)
-
-
-async def read_messages(session: Session) -> list[Message]:
-    """Everything that a model is told of the current branch, not made legal: compacted parts as their summary.
-
-    Raises:
-        StoreUnavailable: the store cannot be read.
-    """
-    newest = newest_entries(session)
-    if newest and newest[0].parent_id is None:  # all of it is in memory
-        return [*session.journal.summary(), *(entry.message for entry in newest)]
-    return (await session.tree.read_branch()).messages()
-
-
-def newest_entries(session: Session) -> list[MessageEntry]:
-    """The newest messages that are in memory, as far as nothing is left out between them."""
-    entries = session.entries()
-    start = len(entries)
-    while start and (start == len(entries) or entries[start].parent_id == entries[start - 1].id):
-        start -= 1
-    return [entry for entry in entries[start:] if entry.sequence >= session.journal.kept_from]
 
 
 def presented(messages: Iterable[Message], name: str, *, is_beginning: bool = True) -> list[Message]:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from miniclaw_sessions.core.history.first_words import MAX_CHARACTERS, call_words, first_words, one_line, speaker
 from miniclaw_sessions.core.protocol.entries import Compaction, Custom, Entry, Label, MessageEntry, ModelChange
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Role, TextPart, ThinkingPart, ToolCall
-from miniclaw_sessions.core.protocol.printable import printable
-from miniclaw_sessions.files.formats.first_words import MAX_CHARACTERS, call_words, first_words, one_line, speaker
+from miniclaw_sessions.printable import printable
 from tests.growing import BEGINNING
 
 BASE: dict[str, Any] = {"id": "e1", "parent_id": None, "timestamp": BEGINNING}

@@ -6,8 +6,8 @@ import base64
 
 import pytest
 
+from miniclaw_sessions.core.protocol.images import MAX_IMAGE_BYTES, image_of
 from miniclaw_sessions.core.protocol.messages import ImagePart
-from miniclaw_sessions.files.formats.images import MAX_IMAGE_BYTES, image_of
 from tests.channels.telegram_server import PNG
 
 JPEG = b"\xff\xd8\xff\xe0\0\x10JFIF\0" + b"x" * 40 + b"\xff\xd9"

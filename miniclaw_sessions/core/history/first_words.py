@@ -19,8 +19,8 @@ from miniclaw_sessions.core.protocol.entries import (
     ThinkingLevelChange,
 )
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Role, TextPart, ThinkingPart, ToolCall
-from miniclaw_sessions.core.protocol.printable import printable
 from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.printable import printable
 
 MAX_CHARACTERS = 160
 """How much of a text is taken for a line."""
