@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 
 from benchmarks.workload import Row, fresh, in_process
-from miniclaw_sessions import SessionManager
+from miniclaw_sessions import SessionManager, export_session, import_file
 from miniclaw_sessions.files.formats.registry import format_named
 
 MEGABYTE = 1_000_000
@@ -44,7 +44,7 @@ async def _measured(workspace: Path, file: Path) -> dict[str, float]:
     numbers: dict[str, float] = {}
     async with SessionManager(workspace) as manager:
         started = time.perf_counter()
-        report = await manager.import_file(file)
+        report = await import_file(manager, file)
         numbers["import"] = time.perf_counter() - started
         if report.set_aside or report.repaired:
             raise AssertionError(f"a sound file was not taken in whole: {report.findings[:3]}")
@@ -54,7 +54,7 @@ async def _measured(workspace: Path, file: Path) -> dict[str, float]:
         numbers["open"] = time.perf_counter() - started
         started = time.perf_counter()
         written = 0
-        async for chunk in manager.export(report.session_id, format_named("pi")):
+        async for chunk in export_session(manager, report.session_id, format_named("pi")):
             written += len(chunk)
         numbers["export"] = time.perf_counter() - started
     return numbers

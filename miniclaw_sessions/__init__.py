@@ -70,7 +70,9 @@ if TYPE_CHECKING:  # the same names as in _MODULES below, for editors and type c
     from miniclaw_sessions.errors import StoreUnavailable as StoreUnavailable
     from miniclaw_sessions.errors import TurnInProgress as TurnInProgress
     from miniclaw_sessions.errors import UnsafeCompaction as UnsafeCompaction
-    from miniclaw_sessions.files.transfer.importing import ImportReport as ImportReport
+    from miniclaw_sessions.files.transfer.exporting import export_session as export_session
+    from miniclaw_sessions.files.transfer.importing import import_file as import_file
+    from miniclaw_sessions.files.transfer.incoming import ImportReport as ImportReport
     from miniclaw_sessions.service.client import connect as connect
     from miniclaw_sessions.statistics import Health as Health
     from miniclaw_sessions.statistics import ManagerStatistics as ManagerStatistics
@@ -91,12 +93,15 @@ _MODULES = {
     **dict.fromkeys(
         ("Entry", "MessageEntry", "Compaction", "BranchSummary", "Label", "Custom"), "core.protocol.entries"
     ),
+    # files of other programs, and our exports
+    "import_file": "files.transfer.importing",
+    "export_session": "files.transfer.exporting",
     # what calls return
     "SessionContext": "core.session.session",
     "Branch": "core.history.branch",
     "TreeNode": "core.history.transcript",
     "CompactionOutcome": "core.session.compacting",
-    "ImportReport": "files.transfer.importing",
+    "ImportReport": "files.transfer.incoming",
     "CheckReport": "core.persistence.checking",
     **dict.fromkeys(("Health", "ManagerStatistics", "SessionSummary"), "statistics"),
     # another process's sessions

@@ -382,7 +382,7 @@ class Dispatcher:
             question = await self._question(asked, asked.session)
             word, arguments = (incoming.obeys and command_in(incoming.message)) or ("", "")
             if word and (run := COMMANDS[word].run) is not None:
-                agent, currency = self._assistant.agent, self._manager.currency
+                agent, currency = self._assistant.agent, self._manager.settings.currency
                 end = await run(Said(asked.session, incoming, arguments, question, agent, answer, currency))
             else:
                 said = await what_is_said(asked.session, incoming, question)

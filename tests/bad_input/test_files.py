@@ -20,6 +20,7 @@ from miniclaw_sessions.config import SessionSettings, load_settings
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.errors import ConfigError, ImportRefused, SchemaTooNew, SessionsError, StoreCorrupt
+from miniclaw_sessions.files.transfer.importing import import_file
 from miniclaw_sessions.secret import read_secret
 from miniclaw_sessions.service.gateway.listeners import listen_unix
 from tests.bad_input.file_damage import BAD_FILES, SPARSE_BYTES, without_privilege
@@ -157,7 +158,7 @@ async def test_as_a_file_to_import(place: Path, name: str) -> None:
     status = path.lstat()
     async with opened(place / "w", "none:") as manager:
         with anyio.fail_after(30), seen_as(name, path), pytest.raises(ImportRefused, match=r"file|session"):
-            await manager.import_file(path)
+            await import_file(manager, path)
         assert await manager.list() == []
     assert (path.lstat().st_ino, path.lstat().st_size) == (status.st_ino, status.st_size)
 

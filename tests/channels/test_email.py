@@ -23,9 +23,9 @@ from miniclaw_sessions.channels import mail as mail_module
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.channels.email import EmailChannel, EmailSettings
 from miniclaw_sessions.channels.mail import Mail
-from miniclaw_sessions.core.manager.forgetting import Which, meant
 from miniclaw_sessions.core.protocol.messages import ImagePart, TextPart
 from miniclaw_sessions.errors import ConfigError, Unreachable
+from miniclaw_sessions.files.transfer.forgetting import Which, meant
 from tests.channels.dovecot import DovecotMailbox
 from tests.channels.imap_server import LocalMailbox
 from tests.channels.post import ALICE, BOB, BOT, Outbox, body, mail, reply

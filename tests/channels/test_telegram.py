@@ -23,10 +23,10 @@ from miniclaw_sessions.channels.splitting import utf16_units
 from miniclaw_sessions.channels.telegram import TelegramChannel, TelegramSettings
 from miniclaw_sessions.channels.telegram_html import telegram_html
 from miniclaw_sessions.channels.telegram_reading import Place
-from miniclaw_sessions.core.manager.forgetting import Which, meant
 from miniclaw_sessions.core.protocol.messages import ImagePart, TextPart, ToolCall
 from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.errors import ConfigError, StoreFull, Unreachable
+from miniclaw_sessions.files.transfer.forgetting import Which, meant
 from miniclaw_sessions.testing import FaultyStore
 from tests.channels.rooms import Doors, deleting_tool
 from tests.channels.telegram_bots import Bots, Storyteller

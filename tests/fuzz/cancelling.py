@@ -24,6 +24,8 @@ from miniclaw_sessions.core.protocol.messages import Message, Usage
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import SessionDeleted, SessionExists, SessionNotFound, SessionsError, StoreConflict
 from miniclaw_sessions.files.formats.entry_line import ENTRY_LINE
+from miniclaw_sessions.files.transfer.exporting import export_session
+from miniclaw_sessions.files.transfer.importing import import_stream
 
 STORES = ("sqlite:", "jsonl:", "none:", "memory:")
 DURABLE = ("sqlite:", "jsonl:")
@@ -91,7 +93,7 @@ async def _delete(here: Round) -> None:
 
 
 async def _export(here: Round) -> None:
-    async for _ in here.manager.export("fuzz_old", ENTRY_LINE):
+    async for _ in export_session(here.manager, "fuzz_old", ENTRY_LINE):
         await checkpoint()
 
 
@@ -147,7 +149,7 @@ CALLS: dict[str, Call] = {
     "check": lambda here: here.manager.check(),
     "repair": lambda here: here.manager.repair(),
     "sweep": lambda here: here.manager.sweep(),
-    "import": lambda here: here.manager.import_stream(_file(40), name="new"),
+    "import": lambda here: import_stream(here.manager, _file(40), name="new"),
     "export": _export,
     "read_transcript": _transcript,
     "delete": _delete,

@@ -17,6 +17,7 @@ from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, TextPart, ToolCall, Usage
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.files.formats.registry import WRITABLE
+from miniclaw_sessions.files.transfer.exporting import export_session
 from miniclaw_sessions.testing.clock import FakeClock
 from tests.core.persistence.test_snapshot_file import RUST_FILE, SAMPLE, without_checksum
 from tests.files.formats.entry_line_files import FLAT
@@ -66,7 +67,7 @@ async def _seeds(workspace: Path) -> Seeds:
         session = await manager.get_or_create(CHANNEL, CHAT, agent_id="agent-1")
         await _talk(session)
         exports = {
-            form.name: b"".join([chunk async for chunk in manager.export(session.session_id, form)])
+            form.name: b"".join([chunk async for chunk in export_session(manager, session.session_id, form)])
             for form in WRITABLE
         }
     transcript = (workspace / "transcripts" / f"{SESSION_ID}.jsonl").read_bytes()

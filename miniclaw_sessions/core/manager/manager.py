@@ -31,6 +31,7 @@ import msgspec
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.history.conversation import Conversation
+from miniclaw_sessions.core.manager.archived import restore, restore_if_archived
 from miniclaw_sessions.core.manager.background import Background
 from miniclaw_sessions.core.manager.cache import Listing, SessionCache
 from miniclaw_sessions.core.manager.database_expiry import DatabaseExpiry
@@ -39,7 +40,6 @@ from miniclaw_sessions.core.manager.expiry import DirectoryExpiry, Expiry, Sweep
 from miniclaw_sessions.core.manager.follower import SessionFollower
 from miniclaw_sessions.core.manager.keeper import SessionKeeper
 from miniclaw_sessions.core.manager.live import Live
-from miniclaw_sessions.core.manager.maker import SessionMaker
 from miniclaw_sessions.core.manager.registry import SessionRegistry
 from miniclaw_sessions.core.manager.saving import Saving
 from miniclaw_sessions.core.persistence.archive import Archive
@@ -80,8 +80,8 @@ LISTED_LOSSES = 20
 log = get_logger(__name__)
 
 
-@guarded(attrgetter("_owner"), anywhere=("statistics", "health"))
-class SessionManager(SessionMaker, SessionKeeper, SessionFollower):
+@guarded(attrgetter("_owner"), anywhere=("statistics", "health", "on_progress"))
+class SessionManager(SessionKeeper, SessionFollower):
     """The sessions of one directory or database; an async context manager that any task may enter, and any other leave.
 
     Attributes:
@@ -131,7 +131,7 @@ class SessionManager(SessionMaker, SessionKeeper, SessionFollower):
         is_shared = is_shared_url(choice) if isinstance(choice, str) else choice.shared
         directory = Path(workspace or DEFAULT_WORKSPACE)
         self.workspace = None if is_shared else directory.expanduser().resolve()
-        self.on_progress = on_progress or _ignore
+        self._watcher = on_progress or _ignore
         self.on_saved: Callable[[Saved], object] = _ignore
         self.on_expired: Callable[[str], object] = _ignore
         self.recovery = RecoveryReport()
@@ -139,7 +139,6 @@ class SessionManager(SessionMaker, SessionKeeper, SessionFollower):
         self._create = create
         self._wait_s = wait_s
         self._cache = SessionCache(self.settings.max_cached, knows_names=not is_shared)
-        self._known_entries = {}
         self._also_at = {}
         self._held: HeldOpen[None] | None = None
         self._owner: Owner | None = None  # while it is open
@@ -161,6 +160,28 @@ class SessionManager(SessionMaker, SessionKeeper, SessionFollower):
         if "_registry" not in vars(self):
             self._require_open()
         return self._registry.live
+
+    @property
+    def registry(self) -> SessionRegistry:
+        """The live sessions, for what makes sessions of something else.
+
+        Raises:
+            ManagerClosed: the manager is not open.
+            WrongThread: it belongs to another thread or event loop.
+        """
+        self._require_open()
+        self._registry.owner.check()
+        return self._registry
+
+    @property
+    def storage(self) -> Workspace | Database:
+        """The directory or database that is open.
+
+        Raises:
+            ManagerClosed: the manager is not open.
+        """
+        self._require_open()
+        return self._storage
 
     @property
     def store(self) -> Store:
@@ -257,7 +278,7 @@ class SessionManager(SessionMaker, SessionKeeper, SessionFollower):
             self.settings,
             self._store_choice,
             clock=self.clock,
-            on_progress=self._progress,
+            on_progress=self.on_progress,
             encryption=self._encryption,
             create=self._create,
             wait_s=self._wait_s,
@@ -271,7 +292,7 @@ class SessionManager(SessionMaker, SessionKeeper, SessionFollower):
             storage,
             settings=settings,
             clock=clock,
-            on_progress=self._progress,
+            on_progress=self.on_progress,
             on_flushed=self._cache.evict,
             on_saved=self.on_saved,
         )
@@ -381,7 +402,7 @@ class SessionManager(SessionMaker, SessionKeeper, SessionFollower):
         """Verify every snapshot against the store; changes nothing."""
         self._require_open()
         async with self._saving.flusher.lock:
-            return await self._storage.check(self._store, self._progress)
+            return await self._storage.check(self._store, self.on_progress)
 
     async def repair(self) -> Mended:
         """Write what the session files have whole over what is damaged in the store; reads all of both.
@@ -448,11 +469,12 @@ class SessionManager(SessionMaker, SessionKeeper, SessionFollower):
         choice = self._store_choice
         return choice.partition(":")[0] if isinstance(choice, str) else type(choice).__name__
 
-    def _progress(self, progress: Progress) -> None:
+    def on_progress(self, progress: Progress) -> None:
+        """Something advanced: whoever watches is called, and `close` waits for longer."""
         if self._patience is not None:
             self._patience.deadline = anyio.current_time() + self.settings.shutdown_timeout_s
         try:
-            self.on_progress(progress)
+            self._watcher(progress)
         except Exception as error:  # noqa: BLE001 - whoever watches must not fail what is watched
             log.warning("telling the progress failed", action="progress.failed", error=type(error).__name__)
 
@@ -489,7 +511,7 @@ class SessionManager(SessionMaker, SessionKeeper, SessionFollower):
         journal = await self._registry.fresh(key.session_id)
         if journal is None:
             if self.settings.restore_archived and not await self._registry.exists(key.session_id):
-                await self._restore_if_archived(key)
+                await restore_if_archived(self._registry, self._archive, key.session_id)
             given = {**(metadata or {}), **({} if agent_id is None else {"agent_id": agent_id})}
             journal = await self._registry.get_or_create(key, given)
         used_before = journal.last_accessed
@@ -497,7 +519,20 @@ class SessionManager(SessionMaker, SessionKeeper, SessionFollower):
         await self._expiry.renewed(key.session_id, used_before)
         return Session.of(journal)
 
-    async def _missing(self, session_id: str) -> SessionNotFound:
+    async def restore(self, session_id: str) -> Session:
+        """Bring an expired session back from the archive, whole, under its old key; its time to live starts again.
+
+        Raises:
+            NotArchived: the archive has no such session.
+            SessionExists: there is a session of this id already; rename or delete that first.
+            ImportRefused, DamagedSeal, WrongKey: the archived file is damaged or another key's; it stays.
+            SessionLimit, StoreError: the session could not be made; the archived file stays.
+        """
+        self._require_open()
+        return await restore(self._registry, self._archive, session_id)
+
+    async def missing(self, session_id: str) -> SessionNotFound:
+        """What to raise for a session that is not there: it has expired, or there was none."""
         return (SessionExpired if await self._archive.has(session_id) else SessionNotFound)(session_id)
 
     async def open(self, session_id: str) -> Session:

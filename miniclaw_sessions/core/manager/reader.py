@@ -35,7 +35,6 @@ from miniclaw_sessions.statistics import SessionSummary, UsageReport
 
 if TYPE_CHECKING:
     from miniclaw_sessions.core.persistence.losses import Loss
-    from miniclaw_sessions.files.formats.codec import Format
 
 FEW = 10_000
 """Up to this many sessions on disk are put in order on the event loop; more would hold it up."""
@@ -56,11 +55,6 @@ class SessionReader(ABC):
 
     clock: Clock
     settings: SessionSettings
-
-    @property
-    def currency(self) -> str:
-        """What the costs of replies are in."""
-        return self.settings.currency
 
     @abstractmethod
     async def _journal(self, session_id: str) -> Journal | None:
@@ -103,10 +97,10 @@ class SessionReader(ABC):
         if session is None:
             if not is_session_id(session_id):
                 SessionKey.parse(session_id)  # says what is wrong with it
-            raise await self._missing(session_id)
+            raise await self.missing(session_id)
         return session
 
-    async def _missing(self, session_id: str) -> SessionNotFound:
+    async def missing(self, session_id: str) -> SessionNotFound:
         """Why there is no such session, as far as it is known here."""
         return SessionNotFound(session_id)
 
@@ -265,11 +259,11 @@ class SessionReader(ABC):
         sums = UsageSums(by, since, until)
         if session_id is not None:
             sums.add(await self.find(session_id))
-            return sums.report(limit, self.currency)
+            return sums.report(limit, self.settings.currency)
         first = None if since is None else datetime.combine(since, time(), UTC)
         async for session in self.used_since(first, channel=channel):
             sums.add(session)
-        return sums.report(limit, self.currency)
+        return sums.report(limit, self.settings.currency)
 
     async def used_since(self, moment: datetime | None, *, channel: str | None = None) -> AsyncIterator[Session]:
         """The sessions, or those of one channel, that were used then or later; each is loaded, and others run between.
@@ -294,19 +288,6 @@ class SessionReader(ABC):
         for _, session_id in await self._newest(limit=None):
             if (journal := await self._journal(session_id)) is not None:
                 yield journal
-
-    async def export(self, session_id: str, form: Format) -> AsyncIterator[bytes]:
-        """A session in any format, piece by piece: its whole tree, or its branch where the format has no tree.
-
-        Raises:
-            SessionNotFound: there is no such session.
-            ImportRefused: the format is only read.
-            StoreUnavailable: the store cannot be read.
-        """
-        from miniclaw_sessions.files.transfer.exporting import export_session  # noqa: PLC0415 - loads every format
-
-        async for chunk in export_session(await self.find(session_id), form, self.currency):
-            yield chunk
 
     async def read_transcript(self, session_id: str, *, in_place: bool = False) -> AsyncIterator[Entry]:
         """Every entry of a session that can be read, oldest first, from the store a page at a time.

@@ -10,7 +10,7 @@ With keys it is encrypted, in pieces; `miniclaw-sessions decrypt` reads it.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -281,7 +281,7 @@ def session_of(name: str) -> str:
     return name.removesuffix(SUFFIX).partition("-")[2]
 
 
-async def lines_in(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def lines_in(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """The lines of an archived file, without their ends."""
     rest = b""
     async for piece in pieces:

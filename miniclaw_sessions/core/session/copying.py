@@ -27,13 +27,16 @@ from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.session.journal import Journal
 from miniclaw_sessions.core.session.unit import Unit
 from miniclaw_sessions.core.stores.copying import in_batches
-from miniclaw_sessions.errors import SessionDeleted
+from miniclaw_sessions.errors import InvalidMessage, SessionDeleted
 
 MAX_CHAT_ID = 1_000
 """Of so many characters of the source's chat id a fork's is made; ids have a limit in bytes."""
 
 PARENT_SESSION = "parent_session"
 """The metadata of a fork: the id of the session that it was made of."""
+
+NOT_STORED = "import.too_large"
+"""The `custom_type` of what stands in the place of an entry that cannot be stored."""
 
 _OF_THE_BRANCH = frozenset({"title", "provider", "model", "thinking_level"})  # entries of the branch set these
 
@@ -57,7 +60,7 @@ async def copy_session(source: Journal, target: Journal, leaf_id: str | None) ->
         StoreError: the source cannot be read, or the target not be written.
     """
     if leaf_id is None:
-        await adopt_all(target, _but_for_unfinished(source.reader.entries([])))
+        await adopt_all(target, but_for_unfinished(source.reader.entries([])))
     else:
         path = [entry async for entry in source.reader.walk(await source.reader.get(leaf_id))][::-1]
         await adopt_all(target, _each(path))
@@ -118,7 +121,7 @@ def _copy_metadata(
     unit.accept()
 
 
-async def _but_for_unfinished(entries: AsyncIterator[Entry]) -> AsyncIterator[Entry]:
+async def but_for_unfinished(entries: AsyncIterator[Entry]) -> AsyncIterator[Entry]:
     """Without what says that the source was unfinished once, and is no more: the copy still is."""
     async for entry in entries:
         if not (isinstance(entry, Custom) and entry.custom_type == METADATA and entry.data.keys() == {INCOMPLETE}):
@@ -149,6 +152,29 @@ async def adopt_all(target: Journal, entries: AsyncIterator[Entry], places: Plac
             target.not_used_later()
             await target.saved()
     await target.settle()
+
+
+def storable(target: Journal, entries: Iterable[Entry]) -> tuple[list[Entry], list[str]]:
+    """The entries, and what was wrong with those that cannot be stored: each leaves a note in its place in the tree."""
+    fitting, problems = list[Entry](), list[str]()
+    for entry in entries:
+        try:
+            target.check_entry(entry, len(encode_entry(entry)))
+            fitting.append(entry)
+        except InvalidMessage as error:
+            problems.append(f"entry {entry.id}: {error}")
+            fitting.append(_in_place_of(entry, str(error)))
+    return fitting, problems
+
+
+def _in_place_of(entry: Entry, reason: str) -> Custom:
+    return Custom(
+        id=entry.id,
+        parent_id=entry.parent_id,
+        timestamp=entry.timestamp,
+        custom_type=NOT_STORED,
+        data={"reason": reason},
+    )
 
 
 async def _placed(entries: AsyncIterator[Entry], last: int, places: Places) -> AsyncIterator[tuple[Entry, bytes]]:

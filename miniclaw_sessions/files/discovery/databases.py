@@ -20,7 +20,7 @@ import msgspec
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.errors import ImportRefused
 from miniclaw_sessions.files.discovery.reading import why
-from miniclaw_sessions.files.transfer.importing import MAX_LINE_BYTES
+from miniclaw_sessions.files.transfer.incoming import MAX_LINE_BYTES
 
 T = TypeVar("T")
 

@@ -37,7 +37,7 @@ from miniclaw_sessions.files.discovery.reading import BLOCK_BYTES, blocks, lines
 from miniclaw_sessions.files.formats.codec import Chain, Sample, SessionFacts
 from miniclaw_sessions.files.formats.entry_line import ENTRY_LINE, IS_PART
 from miniclaw_sessions.files.formats.registry import format_named, recognize
-from miniclaw_sessions.files.transfer.importing import HEAD_BYTES, MAX_LINE_BYTES, parsed_lines
+from miniclaw_sessions.files.transfer.incoming import HEAD_BYTES, MAX_LINE_BYTES, parsed_lines
 from miniclaw_sessions.service.api.shapes import ImportReply
 from miniclaw_sessions.service.client import Client
 

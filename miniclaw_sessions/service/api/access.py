@@ -2,7 +2,7 @@
 
 An operation names the scope that it needs (`Operation.scope`); `Caller.may` compares. Which sessions there are is
 decided in one place, the context's: a caller with bounds is given a view of the manager that has no others
-(`manager.bounded`), so that no handler has to remember to look.
+(`api.bounded`), so that no handler has to remember to look.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class Context:
 
     Attributes:
         manager: whose sessions they are; or who reads them, where they are only read; for a caller with bounds a view
-            (`manager.bounded`) that has no others, and refuses what is about all of them.
+            (`api.bounded`) that has no others, and refuses what is about all of them.
         whole: the manager itself, for what is told to nobody.
         caller: who asks.
         about: the session that the request is about, as it is written down; None: none, or none yet.
@@ -168,7 +168,7 @@ class Context:
         context.caller = caller
         context.also_about = []
         if caller.bounds is not None:
-            from miniclaw_sessions.core.manager.bounded import BoundedSessions  # noqa: PLC0415 - a client has no manager
+            from miniclaw_sessions.service.api.bounded import BoundedSessions  # noqa: PLC0415 - a client has no manager
 
             context.manager = cast("SessionManager", BoundedSessions(self.whole, caller.bounds, caller.permit))
             context.chats = None if self.chats is None else BoundedChats(self.chats, caller)

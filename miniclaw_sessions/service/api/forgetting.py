@@ -113,7 +113,7 @@ async def forget_sessions(context: Context, request: ForgetRequest) -> ForgetRep
         InvalidSearch: nothing says which sessions are meant.
         ReadOnlyWorkspace: it can only be read; a dry run can be made.
     """
-    from miniclaw_sessions.core.manager.forgetting import (  # noqa: PLC0415 - not a client's
+    from miniclaw_sessions.files.transfer.forgetting import (  # noqa: PLC0415 - not a client's
         Forgotten,
         Meant,
         Which,
@@ -174,8 +174,8 @@ class ExportPerson(msgspec.Struct, frozen=True):
 )
 async def export_person(context: Context, request: ExportPerson) -> Stream:
     """Everything about one person as a ZIP archive: each session to read and whole, expired ones too, and an index."""
-    from miniclaw_sessions.core.manager.forgetting import Which, meant  # noqa: PLC0415 - not a client's
-    from miniclaw_sessions.core.manager.person import person_archive  # noqa: PLC0415 - same
+    from miniclaw_sessions.files.transfer.forgetting import Which, meant  # noqa: PLC0415 - not a client's
+    from miniclaw_sessions.files.transfer.person import person_archive  # noqa: PLC0415 - same
 
     asked = request.body
     which = Which(channel=asked.channel, user=asked.user)

@@ -108,7 +108,7 @@ async def show_articles(context: Context, request: ShowArticles) -> ArticlesRepl
             entries, behind = await _newest(_walk_from(session, request), request.limit)
         else:
             entries, behind = await _oldest_after(_walk_from(session, request), request.after, request.limit)
-        articles = _articles(entries, session.leaf_id, context.manager.currency)
+        articles = _articles(entries, session.leaf_id, context.manager.settings.currency)
     is_cut = request.after is not None and len(articles) > request.limit
     return ArticlesReply(
         leaf_id=session.leaf_id,

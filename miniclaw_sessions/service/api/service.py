@@ -100,7 +100,7 @@ async def show_access(context: Context, request: Nothing) -> AccessReply:
         scope=caller.scope,
         channels=channels,
         chat_prefix=bounds.chat_prefix,
-        currency=context.manager.currency,
+        currency=context.whole.settings.currency,
     )
 
 

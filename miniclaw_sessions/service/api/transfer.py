@@ -108,7 +108,10 @@ class ImportSession(msgspec.Struct, frozen=True):
 )
 async def import_session(context: Context, request: ImportSession) -> ImportReply:
     """A new session from a file, or a report of what it would become."""
-    report = await context.manager.import_stream(
+    from miniclaw_sessions.files.transfer.importing import import_stream  # noqa: PLC0415 - loads every format
+
+    report = await import_stream(
+        context.whole,
         request.body,
         name=request.name,
         key=None if request.session_id is None else SessionKey.parse(request.session_id),
@@ -116,6 +119,7 @@ async def import_session(context: Context, request: ImportSession) -> ImportRepl
         dry_run=request.dry_run,
         update=request.update,
         place=None if request.place is None else _place(request.place),
+        check=context.caller.permit,
     )
     context.note(report.session_id)
     findings = [FindingRow(line=one.line, outcome=one.outcome.value, text=one.text) for one in report.findings]
@@ -177,7 +181,9 @@ async def _as_json(context: Context, session: Session) -> AsyncGenerator[bytes, 
 
 async def _written(context: Context, session_id: str, form: Format) -> AsyncGenerator[bytes, None]:
     """The file in small pieces: a format without a tree is written in one."""
-    async for chunk in context.manager.export(session_id, form):
+    from miniclaw_sessions.files.transfer import exporting  # noqa: PLC0415 - loads every format
+
+    async for chunk in exporting.export_session(context.manager, session_id, form):
         for start in range(0, len(chunk), PIECE_BYTES):
             yield chunk[start : start + PIECE_BYTES]
 

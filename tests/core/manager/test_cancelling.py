@@ -17,6 +17,7 @@ from miniclaw_sessions.core.manager.registry import SessionRegistry
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.errors import SessionExists
+from miniclaw_sessions.files.transfer.importing import import_stream
 
 pytestmark = pytest.mark.anyio
 
@@ -62,7 +63,7 @@ async def test_a_cancelled_import_or_fork_deletes_nothing_that_is_acknowledged_a
 
         async def make() -> None:
             if work == "import":
-                await manager.import_stream(endless_file(), name="1", key=KEY)
+                await import_stream(manager, endless_file(), name="1", key=KEY)
             else:
                 async with manager._registry.new_journal(KEY, purpose="fork") as fork:
                     fork.append(Message.user("half a fork"))

@@ -18,7 +18,6 @@ import msgspec
 import pytest
 
 from miniclaw_sessions import Message, SessionManager, SessionSettings, ToolCall
-from miniclaw_sessions.core.manager.forgetting import Which, forget, meant
 from miniclaw_sessions.core.protocol.entries import Custom, LeafMove, MessageEntry, SessionInfo
 from miniclaw_sessions.core.stores.base import Append, StoredHead, TurnClaim
 from miniclaw_sessions.core.stores.shared import Archiving
@@ -34,6 +33,7 @@ from miniclaw_sessions.errors import (
     StoreUnavailable,
     TurnTaken,
 )
+from miniclaw_sessions.files.transfer.forgetting import Which, forget, meant
 from miniclaw_sessions.testing import FaultyStore
 from tests.postgresql import PostgreSQLServer
 

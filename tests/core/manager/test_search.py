@@ -23,6 +23,7 @@ from miniclaw_sessions.core.protocol.messages import Message, ToolCall
 from miniclaw_sessions.core.session import Session, searching
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import InvalidSearch, ManagerClosed, SessionNotFound
+from miniclaw_sessions.files.transfer.importing import import_stream
 from miniclaw_sessions.testing import FakeClock
 
 pytestmark = pytest.mark.anyio
@@ -247,7 +248,7 @@ async def test_a_session_that_is_being_imported_is_found_when_it_is_complete(man
                 seen.append(len((await manager.search("the", limit=1)).results))
                 yield chunk
 
-    report = await manager.import_stream(chunks(), name="large")
+    report = await import_stream(manager, chunks(), name="large")
     assert report.entries > 500
     assert set(seen) == {0}
     assert len((await manager.search("the", limit=1)).results) == 1

@@ -17,7 +17,6 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.history import state
 from miniclaw_sessions.core.history.state import LONGEST_MODEL, MOST_SPENT
 from miniclaw_sessions.core.manager import SessionManager, open_readonly
-from miniclaw_sessions.core.manager.bounded import BoundedSessions
 from miniclaw_sessions.core.protocol.keys import KeyBounds, SessionKey
 from miniclaw_sessions.core.protocol.messages import Message, Role, Usage
 from miniclaw_sessions.core.session import Session
@@ -25,7 +24,10 @@ from miniclaw_sessions.core.session.compacting import CompactionStatus
 from miniclaw_sessions.errors import SessionNotFound
 from miniclaw_sessions.files.formats.html import HTML
 from miniclaw_sessions.files.formats.registry import format_named
+from miniclaw_sessions.files.transfer.exporting import export_session
+from miniclaw_sessions.files.transfer.importing import import_stream
 from miniclaw_sessions.service.api.access import Caller
+from miniclaw_sessions.service.api.bounded import BoundedSessions
 from miniclaw_sessions.service.api.context import Context
 from miniclaw_sessions.service.api.fragments import ShowArticles, show_articles
 from miniclaw_sessions.service.api.service import Nothing, show_access
@@ -63,7 +65,7 @@ def counted(report: UsageReport) -> dict[str, tuple[int, int]]:
 
 async def test_the_pi_fixture_adds_up_to_what_is_stated_for_it(tmp_path: Path) -> None:
     async with SessionManager(tmp_path) as manager:
-        await manager.import_stream(chunks(DATA / "pi-v1-large-session.jsonl"), name="pi.jsonl")
+        await import_stream(manager, chunks(DATA / "pi-v1-large-session.jsonl"), name="pi.jsonl")
         for by in ("day", "model", "channel", "chat"):
             report = await manager.usage(by=by)
             assert {name: getattr(report.total, name) for name in STATED} == STATED
@@ -97,10 +99,10 @@ async def test_what_pi_says_of_a_summary_counts_and_goes_back_as_it_came(tmp_pat
     file = tmp_path / "pi.jsonl"
     await anyio.Path(file).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
     async with SessionManager(tmp_path / "w") as manager:
-        found = await manager.import_stream(chunks(file), name="pi.jsonl")
+        found = await import_stream(manager, chunks(file), name="pi.jsonl")
         assert counted(await manager.usage()) == {"2026-03-01": (1, 8)}
         form = format_named("pi")
-        written = b"".join([piece async for piece in manager.export(found.session_id, form)])
+        written = b"".join([piece async for piece in export_session(manager, found.session_id, form)])
     assert msgspec.json.decode(written.splitlines()[-1])["usage"] == lines[-1]["usage"]
 
 
@@ -250,7 +252,7 @@ async def test_a_cost_comes_with_its_currency(tmp_path: Path) -> None:
             assert (await manager.usage(session_id=session.session_id)).currency == currency
             shown: Any = await show_articles.handler(context, ShowArticles(session.session_id))
             assert f"cost 0.5 {currency}" in shown.articles[0].html
-            page = b"".join([piece async for piece in manager.export(session.session_id, HTML)])
+            page = b"".join([piece async for piece in export_session(manager, session.session_id, HTML)])
             assert page.decode().count(f"cost 0.5 {currency}") == 2
 
 

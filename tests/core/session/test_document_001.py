@@ -15,12 +15,12 @@ import anyio
 import pytest
 
 from miniclaw_sessions.core.history.branch import told
-from miniclaw_sessions.core.manager.documents import DiveStore
 from miniclaw_sessions.core.protocol.entries import Compaction, MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message, TextPart, Usage
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.compacting import CompactionStatus
 from miniclaw_sessions.errors import InvalidMessage, SessionDeleted
+from miniclaw_sessions.files.transfer.documents import DiveStore
 from miniclaw_sessions.testing import FakeClock
 from tests.core.session.bench import Bench, say, texts_of, told_by
 

@@ -23,6 +23,7 @@ from miniclaw_sessions.core.protocol.entries import (
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Role, TextPart, ToolCall
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import EntryNotFound, ImportRefused, SessionNotFound, UnsafeCompaction
+from miniclaw_sessions.files.transfer.importing import fork_from
 from miniclaw_sessions.testing import FakeClock
 from tests.core.session.bench import Bench, say, texts_of, told_by
 from tests.core.session.samples import COMPLEX, SIMPLE
@@ -55,7 +56,7 @@ async def test_12_1_simple_session(bench: Bench, tmp_path: Path) -> None:
     file = tmp_path / "simple.jsonl"
     file.write_text(SIMPLE)
     async with bench.manager() as manager:
-        session = await manager.fork_from(file)
+        session = await fork_from(manager, file)
         assert await path_of(session) == ["msg-1", "msg-2"]
         context = (await session.get_context()).messages
         assert [(message.role, message.text) for message in context] == [
@@ -70,7 +71,7 @@ async def test_12_2_complex_session_with_tools(bench: Bench, tmp_path: Path) -> 
     file = tmp_path / "complex.jsonl"
     file.write_text(COMPLEX)
     async with bench.manager() as manager:
-        session = await manager.fork_from(file)
+        session = await fork_from(manager, file)
         asked, called, answered = (await session.get_context()).messages
         assert asked.text == "Read main.go"
         [call] = called.tool_calls or ()
@@ -204,7 +205,7 @@ async def test_session_miscellaneous(bench: Bench, tmp_path: Path) -> None:
             await session.tree.get_entry("nobody")
     async with bench.manager() as manager:
         with pytest.raises(ImportRefused):
-            await manager.fork_from(tmp_path / "nothing.jsonl")
+            await fork_from(manager, tmp_path / "nothing.jsonl")
         assert manager.workspace is not None
         assert manager.workspace.is_absolute()
 

@@ -27,6 +27,7 @@ from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import EntryNotFound, ImportRefused, SessionNotFound
+from miniclaw_sessions.files.transfer.importing import fork_from
 from miniclaw_sessions.testing import FakeClock
 from tests.core.session.bench import Bench, say, texts_of, told_by
 from tests.core.session.samples import SIMPLE
@@ -378,7 +379,7 @@ async def test_file_operations_what_is_no_session_is_refused_and_left_alone(
     file.write_bytes(content)
     async with bench.manager() as manager:
         with pytest.raises(ImportRefused):
-            await manager.fork_from(file)
+            await fork_from(manager, file)
         assert await manager.list() == []
     assert file.read_bytes() == content
 
@@ -389,7 +390,7 @@ async def test_file_operations_malformed_lines_in_the_middle_are_passed_over(ben
     lines = [header, first, "not valid json", '{"torn":', second]
     file.write_text("".join(f"{line}\n" for line in lines))
     async with bench.manager() as manager:
-        session = await manager.fork_from(file)
+        session = await fork_from(manager, file)
         assert await told_by(session) == ["Hello", "Hi there!"]
 
 
@@ -429,7 +430,7 @@ async def test_pi_932_a_file_without_a_header_is_not_appended_to(bench: Bench, t
     file.write_text(SIMPLE.split("\n", 1)[1])
     before = file.read_bytes()
     async with bench.manager() as manager:
-        session = await manager.fork_from(file)
+        session = await fork_from(manager, file)
         await say(session, "only here")
         assert await told_by(session) == ["Hello", "Hi there!", "only here"]
     assert file.read_bytes() == before
@@ -439,7 +440,7 @@ async def test_pi_1242_a_fork_never_writes_into_its_parent(bench: Bench, tmp_pat
     file = tmp_path / "parent.jsonl"
     file.write_text(SIMPLE)
     async with bench.manager() as manager:
-        forks = [await manager.fork_from(file, key=SessionKey("cli", chat_id)) for chat_id in ("1", "2")]
+        forks = [await fork_from(manager, file, key=SessionKey("cli", chat_id)) for chat_id in ("1", "2")]
         await say(forks[0], "only here")
         assert await told_by(forks[1]) == ["Hello", "Hi there!"]
     assert file.read_text() == SIMPLE

@@ -12,9 +12,9 @@ import pytest
 
 from miniclaw_sessions.service.client import connect
 from tests.agents import make_database
-from tests.core.manager.test_forgetting import Home
-from tests.core.manager.test_forgetting import home as home  # noqa: PLC0414 - a fixture
 from tests.files.discovery.test_following import TALK, Following, block, claude_file, nanobot, put, user
+from tests.files.transfer.test_forgetting import Home
+from tests.files.transfer.test_forgetting import home as home  # noqa: PLC0414 - a fixture
 
 pytestmark = pytest.mark.anyio
 

@@ -20,6 +20,7 @@ from miniclaw_sessions.core.history.window import keep
 from miniclaw_sessions.core.persistence.snapshot_file import decode_snapshot, encode_snapshot
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.files.transfer.importing import fork_from
 from tests.files.formats import test_claude_code as claude
 from tests.files.formats import test_codex as codex
 from tests.files.formats.codec_files import NOW
@@ -224,7 +225,7 @@ async def test_an_import_goes_on_where_its_program_would(
     path, said, state = case
     workspace = tmp_path / "w"
     async with opened(workspace) as manager:
-        session = await manager.fork_from(path)
+        session = await fork_from(manager, path)
         await assert_goes_on(session, said, state)
         await assert_goes_on(await session.fork(), said, state)
         session_id = session.session_id
@@ -243,14 +244,14 @@ async def test_every_store_tells_the_branch(tmp_path: Path, store: str) -> None:
     path = tmp_path / "session.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     async with opened(tmp_path / "w", store) as manager:
-        await assert_goes_on(await manager.fork_from(path), said, state)
+        await assert_goes_on(await fork_from(manager, path), said, state)
 
 
 async def test_a_window_alone_holds_no_message_of_a_branch_that_was_left(tmp_path: Path) -> None:
     path = tmp_path / "session.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in CLAUDE_EDIT))
     async with opened(tmp_path / "w", "none:") as manager:
-        session = await manager.fork_from(path)
+        session = await fork_from(manager, path)
         assert [message.text for message in session.messages()] == JOKE
         session_id = session.session_id
     async with opened(tmp_path / "w", "none:") as manager:
@@ -261,7 +262,7 @@ async def test_what_an_older_version_imported_wrongly_is_mended_when_it_is_loade
     path = tmp_path / "session.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in STEPS_2_TO_5))
     async with opened(tmp_path / "w") as manager:
-        session_id = (await manager.fork_from(path)).session_id
+        session_id = (await fork_from(manager, path)).session_id
         every = [entry async for entry in manager.read_transcript(session_id) if isinstance(entry, MessageEntry)]
     snapshot = tmp_path / "w" / "sessions" / f"{session_id}.json"
     wrong = replace(
@@ -285,7 +286,7 @@ async def test_the_check_finds_a_window_with_messages_of_a_branch_that_was_left(
     path = tmp_path / "session.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     async with opened(tmp_path / "w") as manager:
-        session_id = (await manager.fork_from(path)).session_id
+        session_id = (await fork_from(manager, path)).session_id
         every = [entry async for entry in manager.read_transcript(session_id) if isinstance(entry, MessageEntry)]
         snapshot = tmp_path / "w" / "sessions" / f"{session_id}.json"
         await manager.flush()
@@ -301,7 +302,7 @@ async def test_what_is_said_next_follows_the_branch(
 ) -> None:
     path, said, _ = case
     async with opened(tmp_path / "w") as manager:
-        session = await manager.fork_from(path)
+        session = await fork_from(manager, path)
         leaf_id = session.leaf_id
         entry = session.entries()[-1]
         branch = [one.id for one in await session.tree.get_branch()]

@@ -9,6 +9,7 @@ import pytest
 
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.files.formats.registry import FORMATS
+from miniclaw_sessions.files.transfer.exporting import export_session
 from miniclaw_sessions.files.transfer.exporting_all import export_all
 from tests.core.persistence.encrypted_homes import Home
 
@@ -23,7 +24,7 @@ async def test_every_session_gets_a_file_of_its_own(tmp_path: Path) -> None:
             await home.say(manager, number)
 
         async def export(session_id: str) -> AsyncGenerator[bytes, None]:
-            async for piece in manager.export(session_id, form):
+            async for piece in export_session(manager, session_id, form):
                 yield piece
 
         ids = [row.session_id for row in await manager.list()]

@@ -22,7 +22,8 @@ from miniclaw_sessions.files.formats.codec import Format
 from miniclaw_sessions.files.formats.openai_chat import to_openai
 from miniclaw_sessions.files.formats.pi import PI
 from miniclaw_sessions.files.formats.registry import WRITABLE, format_named
-from miniclaw_sessions.files.transfer.exporting import export_session
+from miniclaw_sessions.files.transfer.exporting import export_session, pieces_of
+from miniclaw_sessions.files.transfer.importing import fork_from
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +33,7 @@ KEY = SessionKey.of("cli", "1")
 
 
 async def exported(manager: SessionManager, session_id: str, name: str) -> bytes:
-    return b"".join([piece async for piece in manager.export(session_id, format_named(name))])
+    return b"".join([piece async for piece in export_session(manager, session_id, format_named(name))])
 
 
 @pytest.mark.parametrize("form", WRITABLE, ids=lambda form: form.name)
@@ -104,7 +105,7 @@ async def test_no_writer_works_on_the_event_loop(tmp_path: Path, form_of: Callab
         session = await manager.get_or_create("cli", "1")
         await session.add_messages([Message.user(f"{number}") for number in range(100)])
         writer = Recorder()
-        pieces = [piece async for piece in export_session(session, form_of(writer))]
+        pieces = [piece async for piece in pieces_of(session, form_of(writer))]
         assert writer.fed == 100
         assert b"".join(pieces) == b"begin " * 102
         assert threading.get_ident() not in writer.threads
@@ -124,7 +125,7 @@ async def test_an_export_holds_a_small_part_of_a_long_session(tmp_path: Path, fo
             turn = [Message.user("a"), Message.assistant("b" * 16_000)]
             await session.add_messages(turn * 100)
         tracemalloc.start()
-        size = sum([len(piece) async for piece in manager.export(session.session_id, form)])
+        size = sum([len(piece) async for piece in export_session(manager, session.session_id, form)])
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert size > 20 * 100 * 16_000
@@ -133,7 +134,7 @@ async def test_an_export_holds_a_small_part_of_a_long_session(tmp_path: Path, fo
 
 async def test_a_long_branch_is_written_as_a_model_may_be_sent_it(tmp_path: Path) -> None:
     async with SessionManager(tmp_path) as manager:
-        session = await manager.fork_from(LARGE)
+        session = await fork_from(manager, LARGE)
         messages = [message for entry in await session.tree.get_branch() if (message := told(entry)) is not None]
         written = json.loads(await exported(manager, session.session_id, "openai"))
         assert written["messages"] == to_openai(build_context(messages))
@@ -185,14 +186,14 @@ async def test_our_own_format_keeps_where_a_session_came_from(tmp_path: Path) ->
     path = tmp_path / "s.jsonl"
     path.write_text(f"{json.dumps(header)}\n{json.dumps(entry)}\n")
     async with SessionManager(tmp_path / "w") as manager:
-        session = await manager.fork_from(path)
+        session = await fork_from(manager, path)
         as_pi = await exported(manager, session.session_id, "pi")
         assert json.loads(as_pi.split(b"\n")[0]) == header
         ours = tmp_path / "ours.jsonl"
         for number in range(2):  # a copy of a copy is as good
             ours.write_bytes(await exported(manager, session.session_id, "jsonl"))
             source = session.metadata[SOURCE]
-            session = await manager.fork_from(ours, key=SessionKey.of("copy", str(number)))
+            session = await fork_from(manager, ours, key=SessionKey.of("copy", str(number)))
             assert session.metadata[SOURCE] == source
             assert (source["id"], source["parent_session"]) == ("s-9", "/home/ada/s-8.jsonl")
             assert source["header"]["cwd"] == "/home/ada"
@@ -205,7 +206,7 @@ async def test_a_damaged_note_of_where_a_session_came_from_is_kept_as_it_is(tmp_
     path = tmp_path / "s.jsonl"
     path.write_text(json.dumps(header) + "\n")
     async with SessionManager(tmp_path / "w") as manager:
-        session = await manager.fork_from(path)
+        session = await fork_from(manager, path)
         assert session.metadata[SOURCE]["header"]["source"] == ["pi"]
         again = json.loads((await exported(manager, session.session_id, "jsonl")).split(b"\n")[0])
         assert again["source"] == ["pi"]

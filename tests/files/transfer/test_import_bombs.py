@@ -15,6 +15,7 @@ from miniclaw_sessions import SessionManager
 from miniclaw_sessions.core.protocol.encoding import has_more_elements, parse_json
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
 from miniclaw_sessions.files.formats.codec import MAX_ELEMENTS
+from miniclaw_sessions.files.transfer.importing import import_file
 
 BOMB = b"[" + b"{}," * MAX_ELEMENTS + b"{}]"
 
@@ -62,7 +63,7 @@ async def test_a_document_and_a_line_of_too_many_elements_are_not_taken_in(tmp_p
     async with SessionManager(tmp_path / "w", store="memory:") as manager:
         (tmp_path / "document.json").write_bytes(BOMB)
         with pytest.raises(ImportRefused, match=f"more than {MAX_ELEMENTS} elements"):
-            await manager.import_file(tmp_path / "document.json")
+            await import_file(manager, tmp_path / "document.json")
         lines = [
             b'{"type":"session","version":1,"id":"s","timestamp":"2026-01-01T00:00:00Z"}',
             *(
@@ -72,6 +73,6 @@ async def test_a_document_and_a_line_of_too_many_elements_are_not_taken_in(tmp_p
             ),
         ]
         (tmp_path / "lines.jsonl").write_bytes(b"\n".join(lines))
-        report = await manager.import_file(tmp_path / "lines.jsonl")
+        report = await import_file(manager, tmp_path / "lines.jsonl")
         assert (report.messages, report.set_aside) == (2, 1)
         assert [finding.text for finding in report.findings] == [f"the JSON has more than {MAX_ELEMENTS} elements"]

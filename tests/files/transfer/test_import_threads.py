@@ -17,6 +17,7 @@ from miniclaw_sessions.core.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.files.formats import registry
 from miniclaw_sessions.files.formats.codec import Chain, Format, Sample, SessionFacts
+from miniclaw_sessions.files.transfer.importing import import_file, import_stream
 
 pytestmark = pytest.mark.anyio
 
@@ -58,7 +59,7 @@ async def test_nothing_of_a_file_is_looked_at_on_the_event_loop(
     path = tmp_path / "s"
     path.write_text("[1]\n[2]\n" if by_line else json.dumps(list(range(1000))))
     async with SessionManager(tmp_path / "w") as manager:
-        report = await manager.import_file(path, key=KEY)
+        report = await import_file(manager, path, key=KEY)
         assert report.messages == (2 if by_line else 1000)
         assert Recorder.threads
         assert threading.get_ident() not in Recorder.threads
@@ -81,7 +82,7 @@ async def test_an_import_that_is_broken_off_leaves_nothing_and_keeps_what_comes_
         async with anyio.create_task_group() as tasks:
 
             async def bring_in() -> None:
-                await manager.import_stream(slow([lines], reached), name="s", key=KEY)
+                await import_stream(manager, slow([lines], reached), name="s", key=KEY)
 
             tasks.start_soon(bring_in)
             await reached.wait()

@@ -20,6 +20,7 @@ from miniclaw_sessions.core.persistence.recovery import Progress
 from miniclaw_sessions.core.protocol.entries import INCOMPLETE, SOURCE, Custom, Entry, MessageEntry, moves_leaf
 from miniclaw_sessions.core.protocol.messages import ImagePart, TextPart
 from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.session.copying import NOT_STORED
 from miniclaw_sessions.core.stores.copying import BATCH_ENTRIES
 from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.errors import (
@@ -33,7 +34,8 @@ from miniclaw_sessions.errors import (
 )
 from miniclaw_sessions.files.formats.codec import Outcome
 from miniclaw_sessions.files.formats.registry import FORMATS, READABLE, WRITABLE, format_named
-from miniclaw_sessions.files.transfer.importing import NOT_STORED
+from miniclaw_sessions.files.transfer.exporting import export_session
+from miniclaw_sessions.files.transfer.importing import fork_from, import_file, import_stream
 from miniclaw_sessions.testing import FakeClock, FaultyStore
 from tests.files.formats.test_contract import EXAMPLES
 
@@ -77,6 +79,10 @@ def pi_lines(*texts: str, session_id: str = "s1") -> list[str]:
     return [json.dumps(line) for line in lines]
 
 
+async def exported_as(manager: SessionManager, session_id: str, name: str) -> bytes:
+    return b"".join([chunk async for chunk in export_session(manager, session_id, format_named(name))])
+
+
 def written(path: Path, lines: list[str]) -> Path:
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -87,7 +93,7 @@ def written(path: Path, lines: list[str]) -> Path:
 
 async def test_the_large_file_has_the_facts_that_are_known_of_it(tmp_path: Path) -> None:
     async with opened(tmp_path / "w") as manager:
-        report = await manager.import_file(LARGE)
+        report = await import_file(manager, LARGE)
         session = await manager.find(report.session_id)
         transcript = await session.tree.get_transcript()
         messages = [m for m in map(said, transcript.entries) if m is not None]
@@ -110,7 +116,7 @@ async def test_the_large_file_has_the_facts_that_are_known_of_it(tmp_path: Path)
 @pytest.mark.parametrize("stride", [53, pytest.param(1, marks=pytest.mark.proof)])
 async def test_the_context_at_every_entry_of_the_large_file_is_legal(tmp_path: Path, stride: int) -> None:
     async with opened(tmp_path / "w") as manager:
-        session = await manager.fork_from(LARGE)
+        session = await fork_from(manager, LARGE)
         path = await session.tree.get_branch()
         assert len(path) == 1_018
         for place, entry in list(enumerate(path, 1))[::stride]:
@@ -125,31 +131,29 @@ async def test_the_context_at_every_entry_of_the_large_file_is_legal(tmp_path: P
 
 async def test_exporting_the_large_file_and_importing_it_again_gives_the_same_tree(tmp_path: Path) -> None:
     async with opened(tmp_path / "w") as manager:
-        first = await manager.fork_from(LARGE)
+        first = await fork_from(manager, LARGE)
         exported = tmp_path / "exported.jsonl"
-        exported.write_bytes(b"".join([chunk async for chunk in manager.export(first.session_id, format_named("pi"))]))
-        second = await manager.fork_from(exported, key=SessionKey("again", "1"))
+        exported.write_bytes(await exported_as(manager, first.session_id, "pi"))
+        second = await fork_from(manager, exported, key=SessionKey("again", "1"))
         assert await tree_of(second) == await tree_of(first)
         assert second.leaf_id == first.leaf_id
         assert second.total_usage == first.total_usage
-        again = b"".join([chunk async for chunk in manager.export(second.session_id, format_named("pi"))])
+        again = await exported_as(manager, second.session_id, "pi")
         assert again == exported.read_bytes()
 
 
 async def test_a_file_of_pi_comes_out_as_it_went_in(tmp_path: Path) -> None:
     async with opened(tmp_path / "w") as manager:
-        session = await manager.fork_from(RESUMED)
+        session = await fork_from(manager, RESUMED)
         assert session.session_id == "import_019e742e-9d84-7578-90d7-674f47fc7c07"
-        assert (
-            b"".join([c async for c in manager.export(session.session_id, format_named("pi"))]) == RESUMED.read_bytes()
-        )
+        assert await exported_as(manager, session.session_id, "pi") == RESUMED.read_bytes()
 
 
 async def test_an_event_stream_is_refused_with_the_reason_and_leaves_nothing(tmp_path: Path) -> None:
     before = EVENTS.read_bytes()
     async with opened(tmp_path / "w") as manager:
         with pytest.raises(ImportRefused, match="event stream"):
-            await manager.import_file(EVENTS)
+            await import_file(manager, EVENTS)
         assert await manager.list() == []
         assert (await manager.check()).sessions == 0
     assert EVENTS.read_bytes() == before
@@ -161,8 +165,8 @@ async def test_an_event_stream_is_refused_with_the_reason_and_leaves_nothing(tmp
 async def test_a_session_is_named_by_its_file_unless_somebody_else_does(tmp_path: Path) -> None:
     file = written(tmp_path / "chat.jsonl", pi_lines("hello"))
     async with opened(tmp_path / "w") as manager:
-        assert (await manager.import_file(file)).session_id == "import_s1"
-        assert (await manager.import_file(file, key=SessionKey("telegram", "7"))).session_id == "telegram_7"
+        assert (await import_file(manager, file)).session_id == "import_s1"
+        assert (await import_file(manager, file, key=SessionKey("telegram", "7"))).session_id == "telegram_7"
 
 
 async def test_an_existing_session_is_never_imported_over(tmp_path: Path) -> None:
@@ -170,7 +174,7 @@ async def test_an_existing_session_is_never_imported_over(tmp_path: Path) -> Non
     async with opened(tmp_path / "w") as manager:
         await (await manager.get_or_create("telegram", "7")).add_message(Message.user("mine"))
         with pytest.raises(SessionExists, match="telegram_7"):
-            await manager.import_file(file, key=SessionKey("telegram", "7"))
+            await import_file(manager, file, key=SessionKey("telegram", "7"))
         assert [message.text for message in (await manager.find("telegram_7")).messages()] == ["mine"]
 
 
@@ -178,7 +182,7 @@ async def test_an_imported_session_is_young_however_old_its_messages_are(tmp_pat
     file = written(tmp_path / "chat.jsonl", pi_lines("hello"))
     clock = FakeClock(start=datetime(2026, 6, 1, tzinfo=UTC))
     async with SessionManager(tmp_path / "w", clock=clock) as manager:
-        session = await manager.fork_from(file)
+        session = await fork_from(manager, file)
         assert session.last_accessed == clock.now()
         assert session.created_at == datetime(2026, 1, 1, tzinfo=UTC)
         await manager.sweep()
@@ -188,13 +192,13 @@ async def test_an_imported_session_is_young_however_old_its_messages_are(tmp_pat
 async def test_what_the_header_says_is_kept_beside_the_session(tmp_path: Path) -> None:
     file = written(tmp_path / "chat.jsonl", pi_lines("hello"))
     async with opened(tmp_path / "w") as manager:
-        session = await manager.fork_from(file)
+        session = await fork_from(manager, file)
         assert session.metadata[SOURCE] == {"format": "pi", "id": "s1", "header": {"cwd": "/"}}
 
 
 async def test_an_imported_conversation_goes_on(tmp_path: Path) -> None:
     async with opened(tmp_path / "w") as manager:
-        session = await manager.fork_from(RESUMED)
+        session = await fork_from(manager, RESUMED)
         leaf = session.leaf_id
         entry = await session.add_message(Message.user("and now?"))
         assert entry.parent_id == leaf
@@ -241,11 +245,11 @@ async def test_what_is_no_session_is_refused_untouched_whatever_it_is_said_to_be
     file.write_bytes(content)
     async with opened(tmp_path / "w", "memory:") as manager:
         with pytest.raises(ImportRefused):
-            await manager.import_file(file)
+            await import_file(manager, file)
         assert await manager.list() == []
         for form in READABLE:
             with suppress(ImportRefused):  # or as much of it as is in that format
-                report = await manager.import_file(file, form=form)
+                report = await import_file(manager, file, form=form)
                 assert report.set_aside + report.repaired + report.entries > 0, form.name
                 assert await manager.delete(report.session_id)
         assert (await manager.check()).entries == 0
@@ -257,7 +261,7 @@ async def test_a_path_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     async with opened(tmp_path / "w") as manager:
         for path in (tmp_path / "missing", tmp_path, tmp_path / "pipe", Path("/dev/zero")):
             with pytest.raises(ImportRefused, match=str(path)):
-                await manager.import_file(path)
+                await import_file(manager, path)
 
 
 async def test_a_damaged_line_costs_itself_only(tmp_path: Path) -> None:
@@ -266,7 +270,7 @@ async def test_a_damaged_line_costs_itself_only(tmp_path: Path) -> None:
     file = tmp_path / "chat.jsonl"
     file.write_text("\n".join(lines))
     async with opened(tmp_path / "w") as manager:
-        report = await manager.import_file(file)
+        report = await import_file(manager, file)
         assert (report.messages, report.set_aside) == (8, 1)
         assert any(finding.line == 5 for finding in report.findings)
         assert all(finding.raw == b"" for finding in report.findings)
@@ -277,7 +281,7 @@ async def test_a_damaged_line_costs_itself_only(tmp_path: Path) -> None:
 async def test_a_message_that_is_too_large_leaves_its_place_in_the_tree(tmp_path: Path) -> None:
     file = written(tmp_path / "chat.jsonl", pi_lines("small", "x" * 5000, "after"))
     async with opened(tmp_path / "w", settings=SessionSettings(max_message_bytes=2048)) as manager:
-        report = await manager.import_file(file)
+        report = await import_file(manager, file)
         session = await manager.find(report.session_id)
         assert report.set_aside == 1
         assert [message.text for message in session.messages()] == ["small", "after"]
@@ -289,7 +293,7 @@ async def test_a_message_that_is_too_large_leaves_its_place_in_the_tree(tmp_path
 
 async def test_a_dry_run_reports_and_stores_nothing(tmp_path: Path) -> None:
     async with opened(tmp_path / "w") as manager:
-        report = await manager.import_file(LARGE, dry_run=True)
+        report = await import_file(manager, LARGE, dry_run=True)
         assert (report.entries, report.messages, report.dry_run) == (1_018, 914, True)
         assert await manager.list() == []
 
@@ -297,7 +301,7 @@ async def test_a_dry_run_reports_and_stores_nothing(tmp_path: Path) -> None:
 async def test_progress_is_told_in_bytes(tmp_path: Path) -> None:
     told: list[Progress] = []
     async with opened(tmp_path / "w") as manager:
-        await manager.import_file(LARGE, on_progress=told.append)
+        await import_file(manager, LARGE, on_progress=told.append)
     size = LARGE.stat().st_size
     assert told[-1] == Progress("importing", size, size)
     assert [one.done for one in told] == sorted(one.done for one in told)
@@ -307,10 +311,10 @@ async def test_a_format_that_is_named_is_believed(tmp_path: Path) -> None:
     file = tmp_path / "one.jsonl"
     file.write_text('[{"role": "user", "content": "hello"}]')
     async with opened(tmp_path / "w") as manager:
-        report = await manager.import_file(file, form=format_named("openai"), key=SessionKey("a", "1"))
+        report = await import_file(manager, file, form=format_named("openai"), key=SessionKey("a", "1"))
         assert report.format == "openai"
         with pytest.raises(ImportRefused, match="only written"):
-            await manager.import_file(file, form=format_named("html"))
+            await import_file(manager, file, form=format_named("html"))
 
 
 CHAT = b'{"messages": [{"role": "user", "content": "hello"}]}'
@@ -332,7 +336,7 @@ async def test_a_format_that_is_named_wrongly_is_refused_with_what_the_file_look
     async with opened(tmp_path / "w") as manager:
         for dry_run in (True, False):
             with pytest.raises(ImportRefused, match=f"(?i){wrong}.*looks like .*{right}"):
-                await manager.import_file(file, form=format_named(wrong), dry_run=dry_run)
+                await import_file(manager, file, form=format_named(wrong), dry_run=dry_run)
         assert await manager.list() == []
         assert (await manager.check()).entries == 0
 
@@ -349,7 +353,7 @@ async def test_nobody_sees_a_session_before_it_is_complete(tmp_path: Path) -> No
                 seen.append(len(await manager.list()))
                 yield line.encode() + b"\n"
 
-        await manager.import_stream(chunks(), name="upload")
+        await import_stream(manager, chunks(), name="upload")
         assert set(seen) == {0}
         assert len(await manager.list()) == 1
 
@@ -373,7 +377,7 @@ async def check_pieces(workspace: Path, data: bytes, form: str, sizes: tuple[int
                 for start in range(0, len(data), size):
                     yield data[start : start + size]
 
-            report = await manager.import_stream(chunks(), name="upload", key=SessionKey("import", str(size)))
+            report = await import_stream(manager, chunks(), name="upload", key=SessionKey("import", str(size)))
             assert (report.format, report.set_aside, report.bytes_read) == (form, 0, len(data))
             tree = await tree_of(await manager.find(report.session_id))
             trees.append([entry for entry in tree if entry[2] == "MessageEntry"])  # the title is the import's own
@@ -388,7 +392,7 @@ async def test_a_stream_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
 
     async with opened(tmp_path / "w") as manager:
         with pytest.raises(ConnectionError):
-            await manager.import_stream(chunks(), name="upload")
+            await import_stream(manager, chunks(), name="upload")
         assert await manager.list() == []
         assert (await manager.check()).entries == 0
         with pytest.raises(SessionNotFound):
@@ -405,7 +409,7 @@ async def test_a_store_that_fills_up_leaves_nothing_and_the_next_start_tidies(tm
             store.fail(StoreFull("the disk is full"))
 
         with pytest.raises(StoreFull):
-            await manager.import_file(file, on_progress=fill)
+            await import_file(manager, file, on_progress=fill)
         assert await manager.list() == []
         store.heal()
     async with opened(tmp_path / "w", store) as manager:
@@ -445,8 +449,8 @@ async def test_a_session_written_in_any_format_is_recognized_and_says_the_same(t
     async with opened(tmp_path / "w") as manager:
         session = await talked(manager)
         file = tmp_path / f"exported-{name}"
-        file.write_bytes(b"".join([c async for c in manager.export(session.session_id, format_named(name))]))
-        report = await manager.import_file(file, key=SessionKey("again", "1"))
+        file.write_bytes(await exported_as(manager, session.session_id, name))
+        report = await import_file(manager, file, key=SessionKey("again", "1"))
         again = await manager.find("again_1")
         assert report.format == name
         assert (report.repaired, report.set_aside) == (0, 0)
@@ -466,8 +470,8 @@ async def test_our_own_format_loses_nothing(tmp_path: Path) -> None:
         await session.add_message(Message.user("again"), idempotency_key="k1")
         session.update(title="Weather", tag="x")
         file = tmp_path / "exported.jsonl"
-        file.write_bytes(b"".join([c async for c in manager.export(session.session_id, format_named("jsonl"))]))
-        again = await manager.fork_from(file, key=SessionKey("again", "1"))
+        file.write_bytes(await exported_as(manager, session.session_id, "jsonl"))
+        again = await fork_from(manager, file, key=SessionKey("again", "1"))
         assert await tree_of(again) == await tree_of(session)
         assert again.leaf_id == session.leaf_id
         assert again.messages() == session.messages()
@@ -482,7 +486,7 @@ async def test_what_a_failing_store_left_of_an_import_never_comes_back(tmp_path:
     file = written(tmp_path / "chat.jsonl", pi_lines(*(f"m{number}" for number in range(3 * BATCH_ENTRIES))))
     async with opened(tmp_path / "w", store) as manager:
         with pytest.raises(StoreFull):
-            await manager.import_file(file, on_progress=lambda _: store.fail(StoreFull("the disk is full")))
+            await import_file(manager, file, on_progress=lambda _: store.fail(StoreFull("the disk is full")))
         with pytest.raises(StoreUnavailable, match="interrupted import"):
             await manager.get_or_create("import", "s1")  # it cannot be made over what may still be there
         store.heal()
@@ -507,7 +511,7 @@ async def test_messages_without_a_time_get_their_entry_s_and_stay_sound(tmp_path
     file = tmp_path / "chat.json"
     file.write_text('[{"role":"user","content":"hi"},{"role":"assistant","content":"hello","refusal":null}]')
     async with opened(tmp_path / "w") as manager:
-        session = await manager.fork_from(file)
+        session = await fork_from(manager, file)
         assert all(message.timestamp is not None for message in session.messages())
         before = session.messages()
     async with opened(tmp_path / "w") as manager:
@@ -517,10 +521,10 @@ async def test_messages_without_a_time_get_their_entry_s_and_stay_sound(tmp_path
 
 async def test_a_dry_run_refuses_what_an_import_would(tmp_path: Path) -> None:
     async with opened(tmp_path / "w") as manager:
-        await manager.import_file(RESUMED, dry_run=True)
-        await manager.import_file(RESUMED)
+        await import_file(manager, RESUMED, dry_run=True)
+        await import_file(manager, RESUMED)
         with pytest.raises(SessionExists):
-            await manager.import_file(RESUMED, dry_run=True)
+            await import_file(manager, RESUMED, dry_run=True)
 
 
 @pytest.mark.parametrize("size", [300_000, 900_000])
@@ -535,7 +539,7 @@ async def test_a_long_first_line_is_recognized_in_pieces_of_any_size(tmp_path: P
             yield data[start : start + 65_536]
 
     async with opened(tmp_path / "w") as manager:
-        assert (await manager.import_stream(chunks(), name="upload")).format == "pi"
+        assert (await import_stream(manager, chunks(), name="upload")).format == "pi"
 
 
 async def test_large_entries_of_any_kind_are_stored_in_small_batches(tmp_path: Path) -> None:
@@ -544,8 +548,8 @@ async def test_large_entries_of_any_kind_are_stored_in_small_batches(tmp_path: P
         for _ in range(12):
             await session.tree.append_custom_entry("large", {"text": "x" * 700_000})
         file = tmp_path / "exported.jsonl"
-        file.write_bytes(b"".join([c async for c in manager.export(session.session_id, format_named("jsonl"))]))
-        report = await manager.import_file(file, key=SessionKey("again", "1"))
+        file.write_bytes(await exported_as(manager, session.session_id, "jsonl"))
+        report = await import_file(manager, file, key=SessionKey("again", "1"))
         assert (report.entries, report.set_aside) == (12, 0)
 
 
@@ -565,7 +569,7 @@ def branched_lines() -> list[str]:
 async def test_without_a_transcript_the_newest_of_the_current_branch_is_kept_whatever_was_left(tmp_path: Path) -> None:
     file = written(tmp_path / "s.jsonl", branched_lines())
     async with opened(tmp_path / "w", "none:") as manager:
-        report = await manager.import_file(file)
+        report = await import_file(manager, file)
         session = await manager.find(report.session_id)
         assert [message.text for message in session.messages()] == ["a", "b", "c", "d"]
         assert [(one.outcome, one.text) for one in report.findings] == [
@@ -579,7 +583,7 @@ async def test_without_a_transcript_the_newest_of_the_current_branch_is_kept_wha
 async def test_without_a_transcript_what_does_not_fit_is_told(tmp_path: Path) -> None:
     file = written(tmp_path / "s.jsonl", pi_lines(*(str(number) for number in range(60))))
     async with opened(tmp_path / "w", "none:") as manager:
-        report = await manager.import_file(file)
+        report = await import_file(manager, file)
         session = await manager.find(report.session_id)
         assert [message.text for message in session.messages()] == [str(number) for number in range(10, 60)]
         assert [one.text.split(" messages")[0] for one in report.findings] == ["50 of 60"]
@@ -595,7 +599,7 @@ async def test_without_a_transcript_a_model_is_told_the_same_of_every_format(tmp
             async def chunks() -> AsyncIterator[bytes]:
                 yield b"\n".join(example.lines)
 
-            report = await manager.import_stream(chunks(), name="upload", form=example.form)
+            report = await import_stream(manager, chunks(), name="upload", form=example.form)
             session = await manager.find(report.session_id)
             context = await session.get_context()
             metadata = {key: value for key, value in session.metadata.items() if key != SOURCE}
@@ -624,9 +628,9 @@ async def test_a_file_ends_no_legal_hold_and_has_no_session_removed(tmp_path: Pa
         yield b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
     async with opened(tmp_path) as manager:
-        made = await manager.import_stream(chunks(whole), name="abc")
+        made = await import_stream(manager, chunks(whole), name="abc")
         await manager.hold(made.session_id, "case 7")
-        report = await manager.import_stream(chunks(part), name="abc", update=True)
+        report = await import_stream(manager, chunks(part), name="abc", update=True)
         assert (report.entries, report.set_aside) == (1, 1)
         session = await manager.find(made.session_id)
         assert session.journal.legal_hold == "case 7"

@@ -15,7 +15,9 @@ from miniclaw_sessions.errors import ImportRefused
 from miniclaw_sessions.files.formats.codec import Format
 from miniclaw_sessions.files.formats.entry_line import ENTRY_LINE
 from miniclaw_sessions.files.formats.registry import READABLE, WRITABLE
-from miniclaw_sessions.files.transfer.importing import ImportReport
+from miniclaw_sessions.files.transfer.exporting import export_session
+from miniclaw_sessions.files.transfer.importing import import_stream
+from miniclaw_sessions.files.transfer.incoming import ImportReport
 from tests.fuzz.reader import SECRET, Reader, refused
 from tests.fuzz.seeds import foreign_files
 
@@ -73,7 +75,7 @@ class ImportReader(Reader):
             for start in range(0, len(data), piece):
                 yield data[start : start + piece]
 
-        return await self._manager.import_stream(pieces(), name="case", form=form, key=key)
+        return await import_stream(self._manager, pieces(), name="case", form=form, key=key)
 
     async def _export(self, session_id: str, form: Format) -> bytes:
-        return b"".join([chunk async for chunk in self._manager.export(session_id, form)])
+        return b"".join([chunk async for chunk in export_session(self._manager, session_id, form)])

@@ -17,9 +17,6 @@ import pytest
 
 from miniclaw_sessions.config import RetentionSettings, SessionSettings
 from miniclaw_sessions.core.manager import SessionManager, database_lists, open_readonly
-from miniclaw_sessions.core.manager.bounded import BoundedSessions
-from miniclaw_sessions.core.manager.forgetting import Meant, Which, as_seen, forget, meant
-from miniclaw_sessions.core.manager.person import person_archive
 from miniclaw_sessions.core.protocol.entries import LEGAL_HOLD, SUSPENDED
 from miniclaw_sessions.core.protocol.keys import KeyBounds
 from miniclaw_sessions.core.protocol.messages import Message
@@ -27,6 +24,10 @@ from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import InvalidSearch, NotPermitted, SessionHeld, SessionNotFound, StoreUnavailable
 from miniclaw_sessions.files.formats.registry import format_named
 from miniclaw_sessions.files.transfer import backup
+from miniclaw_sessions.files.transfer.forgetting import Meant, Which, as_seen, forget, meant
+from miniclaw_sessions.files.transfer.importing import import_stream
+from miniclaw_sessions.files.transfer.person import person_archive
+from miniclaw_sessions.service.api.bounded import BoundedSessions
 from miniclaw_sessions.testing import FakeClock
 from tests.postgresql import PostgreSQLServer
 
@@ -498,8 +499,8 @@ async def test_everything_about_a_person_is_one_archive_that_can_be_read_and_tak
         async def whole() -> AsyncIterator[bytes]:
             yield made.read("sessions/web_1.jsonl")
 
-        report = await manager.import_stream(
-            whole(), name="again", key=(await manager.get_or_create("x", "y")).key._replace(chat_id="z")
+        report = await import_stream(
+            manager, whole(), name="again", key=(await manager.get_or_create("x", "y")).key._replace(chat_id="z")
         )
         again = await manager.find(report.session_id)
         assert [message.text for message in again.messages()] == [f"{WORDS} <b>"]
@@ -521,7 +522,7 @@ async def test_no_date_keeps_a_session_for_ever_or_breaks_a_persons_archive(
             async def file(lines: Any = lines) -> AsyncIterator[bytes]:
                 yield "\n".join(map(json.dumps, lines)).encode()
 
-            report = await manager.import_stream(file(), name=year)
+            report = await import_stream(manager, file(), name=year)
             assert (await manager.find(report.session_id)).last_accessed <= manager.clock.now()
         chosen = [
             msgspec.structs.replace(one, last_used=one.last_used.replace(year=year))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import AsyncGenerator, AsyncIterator
+from datetime import datetime
 from html import escape
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from urllib.parse import quote
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
@@ -17,12 +18,11 @@ from anyio import to_thread
 
 from miniclaw_sessions.core.persistence.archive import Archive
 from miniclaw_sessions.errors import SessionNotFound
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from miniclaw_sessions.core.manager.forgetting import Meant
-    from miniclaw_sessions.files.formats.codec import Format
+from miniclaw_sessions.files.formats.codec import Format
+from miniclaw_sessions.files.formats.entry_line import ENTRY_LINE
+from miniclaw_sessions.files.formats.html import HTML
+from miniclaw_sessions.files.transfer.exporting import Sessions, export_session
+from miniclaw_sessions.files.transfer.forgetting import Meant
 
 PIECE_BYTES = 65_536
 
@@ -33,16 +33,12 @@ table{{border-collapse:collapse}}td,th{{padding:.3em .8em;text-align:left;border
 part in it.</p><table><tr><th>Session<th>Title<th>Last used<th>Messages of this person<th>Entries<th>Files"""
 
 
-class Exporting(Protocol):
-    """What has the sessions."""
+class Archived(Sessions, Protocol):
+    """Where sessions are found, those that have expired included."""
 
     @property
     def archive(self) -> Archive:
         """What has expired."""
-        ...
-
-    def export(self, session_id: str, form: Format) -> AsyncIterator[bytes]:
-        """A session in a format, piece by piece."""
         ...
 
 
@@ -68,16 +64,13 @@ class _Taken(io.RawIOBase):
         return taken
 
 
-async def person_archive(sessions: Exporting, user: str, found: list[Meant]) -> AsyncGenerator[bytes, None]:
+async def person_archive(sessions: Archived, user: str, found: list[Meant]) -> AsyncGenerator[bytes, None]:
     """A ZIP archive of the sessions that were found of a person, piece by piece.
 
     Raises:
         StoreUnavailable: a session cannot be read.
         WrongKey, DamagedSeal: an archived file does not open.
     """
-    from miniclaw_sessions.files.formats.entry_line import ENTRY_LINE  # noqa: PLC0415 - nothing else in this room writes
-    from miniclaw_sessions.files.formats.html import HTML  # noqa: PLC0415 - same
-
     taken = _Taken()
     with ZipFile(taken, "w", ZIP_DEFLATED) as made:
         made.writestr("index.html", _index(user, found))
@@ -86,7 +79,7 @@ async def person_archive(sessions: Exporting, user: str, found: list[Meant]) -> 
             contents = (
                 [(f"archive/{one.archived}", sessions.archive.read(one.archived))]
                 if one.archived is not None
-                else [(_name(one, form), sessions.export(one.session_id, form)) for form in (HTML, ENTRY_LINE)]
+                else [(_name(one, form), export_session(sessions, one.session_id, form)) for form in (HTML, ENTRY_LINE)]
             )
             for name, pieces in contents:
                 entry = ZipInfo(name, _zip_time(one.last_used))

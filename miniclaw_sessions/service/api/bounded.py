@@ -6,11 +6,11 @@ cannot be asked of it by mistake.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -28,9 +28,6 @@ from miniclaw_sessions.core.session import Journal, Session
 from miniclaw_sessions.core.stores.base import Store
 from miniclaw_sessions.core.stores.shared import ListPosition
 from miniclaw_sessions.errors import InvalidKey, NotArchived, NotPermitted, SessionNotFound
-
-if TYPE_CHECKING:
-    from miniclaw_sessions.files.transfer.importing import ImportReport
 
 
 @dataclass(frozen=True)
@@ -79,9 +76,10 @@ class BoundedSessions(SessionReader):
         journal = await self._manager._journal(session_id)  # noqa: SLF001 - as one reader of another
         return journal if journal is not None and self._bounds.covers(journal.key) else None
 
-    async def _missing(self, session_id: str) -> SessionNotFound:
+    async def missing(self, session_id: str) -> SessionNotFound:
+        """`SessionManager.missing`; of a session out of bounds it is not said that it has expired."""
         if self._owns(session_id):
-            return await self._manager._missing(session_id)  # noqa: SLF001 - same
+            return await self._manager.missing(session_id)
         return SessionNotFound(session_id)
 
     def _owns(self, session_id: str) -> bool:
@@ -158,14 +156,6 @@ class BoundedSessions(SessionReader):
         """
         self._permit(SessionKey.of(channel, chat_id))
         return await self._manager.get_or_create(channel, chat_id, **given)
-
-    async def import_stream(self, chunks: AsyncIterator[bytes], **given: Any) -> ImportReport:
-        """`SessionManager.import_stream`.
-
-        Raises:
-            NotPermitted: the session that the file names, or that was named, must not be made here.
-        """
-        return await self._manager.import_stream(chunks, **given, check=self._permit)
 
     async def restore(self, session_id: str) -> Session:
         """`SessionManager.restore`; a session whose id is shortened is not found in the archive."""

@@ -15,7 +15,6 @@ import msgspec
 from anyio import to_thread
 
 from miniclaw_sessions.core.manager.manager import SessionManager
-from miniclaw_sessions.core.manager.source_file import source_file
 from miniclaw_sessions.core.persistence.snapshots import SUFFIX
 from miniclaw_sessions.core.protocol.keys import NAMED, SessionKey
 from miniclaw_sessions.core.protocol.messages import Message
@@ -23,6 +22,8 @@ from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.copying import PARENT_SESSION
 from miniclaw_sessions.core.session.documents import DiveSession, GoSession
 from miniclaw_sessions.errors import InvalidKey, SessionNotFound, StoreCorrupt
+from miniclaw_sessions.files.transfer.importing import fork_from, import_stream
+from miniclaw_sessions.files.transfer.source_file import source_file
 from miniclaw_sessions.statistics import SessionSummary
 
 _OWN = ("sessions", "transcripts")
@@ -123,7 +124,7 @@ class GoManager(_Documents):
         known = await self._own(Path(path))
         if known is None:
             async with source_file(path) as file:
-                report = await self.manager.import_stream(file.chunks, name=file.name, size=file.size, update=True)
+                report = await import_stream(self.manager, file.chunks, name=file.name, size=file.size, update=True)
             known = await self.manager.find(report.session_id)
         return GoSession(await self.manager.get_or_create(*known.key))
 
@@ -140,8 +141,8 @@ class GoManager(_Documents):
         return GoSession(await self.manager.continue_recent())
 
     async def fork_from(self, path: str | Path) -> GoSession:
-        """A new session made of a file's history; see `SessionManager.fork_from` for what it raises."""
-        return GoSession(await self.manager.fork_from(path))
+        """A new session made of a file's history; see `import_file` for what it raises."""
+        return GoSession(await fork_from(self.manager, path))
 
 
 class MiniclawManager(_Documents):
