@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from miniclaw_sessions import Message, SessionManager, SessionSettings
-from miniclaw_sessions.core.manager import documents as of_managers
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session import documents as of_sessions
 from miniclaw_sessions.core.session.documents import DiveSession
 from miniclaw_sessions.errors import SessionNotFound
+from miniclaw_sessions.files.transfer import documents as of_managers
 from miniclaw_sessions.files.transfer.documents import DiveStore, GoManager, MiniclawManager
 from miniclaw_sessions.testing import FakeClock
 from tests.core.session.bench import texts_of
