@@ -1,4 +1,4 @@
-"""Bringing an expired session back from the archive: whole, under its old key, whatever of its file is damaged."""
+"""Bringing an expired session back from the archive, under its old key, with all that is sound in its file."""
 
 from __future__ import annotations
 

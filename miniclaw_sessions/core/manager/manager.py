@@ -470,7 +470,7 @@ class SessionManager(SessionKeeper, SessionFollower):
         return choice.partition(":")[0] if isinstance(choice, str) else type(choice).__name__
 
     def on_progress(self, progress: Progress) -> None:
-        """Something advanced: whoever watches is called, and `close` waits for longer."""
+        """Report progress to the watcher that was given, and let `close` wait longer. Never raises."""
         if self._patience is not None:
             self._patience.deadline = anyio.current_time() + self.settings.shutdown_timeout_s
         try:

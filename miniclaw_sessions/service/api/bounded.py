@@ -77,7 +77,7 @@ class BoundedSessions(SessionReader):
         return journal if journal is not None and self._bounds.covers(journal.key) else None
 
     async def missing(self, session_id: str) -> SessionNotFound:
-        """`SessionManager.missing`; of a session out of bounds it is not said that it has expired."""
+        """`SessionManager.missing`; a session out of bounds is never called expired."""
         if self._owns(session_id):
             return await self._manager.missing(session_id)
         return SessionNotFound(session_id)
