@@ -15,14 +15,14 @@ if TYPE_CHECKING:  # the same names as in _MODULES below, for editors and type c
     from miniclaw_sessions.agent.agent import Agent as Agent
     from miniclaw_sessions.agent.orchestration import AgentSession as AgentSession
     from miniclaw_sessions.agent.tools import Tool as Tool
+    from miniclaw_sessions.config import MAX_MESSAGES as MAX_MESSAGES
+    from miniclaw_sessions.config import PERSISTENCE_INTERVAL_SECS as PERSISTENCE_INTERVAL_SECS
     from miniclaw_sessions.config import SessionSettings as SessionSettings
     from miniclaw_sessions.core.history.branch import Branch as Branch
     from miniclaw_sessions.core.history.context import build_context as build_context
     from miniclaw_sessions.core.history.transcript import TreeNode as TreeNode
-    from miniclaw_sessions.core.history.window import MAX_MESSAGES as MAX_MESSAGES
     from miniclaw_sessions.core.manager import SessionManager as SessionManager
     from miniclaw_sessions.core.persistence.checking import CheckReport as CheckReport
-    from miniclaw_sessions.core.persistence.flusher import PERSISTENCE_INTERVAL_SECS as PERSISTENCE_INTERVAL_SECS
     from miniclaw_sessions.core.protocol.entries import BranchSummary as BranchSummary
     from miniclaw_sessions.core.protocol.entries import Compaction as Compaction
     from miniclaw_sessions.core.protocol.entries import Custom as Custom
@@ -118,9 +118,9 @@ _MODULES = {
     **dict.fromkeys(("TurnInProgress", "NothingToResume", "ImportRefused"), "errors"),
     **dict.fromkeys(("StoreError", "StoreUnavailable", "StoreFull", "StoreConflict", "StoreCorrupt"), "errors"),
     **dict.fromkeys(("AgentError", "ModelError", "ContextOverflow", "IterationLimit"), "errors"),
-    # the numbers of document 004
-    "MAX_MESSAGES": "core.history.window",
-    "PERSISTENCE_INTERVAL_SECS": "core.persistence.flusher",
+    # the defaults of window and flush
+    "MAX_MESSAGES": "config",
+    "PERSISTENCE_INTERVAL_SECS": "config",
 }
 
 __all__ = ["__version__", *_MODULES]  # noqa: PLE0604 - the table's keys are text

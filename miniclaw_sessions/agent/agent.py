@@ -49,7 +49,7 @@ from miniclaw_sessions.agent.provider import Provider, TextDelta
 from miniclaw_sessions.agent.tool_runner import SuspendTurn, Tell, ToolRunner
 from miniclaw_sessions.agent.tools import Content, Tool
 from miniclaw_sessions.clock import Clock, SystemClock
-from miniclaw_sessions.core.history.window import MAX_MESSAGES
+from miniclaw_sessions.config import MAX_MESSAGES
 from miniclaw_sessions.core.persistence.own_task import HeldOpen
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session.turn import Opening

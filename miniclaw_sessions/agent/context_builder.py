@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from miniclaw_sessions.agent.newest_branch import NewestBranch
+from miniclaw_sessions.config import MAX_MESSAGES
 from miniclaw_sessions.core.history.branch import summary_messages, told
 from miniclaw_sessions.core.history.compaction import TokenCounter, count_by_characters
 from miniclaw_sessions.core.history.context import build_context
-from miniclaw_sessions.core.history.window import MAX_MESSAGES
 from miniclaw_sessions.core.protocol.entries import Entry
 from miniclaw_sessions.core.protocol.messages import Message, Role
 from miniclaw_sessions.core.session.turn import Turn

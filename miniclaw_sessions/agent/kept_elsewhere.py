@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from miniclaw_sessions.agent.events import TurnEnd
-from miniclaw_sessions.core.history.window import MAX_MESSAGES
+from miniclaw_sessions.config import MAX_MESSAGES
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.given import as_message
 from miniclaw_sessions.core.protocol.messages import Message, Usage

@@ -14,6 +14,9 @@ from miniclaw_sessions.config.loading import (
     variable_of,
 )
 from miniclaw_sessions.config.settings import (
+    DEFAULT_WORKSPACE,
+    MAX_MESSAGES,
+    PERSISTENCE_INTERVAL_SECS,
     PLUGINS,
     BudgetSettings,
     ChannelSettings,
@@ -38,6 +41,9 @@ from miniclaw_sessions.config.settings import (
 )
 
 __all__ = [
+    "DEFAULT_WORKSPACE",
+    "MAX_MESSAGES",
+    "PERSISTENCE_INTERVAL_SECS",
     "PLUGINS",
     "BudgetSettings",
     "ChannelSettings",

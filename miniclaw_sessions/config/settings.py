@@ -14,6 +14,15 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+DEFAULT_WORKSPACE = Path("~/.miniclaw/workspace")
+"""Where a workspace is unless another one is named."""
+
+MAX_MESSAGES = 50
+"""How many messages a window holds by default; the default of `sessions.window`."""
+
+PERSISTENCE_INTERVAL_SECS = 30.0
+"""Seconds between two flushes by default; the default of `sessions.flush_interval_s`."""
+
 _LONGEST_S = 10 * 365 * 86_400.0  # keeps infinity and typing errors out of every timer
 _LARGEST_BYTES = 2**50
 
@@ -109,8 +118,8 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     store: Annotated[str, msgspec.Meta(min_length=1)] = "sqlite:"
-    window: Annotated[int, msgspec.Meta(ge=2, le=100_000)] = 50
-    flush_interval_s: Seconds = 30.0
+    window: Annotated[int, msgspec.Meta(ge=2, le=100_000)] = MAX_MESSAGES
+    flush_interval_s: Seconds = PERSISTENCE_INTERVAL_SECS
     ttl_days: Days = 30.0
     sweep_interval_s: Seconds = 86_400.0
     archive_expired: bool = True

@@ -16,13 +16,11 @@ from typing import overload
 
 import msgspec
 
+from miniclaw_sessions.config import MAX_MESSAGES
 from miniclaw_sessions.core.history.pairing import answered_ids, pair
 from miniclaw_sessions.core.protocol.encoding import decode_message, encode_message, message_within
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message, Role
-
-MAX_MESSAGES = 50
-"""How many messages a window holds unless told otherwise (document 004); a manager's sessions: `sessions.window`."""
 
 MOST_AT_ONCE = 24
 """A unit of more messages leaves call by call, or one turn with many calls would leave the window nearly empty."""

@@ -1,6 +1,5 @@
 """The sessions of one directory: `manager` is used, `registry` and its `cache` keep them, `expiry` lets them go."""
 
-from miniclaw_sessions.core.manager.manager import DEFAULT_WORKSPACE as DEFAULT_WORKSPACE
 from miniclaw_sessions.core.manager.manager import SessionManager as SessionManager
 from miniclaw_sessions.core.manager.reader import summarize as summarize
 from miniclaw_sessions.core.manager.readonly import ReadOnlySessions as ReadOnlySessions

@@ -29,7 +29,7 @@ import anyio
 import msgspec
 
 from miniclaw_sessions.clock import Clock, SystemClock
-from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.config import DEFAULT_WORKSPACE, SessionSettings
 from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.manager.archived import restore, restore_if_archived
 from miniclaw_sessions.core.manager.background import Background
@@ -68,8 +68,6 @@ from miniclaw_sessions.errors import (
 )
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.statistics import Health, ManagerStatistics, Saved
-
-DEFAULT_WORKSPACE = Path("~/.miniclaw/workspace")
 
 FEW_RECENT = 10
 """So many sessions are asked for at a time by who wants the one used last; it may just have been deleted."""

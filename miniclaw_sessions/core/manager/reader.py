@@ -16,9 +16,9 @@ from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.clock import Clock
-from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.config import MAX_MESSAGES, SessionSettings
 from miniclaw_sessions.core.history.search import Found, Search, SearchPage
-from miniclaw_sessions.core.history.window import MAX_MESSAGES, Window
+from miniclaw_sessions.core.history.window import Window
 from miniclaw_sessions.core.manager.cache import Listing, moment_of
 from miniclaw_sessions.core.manager.usage import By, UsageSums
 from miniclaw_sessions.core.protocol.entries import Entry, MessageEntry

@@ -23,9 +23,6 @@ from miniclaw_sessions.disk import is_no_space
 from miniclaw_sessions.errors import StoreFull, StoreUnavailable, named
 from miniclaw_sessions.log import get_logger
 
-PERSISTENCE_INTERVAL_SECS = 30.0
-"""Seconds between two flushes unless told otherwise (document 004)."""
-
 LISTED = 20
 """At most this many files that could not be written are named by a flush."""
 

@@ -19,10 +19,10 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from miniclaw_sessions.clock import Clock, SystemClock
+from miniclaw_sessions.config import MAX_MESSAGES
 from miniclaw_sessions.core.history.compaction import TokenCounter, count_by_characters
 from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.history.search import SearchPage
-from miniclaw_sessions.core.history.window import MAX_MESSAGES
 from miniclaw_sessions.core.protocol.entries import FORK, LeafMove, MessageEntry
 from miniclaw_sessions.core.protocol.given import as_message
 from miniclaw_sessions.core.protocol.keys import SessionKey

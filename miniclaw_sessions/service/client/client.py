@@ -10,8 +10,8 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from miniclaw_sessions.config import MAX_MESSAGES
 from miniclaw_sessions.core.history.search import SearchPage
-from miniclaw_sessions.core.history.window import MAX_MESSAGES
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.errors import ImportRefused, SessionNotFound

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from miniclaw_sessions.config import is_shared_url
+from miniclaw_sessions.config import DEFAULT_WORKSPACE, is_shared_url
 from miniclaw_sessions.errors import ConfigError, DirectoryInUse, SessionsError, Unreachable, to_install
 from miniclaw_sessions.service.api.context import Chats, Context
 from miniclaw_sessions.service.client.client import Client
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from miniclaw_sessions.encryption import KeyRing
     from miniclaw_sessions.service.client.http import HttpTransport
 
-DEFAULT_WORKSPACE = Path("~/.miniclaw/workspace")
 SOCKET_NAME = "miniclaw.sock"
 PATIENCE_S = 10.0
 """How long a daemon that starts, or starts again, is waited for."""

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from miniclaw_sessions.core.history.window import MAX_MESSAGES, Window
+from miniclaw_sessions.config import MAX_MESSAGES
+from miniclaw_sessions.core.history.window import Window
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall
 

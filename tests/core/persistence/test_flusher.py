@@ -12,10 +12,11 @@ import anyio
 import pytest
 from anyio import to_thread
 
+from miniclaw_sessions.config import PERSISTENCE_INTERVAL_SECS
 from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.history.state import Snapshot
 from miniclaw_sessions.core.persistence.committer import Committer, SessionLog
-from miniclaw_sessions.core.persistence.flusher import PERSISTENCE_INTERVAL_SECS, Flusher
+from miniclaw_sessions.core.persistence.flusher import Flusher
 from miniclaw_sessions.core.persistence.quarantine import Quarantine
 from miniclaw_sessions.core.persistence.recovery import Progress
 from miniclaw_sessions.core.persistence.snapshot_file import decode_snapshot
