@@ -102,14 +102,6 @@ class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     currency: str = "USD"
 
 
-class Saved(msgspec.Struct, frozen=True, gc=False):
-    """Something was saved: `count` entries by a group commit, or `count` snapshots by a flush; and how long it took."""
-
-    what: Literal["commit", "flush"]
-    count: int
-    seconds: float
-
-
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the promises are being kept, and which are not.
 

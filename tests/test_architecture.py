@@ -52,6 +52,7 @@ LAYERS: list[set[str]] = [
     {"protocol", "disk", "encryption"},
     {"history", "log", "plugins"},
     {"stores"},
+    {"events"},
     {"persistence"},
     {"session"},
     {"manager"},

@@ -336,7 +336,7 @@ class Dispatcher:
                 async with anyio.create_task_group() as tasks:
                     if asked.channel is not None:
                         tasks.start_soon(self._tell, asked.channel, asked, name="telling")
-                    overheard = Overheard(self._manager, key)
+                    overheard = Overheard(self._manager.events.turns, key)
                     last = await self._answer_in_time(asked, key, overheard)
                     asked.standing = None  # from here on, people know what the turn has asked
                     overheard.end(last)

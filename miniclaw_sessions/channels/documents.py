@@ -1,6 +1,6 @@
 """The events of an answer as documents.
 
-They are what a stream of events sends, what the command line shows, and what those are told who follow the session.
+They are what a stream of events sends, what the command line shows, and what followers of the session get.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from miniclaw_sessions.agent.events import (
 )
 from miniclaw_sessions.agent.provider import TextDelta
 from miniclaw_sessions.channels.base import Answered, Last, NotAnswered
-from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.events.listeners import TYPING, Topic, TurnEvent
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Usage
 from miniclaw_sessions.service.api.chat import pending_row
@@ -35,34 +35,37 @@ Document = dict[str, Any]
 
 
 class Overheard:
-    """One answer, as those are told of it who follow the session, or watch all.
+    """One answer, as it is published to those who follow the session, or watch all.
 
     Args:
-        manager: tells them.
+        turns: where it is published.
         key: the session's.
     """
 
-    def __init__(self, manager: SessionManager, key: SessionKey) -> None:
-        self._manager = manager
+    def __init__(self, turns: Topic[TurnEvent], key: SessionKey) -> None:
+        self._turns = turns
         self._key = key
         self._has_begun = False
 
     def tell(self, event: AgentEvent) -> None:
-        """Tell of an event of the turn; its message is acknowledged before anything is told."""
+        """Publish an event of the turn; its message is acknowledged before the first one."""
         if isinstance(event, MessageAccepted):
             self._has_begun = True
-            self._manager.live.tell(self._key, "typing", {})
-        self._manager.live.tell(self._key, *event_document(event))
+            self._publish(TYPING, {})
+        self._publish(*event_document(event))
 
     def end(self, last: Last) -> None:
-        """Tell how it ended, if it has begun."""
+        """Publish how it ended, if it has begun."""
         if not self._has_begun:
             return
         if isinstance(last, Answered):
-            self._manager.live.tell(self._key, *event_document(last.event))
+            self._publish(*event_document(last.event))
         elif isinstance(last, NotAnswered):
             failure = {"message": last.text, "type": snake_case(type(last.error).__name__)}
-            self._manager.live.tell(self._key, "error", failure)
+            self._publish("error", failure)
+
+    def _publish(self, kind: str, data: Document) -> None:
+        self._turns.publish(TurnEvent(self._key, kind, data))
 
 
 def event_document(event: AgentEvent) -> tuple[str, Document]:  # noqa: PLR0911 - one for each kind of event

@@ -15,7 +15,7 @@ from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.agent.provider import ModelEvent, Reply
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.channels.telegram_exchanges import ALBUM_S
-from miniclaw_sessions.core.manager.following import Told
+from miniclaw_sessions.core.events.listeners import TurnEvent
 from miniclaw_sessions.core.protocol.messages import ImagePart
 from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.errors import StoreFull
@@ -98,15 +98,15 @@ async def test_who_follows_the_session_sees_one_answer_to_all_pictures_and_no_er
     seen: list[str] = []
 
     async def follow() -> None:
-        async with aclosing(bots.manager.watch("telegram_42")) as followed:
+        async with aclosing(bots.manager.events.watch("telegram_42")) as followed:
             async for some in followed:
-                seen.extend(one.kind for one in some if isinstance(one, Told))
+                seen.extend(one.kind for one in some if isinstance(one, TurnEvent))
                 if "done" in seen:
                     return
 
     async with anyio.create_task_group() as tasks, bots.serving():
         tasks.start_soon(follow)
-        while not bots.manager.live.followers:
+        while not bots.manager.events.followers:
             await checkpoint()
         album(server, count)
         await server.until(lambda: not server.updates)

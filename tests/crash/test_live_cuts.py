@@ -17,7 +17,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from miniclaw_sessions.core.manager.live import THOROUGH_EVERY_S
+from miniclaw_sessions.core.events.polling import THOROUGH_EVERY_S
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.service.client import connect, following

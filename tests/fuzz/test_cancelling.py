@@ -48,9 +48,6 @@ def test_every_public_coroutine_of_a_manager_is_cancelled() -> None:
         "import_stream": "is called import here",
         "get_session_history": "is called history here",
         "used_since": "is what usage goes through",
-        "follow": "never ends by itself: tests/core/manager/test_following.py leaves it",
-        "watch": "as follow: tests/core/manager/test_live.py",
-        "watch_all": "as follow: tests/core/manager/test_live.py",
     }
     assert coroutines - CALLS.keys() == elsewhere.keys()
 

@@ -77,13 +77,11 @@ class Expiry(ABC):
 
     Attributes:
         expired: how many it has expired.
-        on_gone: called with each session that has expired, and each that the archive has forgotten.
         is_to_be_purged: whether the store's log may have words of what is gone for good.
     """
 
     def __init__(self, registry: SessionRegistry, archive: Archive, *, settings: SessionSettings, clock: Clock) -> None:
         self.expired = 0
-        self.on_gone: Callable[[str], object] = _ignore
         self._registry = registry
         self._cache = registry.cache
         self._store = registry.store
@@ -159,7 +157,7 @@ class Expiry(ABC):
         for name in outdated:
             await self._archive.delete(name)
         for session_id in [*gone, *map(session_of, outdated)]:
-            self.on_gone(session_id)
+            self._registry.events.swept.publish(session_id)
         if len(gone) > archived or self.is_to_be_purged:
             await self._purge()
         report = SweepReport(
@@ -372,10 +370,6 @@ class ClockGuard:
         if self._clock.monotonic() < self._trusted_from:
             return self._reason
         return None
-
-
-def _ignore(_: object) -> None:
-    """Nobody wants to know."""
 
 
 def _log_failure(session_id: str, error: Exception) -> None:

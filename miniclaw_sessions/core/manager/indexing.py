@@ -5,6 +5,7 @@ from __future__ import annotations
 import anyio
 
 from miniclaw_sessions.clock import Clock, sleep_unless
+from miniclaw_sessions.core.events.listeners import Commit, Topic
 from miniclaw_sessions.core.stores.base import Store
 from miniclaw_sessions.errors import named
 from miniclaw_sessions.log import get_logger
@@ -30,20 +31,25 @@ log = get_logger(__name__)
 
 
 class Indexing:
-    """Calls `Store.index` until nothing is left, and again after each commit."""
+    """Calls `Store.index` until nothing is left, and again after each commit.
 
-    def __init__(self, store: Store, *, clock: Clock) -> None:
+    It listens for the next commit only: what is committed after that goes with it, and costs the committer nothing.
+    """
+
+    def __init__(self, store: Store, *, clock: Clock, commits: Topic[Commit]) -> None:
         self._store = store
         self._clock = clock
+        self._commits = commits
         self._news = anyio.Event()
+        self._news.set()  # there may be something to index from before
         self._stop = anyio.Event()
         self._failures = 0
 
     def __repr__(self) -> str:
         return f"<Indexing {self._store!r}>"
 
-    def committed(self) -> None:
-        """Note that the store has more than before."""
+    def _committed(self, _: Commit) -> None:
+        self._commits.unsubscribe(self._committed)
         self._news.set()
 
     def close(self) -> None:
@@ -55,7 +61,9 @@ class Indexing:
         """Index until `close`; never raises for what the store does."""
         wait = BEHIND_S
         while not await sleep_unless(self._clock, wait, self._stop):
-            self._news = anyio.Event()
+            if self._news.is_set():
+                self._news = anyio.Event()
+                self._commits.subscribe(self._committed)
             wait = await self._step()
 
     async def _step(self) -> float:

@@ -30,6 +30,7 @@ import msgspec
 
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import DEFAULT_WORKSPACE, SessionSettings
+from miniclaw_sessions.core.events.events import Events
 from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.manager.archived import restore, restore_if_archived
 from miniclaw_sessions.core.manager.background import Background
@@ -37,9 +38,7 @@ from miniclaw_sessions.core.manager.cache import Listing, SessionCache
 from miniclaw_sessions.core.manager.database_expiry import DatabaseExpiry
 from miniclaw_sessions.core.manager.database_lists import newest_in, sessions_in
 from miniclaw_sessions.core.manager.expiry import DirectoryExpiry, Expiry, SweepReport
-from miniclaw_sessions.core.manager.follower import SessionFollower
 from miniclaw_sessions.core.manager.keeper import SessionKeeper
-from miniclaw_sessions.core.manager.live import Live
 from miniclaw_sessions.core.manager.registry import SessionRegistry
 from miniclaw_sessions.core.manager.saving import Saving
 from miniclaw_sessions.core.persistence.archive import Archive
@@ -67,7 +66,7 @@ from miniclaw_sessions.errors import (
     StoreError,
 )
 from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.statistics import Health, ManagerStatistics, Saved
+from miniclaw_sessions.statistics import Health, ManagerStatistics
 
 FEW_RECENT = 10
 """So many sessions are asked for at a time by who wants the one used last; it may just have been deleted."""
@@ -79,13 +78,12 @@ log = get_logger(__name__)
 
 
 @guarded(attrgetter("_owner"), anywhere=("statistics", "health", "on_progress"))
-class SessionManager(SessionKeeper, SessionFollower):
+class SessionManager(SessionKeeper):
     """The sessions of one directory or database; an async context manager that any task may enter, and any other leave.
 
     Attributes:
         workspace: the directory; None where there is none.
-        on_saved: called after each commit and each flush, on the event loop; to be set before it is opened.
-        on_expired: called with the id of each session that has expired, or that the archive has forgotten.
+        events: what happens to its sessions: topics to subscribe to, the live tail of one session, the feed of all.
     """
 
     _storage: Workspace | Database
@@ -130,8 +128,7 @@ class SessionManager(SessionKeeper, SessionFollower):
         directory = Path(workspace or DEFAULT_WORKSPACE)
         self.workspace = None if is_shared else directory.expanduser().resolve()
         self._watcher = on_progress or _ignore
-        self.on_saved: Callable[[Saved], object] = _ignore
-        self.on_expired: Callable[[str], object] = _ignore
+        self.events = Events(self.clock, locate=self._end_of, store=self._open_store)
         self.recovery = RecoveryReport()
         self._encryption = encryption
         self._create = create
@@ -147,17 +144,6 @@ class SessionManager(SessionKeeper, SessionFollower):
         state = "closed" if self._held is None else "open"
         where = self.workspace or "of a shared store"
         return f"<SessionManager {where}, {len(self)} sessions, {state}>"
-
-    @property
-    def live(self) -> Live:
-        """What those are told who follow a session or watch all; whoever answers in one says there what he is saying.
-
-        Raises:
-            ManagerClosed: the manager was never open.
-        """
-        if "_registry" not in vars(self):
-            self._require_open()
-        return self._registry.live
 
     @property
     def registry(self) -> SessionRegistry:
@@ -203,6 +189,17 @@ class SessionManager(SessionKeeper, SessionFollower):
     def _transcripts(self) -> Store:
         self._require_open()
         return self._store
+
+    def _open_store(self) -> Store:
+        if self._owner is not None:
+            self._owner.check()
+        return self._transcripts()
+
+    async def _end_of(self, session_id: str) -> tuple[int, str | None]:
+        """Where a session's transcript ends in the store, and its incarnation; None: the store does not have it."""
+        journal = (await self.find(session_id)).journal
+        last = journal.committed_sequence
+        return last, journal.incarnation if last else None
 
     async def _listing(self) -> Listing:
         self._require_open()
@@ -253,6 +250,7 @@ class SessionManager(SessionKeeper, SessionFollower):
     async def _opened(self) -> AsyncIterator[None]:
         async with self._new_storage() as storage, anyio.create_task_group() as tasks:
             self._compose(storage, Background(tasks, self.clock))
+            self._background.start(self.events.run, name="events")
             self._saving.start(self._background)
             self._background.start(self._expiry.run, name="expiry")
             try:
@@ -291,11 +289,12 @@ class SessionManager(SessionKeeper, SessionFollower):
             settings=settings,
             clock=clock,
             on_progress=self.on_progress,
-            on_flushed=self._cache.evict,
-            on_saved=self.on_saved,
+            topics=self.events,
         )
+        self.events.open(self._store)
+        self.events.flushes.subscribe(lambda _: self._cache.evict())
         self._registry = SessionRegistry(
-            storage, self._saving, background, settings=settings, clock=clock, cache=self._cache
+            storage, self._saving, background, settings=settings, clock=clock, cache=self._cache, events=self.events
         )
         self._registry.adopt(storage.sessions, storage.on_disk)
         storage.sessions, storage.on_disk = {}, {}
@@ -305,7 +304,6 @@ class SessionManager(SessionKeeper, SessionFollower):
             if isinstance(storage, Database)
             else DirectoryExpiry(self._registry, storage.archive, settings=settings, clock=clock)
         )
-        self._expiry.on_gone = lambda session_id: self.on_expired(session_id)  # noqa: PLW0108 - may be set later
         self.recovery = report = storage.report
         log.info(
             "recovered",
@@ -351,6 +349,7 @@ class SessionManager(SessionKeeper, SessionFollower):
     async def _close(self, held: HeldOpen[None]) -> None:
         self._closed = True
         self._registry.close()
+        self.events.stop()
         self._saving.committer.accepting = False
         try:
             await self._background.complete(self._wind_down)
@@ -381,7 +380,9 @@ class SessionManager(SessionKeeper, SessionFollower):
             ManagerClosed: the manager is not open.
         """
         self._require_open()
-        return await self._saving.flush()
+        report = await self._saving.flusher.flush()
+        self._saving.committer.check_store()
+        return report
 
     async def sweep(self, *, dry_run: bool = False) -> SweepReport:
         """Expire idle sessions now: archive them if the setting says so, then delete them.
@@ -441,7 +442,7 @@ class SessionManager(SessionKeeper, SessionFollower):
             recovered=self.recovery.from_snapshots + self.recovery.rebuilt,
             quarantined=len(self.recovery.quarantined),
             expired=self._expiry.expired,
-            followers=self._registry.live.followers,
+            followers=self.events.followers,
             store=self._store_name,
         )
 

@@ -30,12 +30,13 @@ from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.events.events import Events
+from miniclaw_sessions.core.events.listeners import EndKind, SessionCreated, SessionEnded
 from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.manager.background import Background
 from miniclaw_sessions.core.manager.cache import Listing, SessionCache
 from miniclaw_sessions.core.manager.erasing import Eraser, require_removable
 from miniclaw_sessions.core.manager.known import Known
-from miniclaw_sessions.core.manager.live import Live
 from miniclaw_sessions.core.manager.ownership import TurnKeeper
 from miniclaw_sessions.core.manager.saving import Saving
 from miniclaw_sessions.core.persistence.committer import Claim, anew
@@ -75,7 +76,7 @@ class SessionRegistry:
     Attributes:
         cache: which of them are in memory.
         known: what is known of how many there are, and what others know of those used here.
-        live: what those are told who follow one of them, or watch all.
+        events: where what happens to them is published.
         evicted_of_gone: how many messages had left the windows of sessions that are gone.
         clock, committer, flusher, store, turn_lease_s, max_message_bytes, max_metadata_bytes, owner: what every journal
             works with.
@@ -90,6 +91,7 @@ class SessionRegistry:
         settings: SessionSettings,
         clock: Clock,
         cache: SessionCache,
+        events: Events,
     ) -> None:
         self.cache = cache
         self.evicted_of_gone = 0
@@ -107,8 +109,7 @@ class SessionRegistry:
         self._background = background
         self._settings = settings
         self._keeper = TurnKeeper(self.store, clock, cache.in_memory, lease_s=settings.turn_lease_s)
-        self.live = Live(self.store, clock)
-        self.committer.on_append = self.live.appended
+        self.events = events
         self.committer.restore = partial(restore, cache.get)
         self._lock = anyio.Lock()
         self._reserved: dict[str, anyio.Event] = {}
@@ -123,7 +124,6 @@ class SessionRegistry:
         """Give out nothing more: whoever waits for a session is refused."""
         self._closed = True
         self._keeper.close()
-        self.live.close()
         self.known.close()
 
     def require_open(self) -> None:
@@ -136,7 +136,6 @@ class SessionRegistry:
         if self.store.shared:
             self._background.start(self._keeper.run, name="turns")
             self._background.start(self.known.run, name="count")
-        self._background.start(self.live.run, name="live events")
         for one in found.values():
             self._admit(self._journal_of(one.conversation, dirty=one.dirty))
         self.cache.learn_names(names)
@@ -246,15 +245,15 @@ class SessionRegistry:
             if (journal := self.cache.get(session_id)) is not None:
                 self._forget(journal, kind="expired")
             else:
-                self.live.gone(session_id, kind="expired")
+                self.events.ended.publish(SessionEnded(session_id, None, "expired"))
 
-    def _forget(self, journal: Journal, *, kind: str = "deleted") -> None:
+    def _forget(self, journal: Journal, *, kind: EndKind = "deleted") -> None:
         """Another process has deleted a session, or there is another one of its name: absence is deletion."""
         if self.cache.get(journal.session_id) is not journal or journal.is_deleted:
             return
         log.info("deleted by another process", action="session.gone", session_id=journal.session_id)
         journal.retire()
-        self.live.gone(journal.session_id, journal.key, kind=kind)
+        self.events.ended.publish(SessionEnded(journal.session_id, journal.key, kind))
         self.flusher.remove(journal)
         self.committer.refusals.forget(journal.session_id)
         self.evicted_of_gone += journal.evicted
@@ -356,7 +355,7 @@ class SessionRegistry:
             if given:
                 await self._give(journal, given)
             self._admit(journal)
-            self.live.made(journal.log.head)
+            self.events.created.publish(SessionCreated(journal.log.head))
         finally:
             self._release(session_id)
         return journal
@@ -410,7 +409,7 @@ class SessionRegistry:
         if given:  # which may be refused: until then nobody may know of the session
             Session.of(journal).update(**given)
         self._admit(journal)
-        self.live.made(journal.log.head)
+        self.events.created.publish(SessionCreated(journal.log.head))
         return journal
 
     def _admit(self, journal: Journal) -> None:
@@ -461,7 +460,7 @@ class SessionRegistry:
             journal = self._new(key, created_at=created_at)
             self._reserved[session_id] = anyio.Event()
             self._in_the_making += 1
-            self.live.making.add(session_id)
+            self.events.making.add(session_id)
         try:
             await self._begin_with_others(journal)
             journal.note({INCOMPLETE: purpose})
@@ -477,11 +476,11 @@ class SessionRegistry:
         else:
             self._admit(journal)
             self._release(session_id)
-            self.live.made(journal.log.head, journal.committed_sequence)
+            self.events.created.publish(SessionCreated(journal.log.head, journal.committed_sequence))
         finally:
             self._in_the_making -= 1
             self._keeper.making.discard(journal)
-            self.live.making.discard(session_id)
+            self.events.making.discard(session_id)
 
     # --- going -------------------------------------------------------------------------------------------------------
 
@@ -498,7 +497,7 @@ class SessionRegistry:
         self,
         journal: Journal,
         *,
-        kind: str = "deleted",
+        kind: EndKind = "deleted",
         if_sequence: int | None = None,
         afterwards: Callable[[], Awaitable[object]] = checkpoint,
     ) -> None:
@@ -509,7 +508,7 @@ class SessionRegistry:
 
         Args:
             journal: of the session.
-            kind: what those are told that follow it.
+            kind: how it ends.
             if_sequence: only if this is its last sequence number.
             afterwards: what is to be done before its key is free again; where that fails, the session is gone.
 
@@ -526,7 +525,7 @@ class SessionRegistry:
     async def _remove_now(
         self,
         journal: Journal,
-        gone_as: str,
+        gone_as: EndKind,
         if_sequence: int | None,
         afterwards: Callable[[], Awaitable[object]],
     ) -> None:
@@ -541,7 +540,7 @@ class SessionRegistry:
             journal.revive()
             raise
         else:
-            self.live.gone(session_id, journal.key, kind=gone_as)
+            self.events.ended.publish(SessionEnded(session_id, journal.key, gone_as))
             self.evicted_of_gone += journal.evicted
             self.cache.remove(session_id)
             await afterwards()

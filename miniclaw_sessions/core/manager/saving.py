@@ -7,15 +7,15 @@ from typing import Any
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.events.listeners import Topics
 from miniclaw_sessions.core.manager.background import Background
 from miniclaw_sessions.core.manager.indexing import Indexing
 from miniclaw_sessions.core.persistence.committer import Committer
-from miniclaw_sessions.core.persistence.flusher import Flusher, FlushReport
+from miniclaw_sessions.core.persistence.flusher import Flusher
 from miniclaw_sessions.core.persistence.recovery import Progress
 from miniclaw_sessions.core.persistence.storage import Storage
 from miniclaw_sessions.errors import StoreError, StoreFull, StoreUnavailable, named
 from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.statistics import Saved
 
 log = get_logger(__name__)
 
@@ -23,29 +23,28 @@ log = get_logger(__name__)
 class Saving:
     """The committer and the flusher of an open manager, and what indexes."""
 
-    def __init__(  # noqa: PLR0913 - it works with what the manager has
+    def __init__(
         self,
         storage: Storage,
         *,
         settings: SessionSettings,
         clock: Clock,
         on_progress: Callable[[Progress], None],
-        on_flushed: Callable[[], object],
-        on_saved: Callable[[Saved], object] = bool,
+        topics: Topics,
     ) -> None:
         self.store = store = storage.store
-        self.committer = Committer(store, clock=clock, max_unsaved_bytes=settings.max_unsaved_bytes)
+        self.committer = Committer(
+            store, clock=clock, max_unsaved_bytes=settings.max_unsaved_bytes, commits=topics.commits
+        )
         self.flusher = Flusher(
             storage.checkpoints,
             self.committer,
             clock=clock,
             interval_s=settings.flush_interval_s,
             on_progress=on_progress,
-            on_flushed=self._flushed,
+            flushes=topics.flushes,
         )
-        self.indexing = Indexing(store, clock=clock)
-        self.committer.on_commit = self._committed
-        self._on_flushed, self._on_saved = on_flushed, on_saved
+        self.indexing = Indexing(store, clock=clock, commits=topics.commits)
         self._storage = storage
         self._clock = clock
 
@@ -57,25 +56,6 @@ class Saving:
         background.start(self.committer.run, name="committer")
         background.start(self.flusher.run, name="flusher")
         background.start(self.indexing.run, name="indexing")
-
-    def _committed(self, saved: Saved) -> None:
-        self.indexing.committed()
-        self._on_saved(saved)
-
-    def _flushed(self, report: FlushReport) -> None:
-        self._on_flushed()
-        self._on_saved(Saved("flush", report.written, report.seconds))
-
-    async def flush(self) -> FlushReport:
-        """Commit what was accepted and write every dirty session's snapshot, now.
-
-        Raises:
-            StoreFull, StoreUnavailable: not everything could be committed; the snapshots of what is committed are
-                written all the same.
-        """
-        report = await self.flusher.flush()
-        self.committer.check_store()
-        return report
 
     async def finish(self) -> None:
         """Save the rest, and let them end."""

@@ -21,13 +21,13 @@ import anyio
 from anyio.abc import TaskGroup
 
 from miniclaw_sessions.clock import Clock, sleep_unless
+from miniclaw_sessions.core.events.listeners import Commit, Topic
 from miniclaw_sessions.core.persistence.accepted import Waiting
 from miniclaw_sessions.core.persistence.refusals import Refusals
 from miniclaw_sessions.core.persistence.rounds import Round
 from miniclaw_sessions.core.stores.base import Append, SessionHead, Store, StoredEntry, TurnClaim
 from miniclaw_sessions.errors import ManagerClosed, StoreConflict, StoreError, StoreUnavailable, UnsavedLimit
 from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.statistics import Saved
 
 _STILL_THERE = (
     "what was accepted before is kept in memory and saved when the store recovers; "
@@ -198,10 +198,6 @@ class SessionLog:
         return size
 
 
-def _ignore(_: Saved) -> None:
-    """Nobody wants to know."""
-
-
 def _bytes_of(entries: Iterable[StoredEntry]) -> int:
     return sum(len(entry.encoded) for entry in entries)
 
@@ -223,10 +219,12 @@ class Committer:
         loop: the event loop that it runs on, where its sessions live; None before `run`.
     """
 
-    def __init__(self, store: Store, *, clock: Clock, max_unsaved_bytes: int) -> None:
+    def __init__(
+        self, store: Store, *, clock: Clock, max_unsaved_bytes: int, commits: Topic[Commit] | None = None
+    ) -> None:
         self.failure: StoreUnavailable | None = None
-        self.on_append: Callable[[SessionHead, Sequence[StoredEntry]], None] | None = None
-        """Called with each session that the store has taken entries of, and those entries."""
+        self.commits: Topic[Commit] = Topic() if commits is None else commits
+        """Published after each commit, before those who wait for it go on."""
         self.restore: Callable[[SessionLog, StoreConflict], Awaitable[Rebased]] | None = None
         """As `SessionLog.rebase`, for those sessions that have none: the store may lack what it had acknowledged."""
         self.refusals = Refusals(clock)
@@ -236,8 +234,6 @@ class Committer:
         self.accepting = True
         self.busy_since: float | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.on_commit: Callable[[Saved], object] = _ignore
-        """Called after each commit."""
         self._store = store
         self._clock = clock
         self._max_unsaved_bytes = max_unsaved_bytes
@@ -421,7 +417,6 @@ class Committer:
         appends = [session.take() for session in sessions]
         self._this_round, self._next_round = self._next_round, Round(self.loop)
         self.busy_since = began = self._clock.monotonic()
-        committed = self._committed
         try:
             outcomes = await self._store.append(appends)
         except StoreUnavailable as error:
@@ -432,14 +427,23 @@ class Committer:
             self._put_back(sessions)
             raise
         else:
-            self._arrived(sessions, outcomes)
-            self.on_commit(Saved("commit", self._committed - committed, self._clock.monotonic() - began))
+            appended = self._arrived(sessions, outcomes)
+            if self.commits.listeners:
+                entries = sum(len(sent) for _, sent in appended)
+                self.commits.publish(Commit(appended, entries, self._clock.monotonic() - began))
         finally:
             self.busy_since = None
             self._this_round.over()
 
-    def _arrived(self, sessions: Sequence[SessionLog], outcomes: Sequence[StoreError | None]) -> None:
-        """Note what became of each session; those that others were first with wait again."""
+    def _arrived(
+        self, sessions: Sequence[SessionLog], outcomes: Sequence[StoreError | None]
+    ) -> list[tuple[SessionHead, Sequence[StoredEntry]]]:
+        """Note what became of each session; those that others were first with wait again.
+
+        Returns:
+            The sessions that the store has taken entries of, and those entries.
+        """
+        appended: list[tuple[SessionHead, Sequence[StoredEntry]]] = []
         if self.failure is not None:
             log.warning("the store takes messages again", action="commit.recovered")
             self.failure = None
@@ -459,13 +463,13 @@ class Committer:
             if outcome is None:
                 session.arrived(sent)
                 self.refusals.forget(session.head.session_id)
-                if self.on_append is not None:
-                    self.on_append(session.head, sent)
+                appended.append((session.head, sent))
                 if session.failure is not None:
                     session.failure, self._retry_delay_s = None, FIRST_RETRY_S
                 self._committed += len(sent)
             else:
                 self._reject(session, outcome)
+        return appended
 
     def _restoring(self, session: SessionLog) -> Rebase | None:
         return None if self.restore is None else partial(self.restore, session)

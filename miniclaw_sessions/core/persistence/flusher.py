@@ -14,6 +14,7 @@ import anyio
 import msgspec
 
 from miniclaw_sessions.clock import Clock, sleep_unless
+from miniclaw_sessions.core.events.listeners import Flush, Topic
 from miniclaw_sessions.core.history.state import Snapshot
 from miniclaw_sessions.core.persistence.checkpoints import Checkpoints, Written
 from miniclaw_sessions.core.persistence.committer import Committer
@@ -76,7 +77,7 @@ class FlushCounts(msgspec.Struct):
 class Flusher:
     """Writes dirty sessions every interval, on request and at the end; one flush at a time."""
 
-    def __init__(  # noqa: PLR0913 - what it works with, and whom it tells
+    def __init__(  # noqa: PLR0913 - what it works with, and where it says what it did
         self,
         checkpoints: Checkpoints,
         committer: Committer,
@@ -84,7 +85,7 @@ class Flusher:
         clock: Clock,
         interval_s: float,
         on_progress: Callable[[Progress], None],
-        on_flushed: Callable[[FlushReport], object] = bool,
+        flushes: Topic[Flush] | None = None,
     ) -> None:
         self.counts = FlushCounts()
         self.busy_since: float | None = None
@@ -96,7 +97,7 @@ class Flusher:
         self._clock = clock
         self._interval_s = interval_s
         self._on_progress = on_progress
-        self._on_flushed = on_flushed
+        self._flushes: Topic[Flush] = Topic() if flushes is None else flushes
         self._dirty: dict[Flushable, None] = {}
         self._wake = anyio.Event()
         self._closed = False
@@ -149,7 +150,8 @@ class Flusher:
             finally:
                 self.busy_since = None
         self._account(report)
-        self._on_flushed(report)
+        if self._flushes.listeners:
+            self._flushes.publish(Flush(report.written, report.seconds))
         return report
 
     async def _write_dirty(self, started: float) -> FlushReport:

@@ -6,7 +6,7 @@ cannot be asked of it by mistake.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,11 +14,11 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from miniclaw_sessions.core.events.events import Events
+from miniclaw_sessions.core.events.feed import Event, Only, everything
+from miniclaw_sessions.core.events.listeners import TurnEvent
 from miniclaw_sessions.core.history.search import Found, Search
 from miniclaw_sessions.core.manager.cache import Listing
-from miniclaw_sessions.core.manager.feed import Event, Only
-from miniclaw_sessions.core.manager.follower import everything
-from miniclaw_sessions.core.manager.following import Told
 from miniclaw_sessions.core.manager.manager import SessionManager
 from miniclaw_sessions.core.manager.reader import SessionReader
 from miniclaw_sessions.core.persistence.losses import Loss
@@ -32,7 +32,7 @@ from miniclaw_sessions.errors import InvalidKey, NotArchived, NotPermitted, Sess
 
 @dataclass(frozen=True)
 class _Within:
-    """Which sessions a watcher within bounds is told of; not of one whose key nobody knows any more."""
+    """Which sessions' events come within bounds; not those of one whose key is not known any more."""
 
     bounds: KeyBounds
     only: Only
@@ -40,6 +40,34 @@ class _Within:
     def __call__(self, session_id: str, key: SessionKey | None) -> bool:
         """Whether it is one of them."""
         return key is not None and self.bounds.covers(key) and self.only(session_id, key)
+
+
+class BoundedEvents:
+    """The events of a manager within bounds.
+
+    Args:
+        events: all of them.
+        bounds: of which sessions they come.
+        find: finds a session within bounds; raises SessionNotFound.
+    """
+
+    def __init__(self, events: Events, bounds: KeyBounds, find: Callable[[str], Awaitable[Session]]) -> None:
+        self._events = events
+        self._bounds = bounds
+        self._find = find
+
+    async def watch(
+        self, session_id: str, *, after: int | None = None
+    ) -> AsyncGenerator[list[Entry | TurnEvent], None]:
+        """`Events.watch`."""
+        await self._find(session_id)
+        async with aclosing(self._events.watch(session_id, after=after)) as watched:
+            async for told in watched:
+                yield told
+
+    def watch_all(self, *, only: Only = everything, **asked: Any) -> AsyncGenerator[list[Event], None]:
+        """`Events.watch_all`."""
+        return self._events.watch_all(only=_Within(self._bounds, only), **asked)
 
 
 class BoundedSessions(SessionReader):
@@ -53,6 +81,7 @@ class BoundedSessions(SessionReader):
 
     def __init__(self, manager: SessionManager, bounds: KeyBounds, permit: Callable[[SessionKey], None]) -> None:
         self.clock, self.settings = manager.clock, manager.settings
+        self.events = BoundedEvents(manager.events, bounds, self.find)
         self._manager = manager
         self._bounds = bounds
         self._permit = permit
@@ -134,17 +163,6 @@ class BoundedSessions(SessionReader):
                 self._visible = frozenset(one.session_id for one in await self._newest(limit=None))
             search = msgspec.structs.replace(search, session_ids=self._visible)
         return await super()._look(search)
-
-    async def watch(self, session_id: str, *, after: int | None = None) -> AsyncGenerator[list[Entry | Told], None]:
-        """`SessionManager.watch`."""
-        await self.find(session_id)
-        async with aclosing(self._manager.watch(session_id, after=after)) as watched:
-            async for told in watched:
-                yield told
-
-    def watch_all(self, *, only: Only = everything, **asked: Any) -> AsyncGenerator[list[Event], None]:
-        """`SessionManager.watch_all`."""
-        return self._manager.watch_all(only=_Within(self._bounds, only), **asked)
 
     # --- making and removing -----------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from miniclaw_sessions.service.api.operation import HEADERS, LAST_EVENT_ID, Stre
 from miniclaw_sessions.service.api.sessions import ONE
 
 if TYPE_CHECKING:
-    from miniclaw_sessions.core.manager.feed import Event
+    from miniclaw_sessions.core.events.feed import Event
     from miniclaw_sessions.service.api.context import Context
 
 OF_A_SESSION: dict[str, type[msgspec.Struct]] = {
@@ -80,15 +80,15 @@ async def follow_session(context: Context, request: FollowSession) -> Stream:
 
 
 async def _followed(context: Context, session_id: str, after: int) -> AsyncGenerator[bytes, None]:
-    from miniclaw_sessions.core.manager.following import Told  # noqa: PLC0415 - a client has these shapes, and no manager
+    from miniclaw_sessions.core.events.listeners import TurnEvent  # noqa: PLC0415 - a client has these shapes, and no manager
 
-    async with aclosing(context.manager.watch(session_id, after=after)) as watched:
+    async with aclosing(context.manager.events.watch(session_id, after=after)) as watched:
         yield HEARTBEAT + b"id: %d\n\n" % after  # before there is anything to tell: the status, and where it begins
         try:
             async for told in watched:
                 pieces = [
                     encoded_event(one.kind, msgspec.json.encode(one.data))
-                    if isinstance(one, Told)
+                    if isinstance(one, TurnEvent)
                     else encoded_event("entry", encode_entry(one), str(one.sequence))
                     for one in told
                 ]
@@ -147,7 +147,9 @@ async def follow_all(context: Context, request: FollowAll) -> Stream:
     """
     after = request.after if request.last_event_id is None else request.last_event_id
     wanted = Wanted(request.channel or None, request.prefix)
-    watched = context.manager.watch_all(after=after, only=wanted, listed=request.sessions, content=request.content)
+    watched = context.manager.events.watch_all(
+        after=after, only=wanted, listed=request.sessions, content=request.content
+    )
     return Stream(_all(watched), EVENT_STREAM)
 
 
@@ -161,12 +163,12 @@ async def _all(watched: AsyncGenerator[list[Event], None]) -> AsyncGenerator[byt
 
 
 def _encoded(event: Event) -> bytes:
-    """An event as it is sent; to many watchers the same bytes. One without a word moves the place, and says nothing."""
+    """An event as it is sent; to many watchers the same bytes. A quiet one moves the cursor, and is a comment."""
     if event.encoded is None:
         if event.kind == "quiet":
-            place = b"id: %s\n" % event.place.encode() if event.place else b""
-            return HEARTBEAT + place + b"\n"
-        event.encoded = encoded_event(event.kind, msgspec.json.encode(event.data), event.place or None)
+            cursor = b"id: %s\n" % event.cursor.encode() if event.cursor else b""
+            return HEARTBEAT + cursor + b"\n"
+        event.encoded = encoded_event(event.kind, msgspec.json.encode(event.data), event.cursor or None)
     return event.encoded
 
 

@@ -112,7 +112,7 @@ async def _live(
     status = ExitStatus.OK
     spans = await to_thread.run_sync(open_spans, settings.telemetry)  # the SDK loads, and looks where it runs
     telemetry = Telemetry(manager.statistics, settings, spans, clock=manager.clock)
-    manager.on_saved = telemetry.saved
+    telemetry.listen(manager.events)
     with signals.interrupting() as opening:
         async with telemetry, open_agent(settings, manager, observer=telemetry) as agent, manager:
             assistant = Assistant(agent, settings.model)
@@ -126,7 +126,7 @@ async def _live(
                 summarizer = summarizer_of(agent.provider, limits=agent.limits)
                 app = make_app(manager, dispatcher, settings, policy, summarizer, telemetry)
                 app.audit = sockets.enter_context(AuditLog(settings.log, SystemClock()))
-                manager.on_expired = app.expired
+                manager.events.swept.subscribe(app.expired)
                 app.context.channels = partial(_states, settings, dispatcher)
                 app.webhooks = {one.name: one.webhook for one in channels if hasattr(one, "webhook")}
                 telemetry.knows([channel.name for channel in channels], [tool.name for tool in agent.tools])
@@ -156,7 +156,7 @@ async def _serve(
         request_timeout_s=life.limits.request_timeout_s,
         graceful_timeout_s=life.limits.graceful_timeout_s,
     )
-    server.on_stopping = manager.stop_following
+    server.on_stopping = manager.events.stop
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.serve_until_stopped, [listener.socket for listener in listeners], name="http server")
         await server.listening.wait()

@@ -1,7 +1,7 @@
 """What happens in the daemon, as numbers and as spans: the one place where it becomes both.
 
 It is told of requests by the gateway, of messages by the dispatcher (`channels.watch.Watch`), of turns and of requests
-to the model by the agent (`agent.observer.Observer`), and of commits and flushes by the manager (`on_saved`).
+to the model by the agent (`agent.observer.Observer`); to commits and flushes it listens (`events.listeners.Topics`).
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from miniclaw_sessions.channels.base import Answered, Last, NotAnswered
 from miniclaw_sessions.channels.watch import Watch
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import Settings
+from miniclaw_sessions.core.events.listeners import Commit, Flush, Topics
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall, Usage
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.service.api.table import OPERATIONS
 from miniclaw_sessions.service.gateway.exchange import Exchange
 from miniclaw_sessions.service.gateway.metrics import Metrics
 from miniclaw_sessions.service.gateway.spans import Span, Spans
-from miniclaw_sessions.statistics import ManagerStatistics, Saved
+from miniclaw_sessions.statistics import ManagerStatistics
 
 OTHER = "other"
 """The label of whatever has a name that nobody has configured."""
@@ -205,14 +206,18 @@ class Telemetry(Watch):
 
     # --- saving ------------------------------------------------------------------------------------------------------
 
-    def saved(self, saved: Saved) -> None:
-        """A commit, or a flush, is over."""
-        if saved.what == "flush":
-            self.metrics.flush_seconds.observe(saved.seconds)
-            return
-        self.metrics.commit_seconds.observe(saved.seconds)
-        self.metrics.commit_entries.observe(saved.count)
-        self.spans.record("commit", {"miniclaw.entries": saved.count}, saved.seconds)
+    def listen(self, topics: Topics) -> None:
+        """Count and measure commits and flushes from now on."""
+        topics.commits.subscribe(self._committed)
+        topics.flushes.subscribe(self._flushed)
+
+    def _committed(self, commit: Commit) -> None:
+        self.metrics.commit_seconds.observe(commit.seconds)
+        self.metrics.commit_entries.observe(commit.entries)
+        self.spans.record("commit", {"miniclaw.entries": commit.entries}, commit.seconds)
+
+    def _flushed(self, flush: Flush) -> None:
+        self.metrics.flush_seconds.observe(flush.seconds)
 
 
 class _Turn:

@@ -182,7 +182,7 @@ async def test_a_manager_that_is_not_open_belongs_to_nobody(tmp_path: Path) -> N
 
 
 async def test_a_live_tail_that_is_left_is_left_in_the_manager_as_well(opened: Opened) -> None:
-    tail = opened.manager.follow("telegram_1", after=0)
+    tail = opened.manager.events.follow("telegram_1", after=0)
     assert [entry.sequence for entry in await anext(tail)] == [1]
     assert opened.manager.statistics().followers == 1
     await tail.aclose()

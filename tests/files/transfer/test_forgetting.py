@@ -145,7 +145,7 @@ async def test_the_archive_forgets_after_its_time(home: Home) -> None:
         await home.clock.advance(2 * DAY)
         (name,) = (await manager.sweep(dry_run=True)).forgotten
         gone = list[str]()
-        manager.on_expired = gone.append
+        manager.events.swept.subscribe(gone.append)
         assert (await manager.sweep()).forgotten == [name]
         assert gone == ["telegram_1"]
         assert [one.partition("-")[2] for one in await manager.archive.names()] == ["web_1.jsonl"]

@@ -81,7 +81,7 @@ async def observed(
     port = listeners[1].port
     manager = SessionManager(directory / "workspace", store="memory:")
     telemetry = Telemetry(manager.statistics, settings, spans)
-    manager.on_saved = telemetry.saved
+    telemetry.listen(manager.events)
     agent = Agent(telemetry.model(provider), tools=[time_tool(FakeClock())], observer=telemetry)
     transport = httpx2.AsyncHTTPTransport(uds=str(directory / "s"), verify=False)
     headers = {"Authorization": f"Bearer {TOKEN}"}

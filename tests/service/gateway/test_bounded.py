@@ -74,7 +74,7 @@ async def test_it_finds_and_lists_what_is_within(bounded: BoundedSessions, manag
         assert type(missing.value) is SessionNotFound
         with pytest.raises(SessionNotFound):
             _ = [one async for one in bounded.read_transcript(session_id)]
-        async with aclosing(bounded.watch(session_id)) as followed:
+        async with aclosing(bounded.events.watch(session_id)) as followed:
             with pytest.raises(SessionNotFound):
                 await anext(followed)
         assert await bounded.delete(session_id) is False
@@ -105,7 +105,7 @@ async def test_it_makes_removes_and_follows_what_is_within(bounded: BoundedSessi
         await bounded.get_or_create("web", "bnew")
     with pytest.raises(InvalidKey):
         await bounded.get_or_create("", "a")
-    async with aclosing(bounded.watch("web_anew", after=0)) as followed:
+    async with aclosing(bounded.events.watch("web_anew", after=0)) as followed:
         await session.add_message(Message.user("hello"))
         assert await anext(followed)
     assert await bounded.delete("web_anew") is True

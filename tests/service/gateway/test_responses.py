@@ -822,8 +822,7 @@ async def test_what_is_deleted_while_a_response_waits_stays_deleted(
 
 async def test_what_is_not_stored_is_told_to_nobody_who_watches(client: AsyncOpenAI, served: Served) -> None:
     told: list[str] = []
-    tell = served.manager.live.tell
-    served.manager.live.tell = lambda key, kind, data: (told.append(kind), tell(key, kind, data))  # type: ignore[method-assign, assignment, func-returns-value]
+    served.manager.events.turns.subscribe(lambda event: told.append(event.kind))
     await client.responses.create(input="x", store=False)
     assert told == []
     await client.responses.create(input="x")

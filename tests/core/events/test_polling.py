@@ -12,8 +12,8 @@ import anyio.lowlevel
 import pytest
 
 from miniclaw_sessions import Message, SessionManager
-from miniclaw_sessions.core.manager.feed import Event
-from miniclaw_sessions.core.manager.live import LATE_S, THOROUGH_EVERY_S
+from miniclaw_sessions.core.events.feed import Event
+from miniclaw_sessions.core.events.polling import LATE_S, THOROUGH_EVERY_S
 from miniclaw_sessions.core.stores.sql import changed
 from miniclaw_sessions.core.stores.sql.postgresql import PostgreSQLStore
 from miniclaw_sessions.testing import FakeClock
@@ -87,11 +87,11 @@ async def test_where_nothing_happens_a_poll_is_one_query_however_many_are_follow
     database: Database, tmp_path: Path
 ) -> None:
     await database.execute(f"ALTER DATABASE \"{database.name}\" SET log_statement = 'all'")
-    async with two(database, tmp_path) as (here, there, _), aclosing(here.watch_all()) as watched:
+    async with two(database, tmp_path) as (here, there, _), aclosing(here.events.watch_all()) as watched:
         for chat in range(10):
             await (await there.get_or_create("telegram", chat)).add_message(Message.user("hello"))
         assert (await anext(watched))[0].kind == "ready"
-        followers = [aclosing(here.watch(f"telegram_{chat}")) for chat in range(10)]
+        followers = [aclosing(here.events.watch(f"telegram_{chat}")) for chat in range(10)]
 
         async def follow(chat: int) -> None:
             async with followers[chat] as told:
@@ -101,11 +101,11 @@ async def test_where_nothing_happens_a_poll_is_one_query_however_many_are_follow
         async with anyio.create_task_group() as tasks:
             for chat in range(10):
                 tasks.start_soon(follow, chat, name=f"follow {chat}")
-            while here.live.following.followers < 10:
+            while here.events.tails.followers < 10:
                 await anyio.lowlevel.checkpoint()
-            await here.live.poll()
+            await here.events.feed.poll()
             before = len(database.server.log)
-            await here.live.poll()
+            await here.events.feed.poll()
             asked = database.server.log[before:]
             tasks.cancel_scope.cancel()
     assert asked.count("FROM sessions") == 1
@@ -120,12 +120,15 @@ async def test_a_quiet_session_that_another_gateway_deletes_is_told_by_the_next_
             await (await there.get_or_create("telegram", chat)).add_message(Message.user("hello"))
         await there.flush()
         await database.execute("UPDATE sessions SET used_at = used_at - INTERVAL '30 minutes'")
-        async with aclosing(here.watch_all()) as watched, aclosing(here.follow("telegram_1", after=0)) as told:
+        async with (
+            aclosing(here.events.watch_all()) as watched,
+            aclosing(here.events.follow("telegram_1", after=0)) as told,
+        ):
             await anext(watched)
             assert await anext(told)
-            await here.live.poll()
+            await here.events.feed.poll()
             await there.delete("telegram_1")
-            await here.live.poll()
+            await here.events.feed.poll()
             assert await said(watched, 1) == [("deleted", "telegram_1")]
             with anyio.fail_after(60):
                 async for _ in told:
@@ -139,41 +142,44 @@ async def test_who_begins_to_watch_while_the_followed_are_polled_misses_nothing(
     async with two(database, tmp_path) as (here, there, _):
         session = await there.get_or_create("telegram", 1)
         await session.add_message(Message.user("hello"))
-        async with aclosing(here.follow("telegram_1", after=0)) as told, aclosing(here.watch_all()) as watched:
+        async with (
+            aclosing(here.events.follow("telegram_1", after=0)) as told,
+            aclosing(here.events.watch_all()) as watched,
+        ):
             await anext(told)
-            begun = [lambda: anext(watched), here.live.poll]
+            begun = [lambda: anext(watched), here.events.feed.poll]
             async with anyio.create_task_group() as tasks:
                 for one in reversed(begun) if is_polled_first else begun:
                     tasks.start_soon(one)
             await session.add_message(Message.user("is anybody there?"))
-            await here.live.poll()
+            await here.events.feed.poll()
             assert await said(watched, 1) == [("entries", "telegram_1")]
 
 
 async def test_a_session_that_another_gateway_makes_again_is_deleted_first_and_then_new(
     database: Database, tmp_path: Path
 ) -> None:
-    async with two(database, tmp_path) as (here, there, _), aclosing(here.watch_all()) as watched:
+    async with two(database, tmp_path) as (here, there, _), aclosing(here.events.watch_all()) as watched:
         await (await there.get_or_create("telegram", 1)).add_message(Message.user("hello"))
         await anext(watched)
         await there.delete("telegram_1")
         await (await there.get_or_create("telegram", 1)).add_message(Message.user("hello again"))
-        await here.live.poll()
+        await here.events.feed.poll()
         kinds = await said(watched, 3)
     assert kinds == [("deleted", "telegram_1"), ("created", "telegram_1"), ("entries", "telegram_1")]
 
 
 async def test_a_transaction_that_took_long_is_found_within_a_minute(database: Database, tmp_path: Path) -> None:
-    async with two(database, tmp_path) as (here, there, clock), aclosing(here.watch_all()) as watched:
+    async with two(database, tmp_path) as (here, there, clock), aclosing(here.events.watch_all()) as watched:
         await (await there.get_or_create("telegram", 1)).add_message(Message.user("hello"))
         await anext(watched)
         await database.execute(QUIET.replace("30 minutes", "100 seconds").replace(f"1, {MANY}", "1, 1"))
-        await here.live.poll()
+        await here.events.feed.poll()
         await (await there.get_or_create("telegram", 2)).add_message(Message.user("and this at once"))
-        await here.live.poll()
+        await here.events.feed.poll()
         assert await said(watched, 2) == [("created", "telegram_2"), ("entries", "telegram_2")]
         await clock.advance(THOROUGH_EVERY_S)
-        await here.live.poll()
+        await here.events.feed.poll()
         assert ("created", "quiet_1") in await said(watched, 1)
 
 

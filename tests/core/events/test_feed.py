@@ -1,4 +1,4 @@
-"""What those are told who follow a session or watch all: in order, bounded, and from where they were cut off."""
+"""The feed of all sessions: in order, bounded, and resumed where it was cut off."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
 from miniclaw_sessions import Message, SessionManager
-from miniclaw_sessions.core.manager import feed, follower, following
-from miniclaw_sessions.core.manager.feed import Event
-from miniclaw_sessions.core.manager.following import Told
-from miniclaw_sessions.core.manager.waiting import QUIET_S, Waiting, wake
-from miniclaw_sessions.core.protocol.entries import MessageEntry
+from miniclaw_sessions.core.events import events as manager_events
+from miniclaw_sessions.core.events import feed
+from miniclaw_sessions.core.events.feed import Event
+from miniclaw_sessions.core.events.heartbeat import QUIET_S
+from miniclaw_sessions.core.events.listeners import TurnEvent
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.testing import FakeClock
 
@@ -30,83 +29,6 @@ KEY = SessionKey.of("telegram", 1)
 async def manager(tmp_path: Path) -> AsyncIterator[SessionManager]:
     async with SessionManager(tmp_path, store="memory:") as manager:
         yield manager
-
-
-def words(*told: Any) -> list[str]:
-    """What was told, in short: an entry's text, a piece's, or the name of what happened."""
-    return [
-        one.message.text if isinstance(one, MessageEntry) else one.data.get("text", one.kind)
-        for one in told
-        if isinstance(one, MessageEntry | Told)
-    ]
-
-
-async def next_of(told: AsyncGenerator[list[Any], None], count: int) -> list[str]:
-    """The first things that come, in short."""
-    found: list[str] = []
-    with anyio.fail_after(30):
-        while len(found) < count:
-            found += words(*await anext(told))
-    return found
-
-
-# --- one session -----------------------------------------------------------------------------------------------------
-
-
-async def test_pieces_come_before_their_entry_and_an_answers_entries_before_its_end(manager: SessionManager) -> None:
-    session = await manager.get_or_create("telegram", 1)
-    async with aclosing(manager.watch("telegram_1")) as told, anyio.create_task_group() as tasks:
-
-        async def answer() -> None:
-            while not manager.live.following._followed:
-                await anyio.lowlevel.checkpoint()
-            await session.add_message(Message.user("hello"))
-            manager.live.tell(KEY, "typing", {})
-            for piece in ("[o", "ne]"):
-                manager.live.tell(KEY, "text", {"text": piece})
-            manager.live.tell(KEY, "usage", {})
-            await session.add_message(Message.assistant("one"))
-            manager.live.tell(KEY, "done", {})
-
-        tasks.start_soon(answer)
-        found = await next_of(told, 6)
-    assert "".join(found) == "hellotyping[one]usageonedone"
-
-
-async def test_who_comes_in_mid_answer_is_told_what_was_said_so_far_and_nothing_that_is_stored(
-    manager: SessionManager,
-) -> None:
-    session = await manager.get_or_create("telegram", 1)
-    await session.add_message(Message.user("hello"))
-    manager.live.tell(KEY, "typing", {})
-    manager.live.tell(KEY, "accepted", {})
-    manager.live.tell(KEY, "text", {"text": "let me look"})
-    manager.live.tell(KEY, "usage", {})
-    manager.live.tell(KEY, "tool_started", {})
-    await session.add_message(Message.assistant("let me look"))
-    manager.live.tell(KEY, "text", {"text": "it "})
-    manager.live.tell(KEY, "text", {"text": "is"})
-    async with aclosing(manager.watch("telegram_1", after=0)) as told:
-        assert await next_of(told, 6) == ["hello", "let me look", "typing", "accepted", "tool_started", "it is"]
-    manager.live.tell(KEY, "done", {})
-    async with aclosing(manager.watch("telegram_1", after=2)) as told:
-        with anyio.move_on_after(0.05):
-            raise AssertionError(await anext(told))
-
-
-async def test_who_is_too_slow_for_the_pieces_is_told_the_answer_from_its_beginning(
-    manager: SessionManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(following, "STEPS", 3)
-    await (await manager.get_or_create("telegram", 1)).add_message(Message.user("hello"))
-    async with aclosing(manager.watch("telegram_1", after=0)) as told:
-        assert await next_of(told, 1) == ["hello"]
-        manager.live.tell(KEY, "typing", {})
-        manager.live.tell(KEY, "text", {"text": "a"})
-        assert await next_of(told, 2) == ["typing", "a"]
-        for piece in "bcdef":
-            manager.live.tell(KEY, "text", {"text": piece})
-        assert await next_of(told, 2) == ["typing", "abcdef"]
 
 
 # --- all sessions ----------------------------------------------------------------------------------------------------
@@ -130,15 +52,15 @@ def said(events: list[Event]) -> list[tuple[str, str]]:
 
 
 async def test_watchers_of_all_are_told_what_comes_changes_and_goes(manager: SessionManager) -> None:
-    async with aclosing(manager.watch_all()) as watched:
+    async with aclosing(manager.events.watch_all()) as watched:
         (ready,) = await anext(watched)
         assert ready.data == {"resumed": False, "turns": []}
         session = await manager.get_or_create("telegram", 1)
         await session.add_message(Message.user("hello"))
         session.update(title="About it")
         await session.saved()
-        manager.live.tell(KEY, "typing", {})
-        manager.live.tell(KEY, "stopped", {})
+        manager.events.turns.publish(TurnEvent(KEY, "typing", {}))
+        manager.events.turns.publish(TurnEvent(KEY, "stopped", {}))
         await manager.delete("telegram_1")
         events = await events_of(watched, "deleted")
     assert [event.kind for event in events] == [
@@ -154,7 +76,7 @@ async def test_watchers_of_all_are_told_what_comes_changes_and_goes(manager: Ses
 
 async def test_a_watcher_goes_on_from_any_place_with_nothing_missing_and_nothing_twice(manager: SessionManager) -> None:
     session = await manager.get_or_create("telegram", 1)
-    async with aclosing(manager.watch_all()) as watched:
+    async with aclosing(manager.events.watch_all()) as watched:
         (ready,) = await anext(watched)
         for count in range(20):
             await session.add_message(Message.user(str(count)))
@@ -162,11 +84,11 @@ async def test_a_watcher_goes_on_from_any_place_with_nothing_missing_and_nothing
         while len(told) < 20:
             told += await anext(watched)
     for cut in range(20):
-        async with aclosing(manager.watch_all(after=told[cut - 1].place if cut else ready.place)) as again:
+        async with aclosing(manager.events.watch_all(after=told[cut - 1].cursor if cut else ready.cursor)) as again:
             (resumed,) = await anext(again)
             assert resumed.data["resumed"]
-            rest = [event.place for event in await anext(again)] if cut < 20 else []
-            assert rest == [event.place for event in told[cut:]]
+            rest = [event.cursor for event in await anext(again)] if cut < 20 else []
+            assert rest == [event.cursor for event in told[cut:]]
 
 
 async def test_who_comes_from_elsewhere_is_told_where_each_session_ends(manager: SessionManager) -> None:
@@ -175,7 +97,7 @@ async def test_who_comes_from_elsewhere_is_told_where_each_session_ends(manager:
         for _ in range(chat):
             await session.add_message(Message.user("hello"))
     for place in ("another:12", "nonsense", ":1", None):
-        async with aclosing(manager.watch_all(after=place, listed=True)) as watched:
+        async with aclosing(manager.events.watch_all(after=place, listed=True)) as watched:
             *listed, ready = await events_of(watched, "ready")
         assert {one.session_id: one.data["last_sequence"] for one in listed} == {"telegram_1": 1, "telegram_2": 2}
         assert not ready.data["resumed"]
@@ -185,14 +107,14 @@ async def test_who_is_too_slow_is_cut_off_and_what_waits_for_him_is_bounded(
     manager: SessionManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed, "KEPT_EVENTS", 10)
-    monkeypatch.setattr(manager.live.feed, "_kept", deque(maxlen=10))
+    monkeypatch.setattr(manager.events.feed, "_kept", deque(maxlen=10))
     session = await manager.get_or_create("telegram", 1)
-    async with aclosing(manager.watch_all()) as slow:
+    async with aclosing(manager.events.watch_all()) as slow:
         (ready,) = await anext(slow)
         for count in range(30):
             await session.add_message(Message.user(str(count)))
         assert [one async for one in slow] == []
-    async with aclosing(manager.watch_all(after=ready.place)) as again:
+    async with aclosing(manager.events.watch_all(after=ready.cursor)) as again:
         assert [one.data["resumed"] for one in await anext(again)] == [False]
 
 
@@ -205,9 +127,9 @@ async def test_who_watches_quiet_sessions_is_not_too_slow_however_much_happens_i
     clock = FakeClock()
     monkeypatch.setattr(feed, "KEPT_EVENTS", 10)
     async with SessionManager(tmp_path, store="memory:", clock=clock) as manager:
-        monkeypatch.setattr(manager.live.feed, "_kept", deque(maxlen=10))
+        monkeypatch.setattr(manager.events.feed, "_kept", deque(maxlen=10))
         busy, other = [await manager.get_or_create("telegram", chat) for chat in (1, 2)]
-        async with aclosing(manager.watch_all(only=quiet)) as watched, anyio.create_task_group() as tasks:
+        async with aclosing(manager.events.watch_all(only=quiet)) as watched, anyio.create_task_group() as tasks:
             events = await anext(watched)
             for _ in range(3):
                 for _ in range(25):
@@ -217,7 +139,7 @@ async def test_who_watches_quiet_sessions_is_not_too_slow_however_much_happens_i
                 assert [one.kind for one in events] == ["quiet"]
             await other.add_message(Message.user("hello"))
             assert said(await anext(watched)) == [("entries", "telegram_2")]
-        async with aclosing(manager.watch_all(after=events[0].place, only=quiet)) as again:
+        async with aclosing(manager.events.watch_all(after=events[0].cursor, only=quiet)) as again:
             assert [one.data["resumed"] for one in await anext(again)] == [True]
             assert said(await anext(again)) == [("entries", "telegram_2")]
 
@@ -226,15 +148,15 @@ async def test_a_place_holds_for_a_while_when_nobody_watches_and_never_skips_wha
     clock = FakeClock()
     async with SessionManager(tmp_path, store="memory:", clock=clock) as manager:
         session = await manager.get_or_create("telegram", 1)
-        async with aclosing(manager.watch_all()) as watched:
+        async with aclosing(manager.events.watch_all()) as watched:
             (ready,) = await anext(watched)
         await session.add_message(Message.user("while nobody watches"))
-        async with aclosing(manager.watch_all(after=ready.place)) as watched:
+        async with aclosing(manager.events.watch_all(after=ready.cursor)) as watched:
             assert [one.data.get("resumed") for one in await anext(watched)] == [True]
             assert [one.kind for one in await anext(watched)] == ["entries"]
         await clock.advance(feed.KEPT_S + 1)
         await session.add_message(Message.user("long after"))
-        async with aclosing(manager.watch_all(after=ready.place)) as watched:
+        async with aclosing(manager.events.watch_all(after=ready.cursor)) as watched:
             assert [one.data["resumed"] for one in await anext(watched)] == [False]
 
 
@@ -243,11 +165,11 @@ async def test_watchers_are_told_only_of_the_sessions_that_they_may_see(manager:
         assert key is not None
         return session_id == "telegram_1"
 
-    async with aclosing(manager.watch_all(only=of_one)) as watched:
+    async with aclosing(manager.events.watch_all(only=of_one)) as watched:
         await anext(watched)
         for chat in (2, 1):
             await (await manager.get_or_create("telegram", chat)).add_message(Message.user("hello"))
-            manager.live.tell(SessionKey.of("telegram", chat), "typing", {})
+            manager.events.turns.publish(TurnEvent(SessionKey.of("telegram", chat), "typing", {}))
         for chat in (2, 1):
             await manager.delete(f"telegram_{chat}")
         assert {event.session_id for event in await events_of(watched, "deleted")} == {"telegram_1"}
@@ -255,11 +177,11 @@ async def test_watchers_are_told_only_of_the_sessions_that_they_may_see(manager:
 
 async def test_places_do_not_count_what_happens_in_sessions_of_others(manager: SessionManager) -> None:
     session = await manager.get_or_create("telegram", 1)
-    async with aclosing(manager.watch_all()) as watched:
+    async with aclosing(manager.events.watch_all()) as watched:
         await anext(watched)
         for _ in range(20):
             await session.add_message(Message.user("hello"))
-        numbers = [int(event.place.rpartition(":")[2], 16) for event in await anext(watched)]
+        numbers = [int(event.cursor.rpartition(":")[2], 16) for event in await anext(watched)]
     assert len(set(numbers)) == len(numbers)
     assert numbers != sorted(numbers), "they are not in order, so they cannot be counted"
 
@@ -267,7 +189,7 @@ async def test_places_do_not_count_what_happens_in_sessions_of_others(manager: S
 async def test_a_session_that_is_put_together_is_told_when_it_is_there(manager: SessionManager) -> None:
     session = await manager.get_or_create("telegram", 1)
     await session.add_message(Message.user("hello"))
-    async with aclosing(manager.watch_all()) as watched:
+    async with aclosing(manager.events.watch_all()) as watched:
         await anext(watched)
         copy = await session.fork()
         events = await events_of(watched, "entries")
@@ -277,7 +199,7 @@ async def test_a_session_that_is_put_together_is_told_when_it_is_there(manager: 
 
 async def test_entries_come_whole_where_that_is_asked_for(manager: SessionManager) -> None:
     session = await manager.get_or_create("telegram", 1)
-    async with aclosing(manager.watch_all(content=True)) as watched:
+    async with aclosing(manager.events.watch_all(content=True)) as watched:
         await anext(watched)
         entry = await session.add_message(Message.user("hello"))
         (event,) = await events_of(watched, "entries")
@@ -288,9 +210,9 @@ async def test_entries_come_whole_where_that_is_asked_for(manager: SessionManage
 async def test_what_waits_for_a_slow_watcher_with_content_is_bounded(
     manager: SessionManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower, "MOST_CONTENT_BYTES", 2_000)
+    monkeypatch.setattr(manager_events, "MOST_CONTENT_BYTES", 2_000)
     session = await manager.get_or_create("telegram", 1)
-    async with aclosing(manager.watch_all(content=True)) as watched:
+    async with aclosing(manager.events.watch_all(content=True)) as watched:
         await anext(watched)
         for _ in range(3):
             await session.add_messages([Message.user(500 * "x")] * 10)
@@ -313,7 +235,7 @@ async def test_what_another_gateway_does_is_told_here_in_order_and_once(postgres
     async with gateways(postgresql_url, tmp_path) as (here, there):
         before = await there.get_or_create("telegram", 1)
         await before.add_message(Message.user("before"))
-        async with aclosing(here.watch_all()) as watched:
+        async with aclosing(here.events.watch_all()) as watched:
             await anext(watched)
             ours = await here.get_or_create("telegram", 1)
             for count in range(10):
@@ -332,34 +254,3 @@ async def test_what_another_gateway_does_is_told_here_in_order_and_once(postgres
     ]
     assert sequences == sorted(set(sequences)), "in order and once"
     assert ("created", "telegram_2") in said(events)
-
-
-# --- signs of life ---------------------------------------------------------------------------------------------------
-
-
-async def test_signs_of_life_come_in_time_and_a_few_at_once() -> None:
-    clock = FakeClock()
-    waiting = Waiting(clock)
-    together: set[Any] = set()
-    heard: dict[int, float] = {}
-    news: list[int] = []
-
-    async def wait(number: int) -> None:
-        while True:
-            heard[number] = clock.monotonic()
-            if await waiting.news(together):
-                news.append(number)
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(waiting.run)
-        for number in range(600):
-            tasks.start_soon(wait, number)
-        for _ in range(400):
-            await clock.advance(0.1)
-            assert clock.monotonic() - min(heard.values()) <= QUIET_S, "nobody is taken for dead"
-            at_once = sum(at == clock.monotonic() for at in heard.values())
-            assert at_once == 600 or at_once < 600 / 40, "nobody else waits for six hundred"
-        wake(together)
-        await clock.advance(0)
-        assert sorted(news) == list(range(600))
-        tasks.cancel_scope.cancel()

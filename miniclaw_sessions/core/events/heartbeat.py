@@ -1,4 +1,4 @@
-"""Waiting for news, or for a sign of life where there are none: one timer, however many wait."""
+"""Waiting for news, or for a heartbeat where there are none: one timer, however many wait."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import anyio
 from miniclaw_sessions.clock import Clock, sleep_unless
 
 QUIET_S = 15.0
-"""Whoever waits is given a sign of life at least this often."""
+"""Each waiter gets a heartbeat at least this often."""
 
-_PATIENCE_S = 10.0  # who has waited so long may be given one: not all at the same time
+_PATIENCE_S = 10.0  # a waiter may get its heartbeat after this time: so they do not all get it at once
 _BEAT_S = 0.1
 
 Waiters = set["asyncio.Future[bool]"]
 """Those who wait for the same news."""
 
 
-class Waiting:
-    """Everybody who waits, those first that began first.
+class Heartbeat:
+    """All waiters of one manager, those first that began first.
 
     A wait is a bare future: ten thousand streams that have nothing to say are ten thousand of them, and no timer each.
 
@@ -31,18 +31,18 @@ class Waiting:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._since: dict[asyncio.Future[bool], float] = {}
-        self._anybody = anyio.Event()
+        self._has_waiters = anyio.Event()
         self._stop = anyio.Event()
 
     def __repr__(self) -> str:
-        return f"<Waiting {len(self._since)}>"
+        return f"<Heartbeat of {len(self._since)}>"
 
     async def news(self, among: Waiters) -> bool:
-        """Wait until `wake` is called for these; False for a sign of life."""
+        """Wait until `wake` is called for these; False for a heartbeat."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         among.add(future)
         self._since[future] = self._clock.monotonic()
-        self._anybody.set()
+        self._has_waiters.set()
         try:
             return await future
         finally:
@@ -50,21 +50,21 @@ class Waiting:
             self._since.pop(future, None)
 
     async def run(self) -> None:
-        """Give signs of life until `close`."""
+        """Give heartbeats until `close`."""
         while not self._stop.is_set():
-            await self._anybody.wait()
+            await self._has_waiters.wait()
             if not await sleep_unless(self._clock, _BEAT_S, self._stop):
                 self._beat()
 
     def close(self) -> None:
         """Make `run` return."""
         self._stop.set()
-        self._anybody.set()
+        self._has_waiters.set()
 
     def _beat(self) -> None:
-        """Give a sign to those that have waited longest: a few at a time, so that nobody else waits for all of them."""
+        """Give a heartbeat to those that have waited longest: a few at a time, so that nothing else waits for all."""
         if not self._since:
-            self._anybody = anyio.Event()
+            self._has_waiters = anyio.Event()
             return
         now = self._clock.monotonic()
         most = math.ceil(len(self._since) * _BEAT_S / (QUIET_S - _PATIENCE_S))
