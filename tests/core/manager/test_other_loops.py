@@ -7,6 +7,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,7 @@ from miniclaw_sessions.testing import FakeClock
 pytestmark = pytest.mark.anyio
 
 READS: dict[type, set[str]] = {
-    SessionManager: {"statistics", "health"},
+    SessionManager: {"statistics", "health", "on_progress"},
     Session: {"messages", "entries", "statistics", "unit", "turn"},
     SessionTree: set(),
     Turn: {"messages", "entries"},
@@ -152,7 +153,8 @@ async def test_what_only_reads_the_memory_may_be_called_from_anywhere(opened: Op
     assert {str(call) for call in FREE} == {f"{cls.__name__}.{name}" for cls, names in READS.items() for name in names}
     for call in FREE:
         if call.cls is not Turn:
-            await in_another_loop(getattr(opened.objects[call.cls], call.name))
+            method = getattr(opened.objects[call.cls], call.name)
+            await in_another_loop(method, **arguments(method))
     async with opened.objects[Turn] as turn:
         assert await asyncio.to_thread(turn.messages) == turn.messages()
         assert await asyncio.to_thread(turn.entries) == turn.entries()
@@ -179,6 +181,13 @@ async def test_a_manager_that_is_not_open_belongs_to_nobody(tmp_path: Path) -> N
     with pytest.raises(ManagerClosed):
         await in_another_loop(manager.flush)
     await in_another_loop(manager.close)
+
+
+async def test_nothing_is_followed_from_another_thread(opened: Opened) -> None:
+    events = opened.manager.events
+    for method, given in ((events.follow, ["telegram_1"]), (events.watch, ["telegram_1"]), (events.watch_all, [])):
+        with pytest.raises(WrongThread):
+            await in_another_loop(partial(method, *given))
 
 
 async def test_a_live_tail_that_is_left_is_left_in_the_manager_as_well(opened: Opened) -> None:
