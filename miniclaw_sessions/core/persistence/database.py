@@ -21,10 +21,10 @@ from miniclaw_sessions.core.history.state import Snapshot
 from miniclaw_sessions.core.persistence.archive import ArchiveTable
 from miniclaw_sessions.core.persistence.checking import CheckReport, check_database
 from miniclaw_sessions.core.persistence.checkpoints import StoredCheckpoints
-from miniclaw_sessions.core.persistence.followed import PROPERTY as FOLLOWED
 from miniclaw_sessions.core.persistence.losses import Loss
 from miniclaw_sessions.core.persistence.marker import Marker, check_store
 from miniclaw_sessions.core.persistence.mending import Mended, check_and_mend
+from miniclaw_sessions.core.persistence.mirrored import PROPERTY as MIRRORED
 from miniclaw_sessions.core.persistence.own_task import in_own_task, require_asyncio
 from miniclaw_sessions.core.persistence.recovery import Joined, Progress, Recovered, RecoveryReport, join
 from miniclaw_sessions.core.persistence.snapshots import largest_snapshot
@@ -70,7 +70,7 @@ class Database:
         self.sessions: dict[str, Recovered] = {}
         self.on_disk: dict[str, None] = {}
         self.report = RecoveryReport()
-        self._followed: set[str] = set()  # of which it is known that it is written down
+        self._mirrored: set[str] = set()  # of which it is known that it is written down
         self.archive = ArchiveTable(shared, encryption)
         self.checkpoints = StoredCheckpoints(
             shared, clock=clock, max_bytes=largest_snapshot(settings), encryption=encryption
@@ -162,15 +162,15 @@ class Database:
         joined.conversation.state.last_accessed = one.used_at
         return joined
 
-    async def was_followed(self, session_id: str) -> bool:
-        """Whether that is written down."""
-        return session_id in self._followed or await self._shared.read_property(FOLLOWED + session_id) is not None
+    async def was_mirrored(self, session_id: str) -> bool:
+        """Whether its property is written."""
+        return session_id in self._mirrored or await self._shared.read_property(MIRRORED + session_id) is not None
 
-    async def note_followed(self, session_id: str) -> None:
-        """Write it down, a row for each: several processes may."""
-        if session_id not in self._followed:
-            await self._shared.write_property(FOLLOWED + session_id, b"true")
-            self._followed.add(session_id)
+    async def note_mirrored(self, session_id: str) -> None:
+        """Write its property: a row of its own, because several processes may write."""
+        if session_id not in self._mirrored:
+            await self._shared.write_property(MIRRORED + session_id, b"true")
+            self._mirrored.add(session_id)
 
     async def modified(self) -> list[tuple[str, float]]:
         """No session has a file."""

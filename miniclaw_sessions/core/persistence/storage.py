@@ -73,16 +73,16 @@ class Storage(Protocol):
         """Load one session, and tell what was done for it."""
         ...
 
-    async def was_followed(self, session_id: str) -> bool:
-        """Whether `note_followed` was told of it.
+    async def was_mirrored(self, session_id: str) -> bool:
+        """Whether `note_mirrored` was called with it, in whatever process.
 
         Raises:
             StoreUnavailable: it cannot be read.
         """
         ...
 
-    async def note_followed(self, session_id: str) -> None:
-        """Remember that there was a session that keeps up with another program's.
+    async def note_mirrored(self, session_id: str) -> None:
+        """Remember that a session mirrors another program's, also when it is deleted.
 
         Raises:
             StoreUnavailable: it could not be written.

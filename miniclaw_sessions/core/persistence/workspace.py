@@ -22,12 +22,12 @@ from miniclaw_sessions.core.history.state import Snapshot
 from miniclaw_sessions.core.persistence.archive import ArchiveDirectory
 from miniclaw_sessions.core.persistence.backups import known_backups
 from miniclaw_sessions.core.persistence.checking import Check, CheckReport
-from miniclaw_sessions.core.persistence.followed import NAME as FOLLOWED_IDS
-from miniclaw_sessions.core.persistence.followed import FollowedIds
 from miniclaw_sessions.core.persistence.losses import NAME as LOSSES
 from miniclaw_sessions.core.persistence.losses import Loss, Losses
 from miniclaw_sessions.core.persistence.marker import Marker, check_marker, check_store, write_marker
 from miniclaw_sessions.core.persistence.mending import Mended, check_and_mend, mend
+from miniclaw_sessions.core.persistence.mirrored import NAME as MIRRORED_IDS
+from miniclaw_sessions.core.persistence.mirrored import MirroredIds
 from miniclaw_sessions.core.persistence.own_task import in_own_task, require_asyncio
 from miniclaw_sessions.core.persistence.quarantine import Quarantine
 from miniclaw_sessions.core.persistence.recognition import recognize
@@ -101,7 +101,7 @@ class Workspace:
         self._create = create
         self._wait_s = wait_s
         self._stack = AsyncExitStack()
-        self._followed = FollowedIds(path)
+        self._mirrored = MirroredIds(path)
         self.archive = ArchiveDirectory(path / "archive", encryption)
 
     def __repr__(self) -> str:
@@ -158,19 +158,19 @@ class Workspace:
         except OSError as error:
             raise StoreUnavailable(f"cannot write {self.path / LOSSES}: {error.strerror}") from error
 
-    async def was_followed(self, session_id: str) -> bool:
+    async def was_mirrored(self, session_id: str) -> bool:
         """Whether it stands in `followed.jsonl`."""
-        return await self._followed_ids(self._followed.__contains__, session_id)
+        return await self._mirrored_ids(self._mirrored.__contains__, session_id)
 
-    async def note_followed(self, session_id: str) -> None:
+    async def note_mirrored(self, session_id: str) -> None:
         """Write it into `followed.jsonl`."""
-        await self._followed_ids(self._followed.note, session_id)
+        await self._mirrored_ids(self._mirrored.note, session_id)
 
-    async def _followed_ids(self, use: Callable[[str], T], session_id: str) -> T:
+    async def _mirrored_ids(self, use: Callable[[str], T], session_id: str) -> T:
         try:
             return await to_thread.run_sync(use, session_id)
         except OSError as error:
-            raise StoreUnavailable(f"cannot use {self.path / FOLLOWED_IDS}: {error.strerror}") from error
+            raise StoreUnavailable(f"cannot use {self.path / MIRRORED_IDS}: {error.strerror}") from error
 
     async def modified(self) -> list[tuple[str, float]]:
         """The session ids that have a file, and when each was last used."""

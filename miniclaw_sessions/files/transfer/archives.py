@@ -15,9 +15,9 @@ from anyio import CancelScope
 
 from miniclaw_sessions.core.persistence.archive import SUFFIX, session_of, write_archived_file
 from miniclaw_sessions.core.persistence.database import ENCRYPTION
-from miniclaw_sessions.core.persistence.followed import PROPERTY as FOLLOWED
-from miniclaw_sessions.core.persistence.followed import FollowedIds
 from miniclaw_sessions.core.persistence.marker import Marker, read_marker, write_marker
+from miniclaw_sessions.core.persistence.mirrored import PROPERTY as MIRRORED
+from miniclaw_sessions.core.persistence.mirrored import MirroredIds
 from miniclaw_sessions.core.stores.shared import SharedStore
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.errors import StoreCorrupt
@@ -85,18 +85,18 @@ async def _from_files(source: Path, store: SharedStore) -> int:
     return len(missing)
 
 
-async def copy_followed(source: Beside, target: Beside) -> None:
-    """Take along which sessions were followed, so that those that were deleted are not made again there."""
+async def copy_mirrored(source: Beside, target: Beside) -> None:
+    """Copy the ids of sessions that mirror another program's, so that deleted ones are not made again there."""
     if isinstance(source, Path):
-        followed = await in_thread(lambda: list(FollowedIds(source)))
+        mirrored = await in_thread(lambda: list(MirroredIds(source)))
     else:
-        followed = [name.removeprefix(FOLLOWED) for name in await source.properties(FOLLOWED)]
-    known = FollowedIds(target) if isinstance(target, Path) else None
-    for session_id in followed:
+        mirrored = [name.removeprefix(MIRRORED) for name in await source.properties(MIRRORED)]
+    known = MirroredIds(target) if isinstance(target, Path) else None
+    for session_id in mirrored:
         if known is not None:
             await in_thread(known.note, session_id)
         elif isinstance(target, SharedStore):
-            await target.write_property(FOLLOWED + session_id, b"true")
+            await target.write_property(MIRRORED + session_id, b"true")
 
 
 async def _pieces(file: Path) -> AsyncIterator[bytes]:

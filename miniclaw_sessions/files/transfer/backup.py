@@ -23,10 +23,10 @@ import msgspec
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.persistence.backups import note_backup
-from miniclaw_sessions.core.persistence.followed import NAME as FOLLOWED
 from miniclaw_sessions.core.persistence.losses import NAME as LOSSES
 from miniclaw_sessions.core.persistence.marker import NAME as MARKER
 from miniclaw_sessions.core.persistence.marker import RESTORING, read_marker
+from miniclaw_sessions.core.persistence.mirrored import NAME as MIRRORED
 from miniclaw_sessions.core.persistence.own_task import in_own_task
 from miniclaw_sessions.core.persistence.recognition import recognize
 from miniclaw_sessions.core.stores import open_store, salvage_in, store_place, stores_in
@@ -36,7 +36,7 @@ from miniclaw_sessions.core.stores.shared import as_shared
 from miniclaw_sessions.core.stores.wrapping import innermost
 from miniclaw_sessions.disk import LOCK, Directory
 from miniclaw_sessions.errors import ConfigError, StoreError
-from miniclaw_sessions.files.transfer.archives import copy_archive, copy_followed, marker_of, write_marker_to
+from miniclaw_sessions.files.transfer.archives import copy_archive, copy_mirrored, marker_of, write_marker_to
 from miniclaw_sessions.files.transfer.copying import Copy, Report, copy_missing, held, in_thread
 from miniclaw_sessions.files.transfer.files import SESSIONS, SET_ASIDE, files_in
 
@@ -45,7 +45,7 @@ VERSION = 1
 
 _MAX_MANIFEST_BYTES = 2**31
 _BLOCK = 1 << 20
-_OF_ITSELF = (MARKER, LOSSES, FOLLOWED)  # how the workspace is encrypted, what it has lost, what keeps up with others
+_OF_ITSELF = (MARKER, LOSSES, MIRRORED)  # how the workspace is encrypted, what it has lost, what keeps up with others
 
 
 class BackedUpFile(msgspec.Struct, frozen=True):
@@ -255,7 +255,7 @@ async def _restore_to_server(
         for difference in copied.different:
             raise StoreError(f"{what}: {difference}; run it again")
         await copy_archive(backup, target, None, report.problems)
-        await copy_followed(backup, target)
+        await copy_mirrored(backup, target)
 
 
 # --- making one ------------------------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ async def _make(
         if shared is not None:
             await copy_archive(shared, target, None, copy.report.problems)
             await write_marker_to(target, key or "")
-            await copy_followed(shared, target)
+            await copy_mirrored(shared, target)
         report.sessions, report.entries = copy.report.sessions, copy.report.entries
         report.snapshots, report.problems = copy.report.snapshots, copy.report.problems
         on_progress("writing the list of files", 0, None)

@@ -141,12 +141,12 @@ async def _store(
         await _restore_if_behind(manager, key, place)
     if update and await registry.exists(session_id):
         await _add_to(manager, await manager.find(session_id), transfer)
-    elif transfer.is_part or (place is not None and await storage.was_followed(session_id)):
+    elif transfer.is_part or (place is not None and await storage.was_mirrored(session_id)):
         raise await manager.missing(session_id)
     else:
         await _make(manager, key, transfer)
     if place is not None:
-        await storage.note_followed(session_id)
+        await storage.note_mirrored(session_id)
 
 
 async def fork_from(manager: SessionManager, path: str | Path, *, key: SessionKey | None = None) -> Session:

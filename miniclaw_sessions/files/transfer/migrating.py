@@ -37,7 +37,7 @@ from miniclaw_sessions.core.stores.sql.files import is_open_elsewhere
 from miniclaw_sessions.disk import Directory, DirectoryLock
 from miniclaw_sessions.encryption import KeyRing, is_sealed
 from miniclaw_sessions.errors import ConfigError, DirectoryInUse, NotAWorkspace
-from miniclaw_sessions.files.transfer.archives import Beside, copy_archive, copy_followed, marker_of, write_marker_to
+from miniclaw_sessions.files.transfer.archives import Beside, copy_archive, copy_mirrored, marker_of, write_marker_to
 from miniclaw_sessions.files.transfer.checkpoints import InFiles, InRows, Side, carry
 from miniclaw_sessions.files.transfer.copying import Report, in_thread, refuse_cut_off_salvage
 from miniclaw_sessions.files.transfer.files import SESSIONS, Sealing, files_in
@@ -382,7 +382,7 @@ async def _copy_rest(source: Beside, target: Beside, keys: KeyRing | None, chang
     await _copy_marker(source, target, sealing)
     if isinstance(source, Path) and isinstance(target, Path):
         await in_thread(_copy_losses, source, target)
-    await copy_followed(source, target)
+    await copy_mirrored(source, target)
     return archived
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from miniclaw_sessions import SessionManager
-from miniclaw_sessions.core.persistence.followed import FollowedIds
+from miniclaw_sessions.core.persistence.mirrored import MirroredIds
 from miniclaw_sessions.core.stores.base import Append
 from miniclaw_sessions.core.stores.sql.postgresql import PostgreSQLStore
 from miniclaw_sessions.encryption import KeyRing
@@ -71,7 +71,7 @@ async def test_a_workspace_moves_to_a_server_and_back_with_its_archive_and_its_e
     home, back = Home(tmp_path / "w"), Home(tmp_path / "back", "jsonl:")
     await home.fill(keys)
     said = await home.said(keys)
-    FollowedIds(home.workspace).note("import_deleted")
+    MirroredIds(home.workspace).note("import_deleted")
     here, there = house(str(home.workspace), tmp_path), house(server.settings.store, tmp_path)
     moved = await migrate(here, there)
     assert (moved.archived, moved.copied.different) == (1, [])
@@ -88,7 +88,7 @@ async def test_a_workspace_moves_to_a_server_and_back_with_its_archive_and_its_e
         async with one.open(keys) as manager:
             assert await archived(manager) == EXPIRED
     assert keys is None or back.showing() == []
-    assert list(FollowedIds(back.workspace)) == ["import_deleted"]
+    assert list(MirroredIds(back.workspace)) == ["import_deleted"]
 
 
 @KEYS

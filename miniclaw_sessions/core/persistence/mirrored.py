@@ -1,7 +1,7 @@
-"""`followed.jsonl`: which sessions were made of another program's, so that one that was deleted is not made again.
+"""`followed.jsonl`: the ids of sessions that mirror another program's, so that a deleted one is not made again.
 
-It has no more than their ids, one on a line, and only grows. A line that is lost costs no more than that a deleted
-session is made again. Everything here blocks.
+One id on a line; the file only grows. A lost line costs no more than that a deleted session is made again. Everything
+here blocks.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import msgspec
 NAME = "followed.jsonl"
 
 PROPERTY = "followed "
-"""In a database that several processes share it is a property for each: this, and the session's id."""
+"""A shared database has a property for each instead, with this and the session's id as its name."""
 
 
-class FollowedIds:
-    """The ids of a workspace's followed sessions, those that are no more included."""
+class MirroredIds:
+    """The ids of all sessions of a workspace that mirror another program's, or did before they were deleted."""
 
     def __init__(self, workspace: Path) -> None:
         self._path = workspace / NAME
