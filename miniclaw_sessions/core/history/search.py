@@ -12,9 +12,10 @@ from __future__ import annotations
 import re
 import unicodedata
 from datetime import UTC, datetime, timedelta
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self, TypedDict, get_args
 
 import msgspec
+from msgspec import Meta
 
 from miniclaw_sessions.core.protocol.encoding import in_utc
 from miniclaw_sessions.core.protocol.keys import SessionKey
@@ -46,6 +47,9 @@ TITLE, LABEL = "title", "label"
 
 ROLES = (*(str(role) for role in Role), TITLE, LABEL)
 
+Branch = Literal["all", "current"]
+Order = Literal["best", "newest"]
+
 _UNSEEN = re.compile("[\u00ad\u0300-\u036f\u200b-\u200f\u2060\ufeff]+")
 """Accents, once they are parted from their letters, and what has no width."""
 
@@ -59,6 +63,91 @@ def folded(text: str) -> str:
         return " ".join(text.lower().split())
     parted = _UNSEEN.sub("", unicodedata.normalize("NFKD", text)).casefold()
     return " ".join(unicodedata.normalize("NFKC", parted).split())
+
+
+class SearchOptions(TypedDict, total=False):
+    """What narrows and orders the search of one session; each can be left out. `SearchQuery` says what they mean."""
+
+    author: str | None
+    role: str | None
+    tool: str | None
+    after: datetime | None
+    before: datetime | None
+    branch: Branch
+    order: Order
+    limit: int
+    cursor: str | None
+
+
+class SearchOptionsEverywhere(SearchOptions, total=False):
+    """The same for a search of all sessions."""
+
+    channel: str | None
+    session_id: str | None
+
+
+class SearchQuery(msgspec.Struct, frozen=True):
+    """A search as a person or a program asks for it.
+
+    Attributes:
+        query: words, of which all must occur, `"phrases"`, and `-words` that must not occur; at most 1,000 characters.
+            It may be empty if there is an author, a role, a tool or a time.
+        session_id: in this session only.
+        channel: in this channel only.
+        author: said by this agent or person.
+        role: said in this role: user, assistant, tool_result, ...; or `title`, `label`.
+        tool: calls of this tool, and what they returned.
+        after, before: said at this time or later, and earlier than this time.
+        branch: `all`: everything that was not cleared; `current`: only what the conversations go on from.
+        order: the `best` match first, or the `newest`.
+        limit: at most this many results, from 1 to 100.
+        cursor: the `next` of the page before.
+    """
+
+    query: Annotated[str, Meta(extra_json_schema={"maxLength": MAX_QUERY})] = ""
+    session_id: str | None = None
+    channel: str | None = None
+    author: str | None = None
+    role: str | None = None
+    tool: str | None = None
+    after: datetime | None = None
+    before: datetime | None = None
+    branch: Branch = "all"
+    order: Order = "best"
+    limit: Annotated[int, Meta(ge=1, le=MAX_RESULTS)] = 20
+    cursor: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what is too long before it is sent: an address has less room than a query may take.
+
+        Raises:
+            InvalidSearch: a text is too long, or holds a character that no stored text can have.
+        """
+        for name in ("query", "channel", "author", "tool"):
+            checked(name, getattr(self, name) or "")
+
+    def search(self) -> Search:
+        """The search for a store.
+
+        Raises:
+            InvalidSearch: there is nothing to search for, or something in it cannot be meant.
+        """
+        if self.branch not in get_args(Branch) or self.order not in get_args(Order):
+            raise InvalidSearch("a search has the branch all or current, and the order best or newest")
+        if not 1 <= self.limit <= MAX_RESULTS:
+            raise InvalidSearch(f"a page of a search has from 1 to {MAX_RESULTS} results")
+        return Search.parse(
+            self.query,
+            session_ids=None if self.session_id is None else frozenset({self.session_id}),
+            channel=self.channel,
+            author=self.author,
+            role=self.role,
+            tool=self.tool,
+            after=self.after,
+            before=self.before,
+            limit=self.limit,
+            cursor=self.cursor,
+        )
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, time
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -17,7 +17,7 @@ from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.config import MAX_MESSAGES, SessionSettings
-from miniclaw_sessions.core.history.search import Found, Search, SearchPage
+from miniclaw_sessions.core.history.search import Found, Search, SearchOptionsEverywhere, SearchPage, SearchQuery
 from miniclaw_sessions.core.history.window import Window
 from miniclaw_sessions.core.manager.cache import Listing, moment_of
 from miniclaw_sessions.core.manager.usage import By, UsageSums
@@ -25,7 +25,7 @@ from miniclaw_sessions.core.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.core.protocol.keys import SessionKey, is_session_id
 from miniclaw_sessions.core.protocol.messages import Message, Role
 from miniclaw_sessions.core.session import Journal, Session
-from miniclaw_sessions.core.session.searching import Branch, Order, search_page, search_windows
+from miniclaw_sessions.core.session.searching import search_page, search_windows
 from miniclaw_sessions.core.stores.base import Store
 from miniclaw_sessions.core.stores.reading import readable
 from miniclaw_sessions.core.stores.shared import ListPosition
@@ -175,62 +175,24 @@ class SessionReader(ABC):
                 found[session_id] = session
         return found
 
-    async def search(  # noqa: PLR0913 - each can be left out
-        self,
-        query: str = "",
-        *,
-        channel: str | None = None,
-        session_id: str | None = None,
-        author: str | None = None,
-        role: str | None = None,
-        tool: str | None = None,
-        after: datetime | None = None,
-        before: datetime | None = None,
-        branch: Branch = "all",
-        order: Order = "best",
-        limit: int = 20,
-        cursor: str | None = None,
-    ) -> SearchPage:
+    async def search(self, query: str = "", **options: Unpack[SearchOptionsEverywhere]) -> SearchPage:
         """What was said, in all sessions or some, and is committed; what was cleared, deleted or expired is not found.
 
-        The query is words, of which all must occur, `"phrases"`, and `-words` that must not; see `history.search`. It
-        may be empty if there is an author, a role, a tool or a time.
-
         Args:
-            query: what is searched for.
-            channel: only in this channel.
-            session_id: only in this session.
-            author: only what this agent or person said.
-            role: only what this role said: user, assistant, tool_result, ...; or `title`, `label`.
-            tool: only calls of this tool, and what it returned.
-            after: only what was said then or later.
-            before: only what was said earlier.
-            branch: all that was said, or only what the conversations go on from (`current`).
-            order: what fits best first, or the `newest`.
-            limit: results of a page, from 1 to 100.
-            cursor: the `next` of the page before.
+            query: words, of which all must occur, `"phrases"`, and `-words` that must not occur; see `history.search`.
+                It may be empty if there is an author, a role, a tool or a time.
+            options: `channel`, `session_id`, `author`, `role`, `tool`, `after`, `before`, `branch`, `order`, `limit`
+                and `cursor`, as `SearchQuery` describes them.
 
         Raises:
             InvalidSearch: there is nothing to search for, or something in it cannot be meant.
             SessionNotFound: there is no session `session_id`.
             StoreError: the store cannot be read.
         """
-        session_ids = None if session_id is None else frozenset({(await self.find(session_id)).session_id})
-        search = Search.parse(
-            query,
-            channel=channel,
-            session_ids=session_ids,
-            author=author,
-            role=role,
-            tool=tool,
-            after=after,
-            before=before,
-            limit=limit,
-            cursor=cursor,
-        )
-        return await search_page(
-            search, look=self._look, find=self._journal, branch=branch, order=order, now=self.clock.now()
-        )
+        wanted = SearchQuery(query, **options)
+        if wanted.session_id is not None:
+            await self.find(wanted.session_id)
+        return await search_page(wanted, look=self._look, find=self._journal, now=self.clock.now())
 
     async def usage(  # noqa: PLR0913 - each can be left out
         self,

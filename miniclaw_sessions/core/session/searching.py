@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from operator import itemgetter
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 import msgspec
 from anyio import to_thread
@@ -20,14 +20,16 @@ from anyio import to_thread
 from miniclaw_sessions.core.history.branches import BranchMap
 from miniclaw_sessions.core.history.search import (
     MAX_HITS,
-    MAX_RESULTS,
     MAX_SEQUENCE,
     NO_CURSOR,
     TITLE,
+    Branch,
     Found,
     Hit,
+    Order,
     Search,
     SearchPage,
+    SearchQuery,
     SearchResult,
 )
 from miniclaw_sessions.core.history.searched import searched, snippet
@@ -47,8 +49,6 @@ MAX_WINDOWS = 10
 LONG_TEXT = 20_000
 """What has so many characters is looked through in a thread."""
 
-Branch = Literal["all", "current"]
-Order = Literal["best", "newest"]
 Rank = tuple[float, Instant, str, Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]]
 
 _TICK = timedelta(microseconds=1)
@@ -67,31 +67,28 @@ class _Position(msgspec.Struct, frozen=True, array_like=True):
     rank: Rank | None = None
 
 
-async def search_page(  # noqa: PLR0913 - each but the first three can be left out
-    search: Search,
+async def search_page(
+    query: SearchQuery,
     *,
     look: Callable[[Search], Awaitable[Found]],
     find: Callable[[str], Awaitable[Journal | None]],
-    branch: Branch = "all",
-    order: Order = "best",
     now: datetime,
 ) -> SearchPage:
     """A page of what was said and may be seen.
 
     Args:
-        search: what is searched for, and the cursor of the page before.
+        query: what is searched for, and the cursor of the page before; the best (`Hit.score`, then the newest) first,
+            or the newest.
         look: finds hits, the newest first, as `Store.search`.
-        find: a session; None: it is gone, or not for anybody yet.
-        branch: all that was not cleared, or only what the conversation goes on from.
-        order: what fits best first (`Hit.score`, then the newest), or the newest first.
+        find: a session; None: it was deleted, or is still being made.
         now: what is said from now on is on no further page.
 
     Raises:
-        InvalidSearch: branch, order, limit or cursor are none.
+        InvalidSearch: there is nothing to search for, or something in it cannot be meant.
         StoreError: a store or a session cannot be read.
     """
-    _check(search, branch, order)
-    position, shown = _position_of(search.cursor), _Shown(find, branch, search.terms)
+    search, order = query.search(), query.order
+    position, shown = _position_of(search.cursor), _Shown(find, query.branch, search.terms)
     results: list[SearchResult] = []
     found = Found()
     for _ in range(MAX_WINDOWS):
@@ -125,13 +122,6 @@ def _window(search: Search, position: _Position) -> Search:
         until=position.until,
         before=min((one for one in (search.before, position.before) if one is not None), default=None),
     )
-
-
-def _check(search: Search, branch: str, order: str) -> None:
-    if branch not in ("all", "current") or order not in ("best", "newest"):
-        raise InvalidSearch("a search has the branch all or current, and the order best or newest")
-    if not 1 <= search.limit <= MAX_RESULTS:
-        raise InvalidSearch(f"a page of a search has from 1 to {MAX_RESULTS} results")
 
 
 def _rank(hit: Hit, order: Order) -> Rank:
@@ -226,11 +216,9 @@ def _of_window(journal: Journal) -> BranchMap:
     return branches
 
 
-async def search_session(
-    journal: Journal, query: str, *, branch: Branch = "all", order: Order = "best", **filters: Any
-) -> SearchPage:
+async def search_session(journal: Journal, query: SearchQuery) -> SearchPage:
     """`search_page` in one session. Raises the same."""
-    search = Search.parse(query, session_ids=frozenset({journal.session_id}), **filters)
+    query = msgspec.structs.replace(query, session_id=journal.session_id)
 
     async def find(_session_id: str) -> Journal:
         return journal
@@ -239,7 +227,7 @@ async def search_session(
         store = journal.home.store
         return await (store.search(search) if store.keeps_entries else search_windows(search, _only(journal)))
 
-    return await search_page(search, look=look, find=find, branch=branch, order=order, now=journal.home.clock.now())
+    return await search_page(query, look=look, find=find, now=journal.home.clock.now())
 
 
 async def search_windows(search: Search, journals: AsyncIterator[Journal]) -> Found:

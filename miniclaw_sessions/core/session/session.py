@@ -12,7 +12,7 @@ from copy import deepcopy
 from datetime import datetime
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Unpack
 from weakref import ref
 
 import msgspec
@@ -22,7 +22,7 @@ from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import MAX_MESSAGES
 from miniclaw_sessions.core.history.compaction import TokenCounter, count_by_characters
 from miniclaw_sessions.core.history.context import build_context
-from miniclaw_sessions.core.history.search import SearchPage
+from miniclaw_sessions.core.history.search import SearchOptions, SearchPage, SearchQuery
 from miniclaw_sessions.core.protocol.entries import FORK, LeafMove, MessageEntry
 from miniclaw_sessions.core.protocol.given import as_message
 from miniclaw_sessions.core.protocol.keys import SessionKey
@@ -32,7 +32,7 @@ from miniclaw_sessions.core.session.copying import copy_session, key_of_fork
 from miniclaw_sessions.core.session.journal import Journal, SessionStatistics
 from miniclaw_sessions.core.session.memory import MemoryHome
 from miniclaw_sessions.core.session.owner import guarded
-from miniclaw_sessions.core.session.searching import Branch, Order, search_session
+from miniclaw_sessions.core.session.searching import search_session
 from miniclaw_sessions.core.session.tree import SessionTree
 from miniclaw_sessions.core.session.turn import Opening, Turn
 from miniclaw_sessions.core.session.unit import Unit
@@ -346,34 +346,9 @@ class Session:
         """The window with ids, sequence numbers and times: a new list of immutable entries."""
         return list(self.journal.conversation.window)
 
-    async def search(  # noqa: PLR0913 - each can be left out
-        self,
-        query: str = "",
-        *,
-        author: str | None = None,
-        role: str | None = None,
-        tool: str | None = None,
-        after: datetime | None = None,
-        before: datetime | None = None,
-        branch: Branch = "all",
-        order: Order = "best",
-        limit: int = 20,
-        cursor: str | None = None,
-    ) -> SearchPage:
+    async def search(self, query: str = "", **options: Unpack[SearchOptions]) -> SearchPage:
         """What was said here and committed, as `SessionManager.search`. Raises the same."""
-        return await search_session(
-            self.journal,
-            query,
-            author=author,
-            role=role,
-            tool=tool,
-            after=after,
-            before=before,
-            branch=branch,
-            order=order,
-            limit=limit,
-            cursor=cursor,
-        )
+        return await search_session(self.journal, SearchQuery(query, **options))
 
     async def get_context(self) -> SessionContext:
         """What may be sent to a model at the leaf (document 003, section 8.2), made legal. Costs what it holds.

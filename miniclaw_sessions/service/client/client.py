@@ -6,12 +6,12 @@ import builtins
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from datetime import date, datetime
+from datetime import date
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from miniclaw_sessions.config import MAX_MESSAGES
-from miniclaw_sessions.core.history.search import SearchPage
+from miniclaw_sessions.core.history.search import SearchOptionsEverywhere, SearchPage, SearchQuery
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.errors import ImportRefused, SessionNotFound
@@ -156,43 +156,14 @@ class Client:
         reply = await self.transport.call(sessions.list_sessions, wanted)
         return reply.sessions, reply.next
 
-    async def search(  # noqa: PLR0913 - each can be left out
-        self,
-        query: str = "",
-        *,
-        session_id: str | None = None,
-        channel: str | None = None,
-        author: str | None = None,
-        role: str | None = None,
-        tool: str | None = None,
-        after: datetime | None = None,
-        before: datetime | None = None,
-        branch: Literal["all", "current"] = "all",
-        order: Literal["best", "newest"] = "best",
-        limit: int = 20,
-        cursor: str | None = None,
-    ) -> SearchPage:
+    async def search(self, query: str = "", **options: Unpack[SearchOptionsEverywhere]) -> SearchPage:
         """What was said, as `SessionManager.search`.
 
         Raises:
             InvalidSearch: there is nothing to search for, or something in it cannot be meant.
             SessionNotFound: there is no session `session_id`.
         """
-        wanted = search.SearchRequest(
-            query=query,
-            session_id=session_id,
-            channel=channel,
-            author=author,
-            role=role,
-            tool=tool,
-            after=after,
-            before=before,
-            branch=branch,
-            order=order,
-            limit=limit,
-            cursor=cursor,
-        )
-        return await self.transport.call(search.search, wanted)
+        return await self.transport.call(search.search, SearchQuery(query, **options))
 
     async def models(self) -> dict[str, str]:
         """The models that a chat may choose, and who provides them; the first one answers unless it does."""
