@@ -68,8 +68,8 @@ from miniclaw_sessions.adapters.chats import State as ChatState
 from miniclaw_sessions.adapters.home_loop import HomeLoop, at_home
 from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
 from miniclaw_sessions.core.manager import SessionManager
-from miniclaw_sessions.core.protocol.encoding import parse_json
 from miniclaw_sessions.core.protocol.entries import Custom, Entry, MessageEntry
+from miniclaw_sessions.core.protocol.json_values import parse_json
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.errors import InvalidMessage, LeafMoved, SessionNotFound, StoreCorrupt

@@ -52,8 +52,8 @@ from pydantic_core import PydanticSerializationError
 
 from miniclaw_sessions.adapters.chats import chat_of
 from miniclaw_sessions.adapters.home_loop import HomeLoop, at_home
-from miniclaw_sessions.core.protocol.encoding import parse_json
 from miniclaw_sessions.core.protocol.images import address_of, image_at
+from miniclaw_sessions.core.protocol.json_values import parse_json
 from miniclaw_sessions.core.protocol.messages import (
     ImagePart,
     Message,

@@ -42,8 +42,8 @@ from pydantic_ai.messages import ModelMessage
 from miniclaw_sessions.adapters.chats import New, chat_of
 from miniclaw_sessions.adapters.home_loop import HomeLoop
 from miniclaw_sessions.agent.providers.pydantic_ai_messages import from_model_messages, to_model_messages
-from miniclaw_sessions.core.protocol.encoding import parse_json
 from miniclaw_sessions.core.protocol.entries import Custom
+from miniclaw_sessions.core.protocol.json_values import parse_json
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.service.api.shapes import NewCustom

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from miniclaw_sessions.core.protocol.encoding import check_json
+from miniclaw_sessions.core.protocol.json_values import check_json
 from miniclaw_sessions.errors import InvalidMessage
 
 FIELDS, TEXT = "fields", "json"

@@ -14,7 +14,7 @@ from miniclaw_sessions.agent.tool_runner import MALFORMED
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.core.history.compaction import TokenCounter, count_by_characters
-from miniclaw_sessions.core.protocol.encoding import parse_json
+from miniclaw_sessions.core.protocol.json_values import parse_json
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, ToolCall, Usage
 from miniclaw_sessions.errors import InvalidMessage, ModelError, ModelTimeout
 

@@ -17,7 +17,8 @@ from miniclaw_sessions.agent.provider import PricingProvider, Provider
 from miniclaw_sessions.core.history.compaction import TokenCounter, count_by_characters, count_tokens
 from miniclaw_sessions.core.protocol.encoding import message_to_dict
 from miniclaw_sessions.core.protocol.entries import SPENT
-from miniclaw_sessions.core.protocol.messages import ESTIMATED, Message, Role, Usage
+from miniclaw_sessions.core.protocol.messages import Message, Role, Usage
+from miniclaw_sessions.core.protocol.parts import ESTIMATED
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import AgentError, SessionsError
 from miniclaw_sessions.log import get_logger

@@ -15,7 +15,7 @@ from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.core.history.search import Search, SearchPage, SearchResult
 from miniclaw_sessions.core.history.searched import searched, snippet
 from miniclaw_sessions.core.manager.reader import SessionReader
-from miniclaw_sessions.core.protocol.encoding import in_utc
+from miniclaw_sessions.core.protocol.json_values import in_utc
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import EntryNotFound, SessionNotFound
 

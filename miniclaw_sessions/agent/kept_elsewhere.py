@@ -17,8 +17,7 @@ import msgspec
 from miniclaw_sessions.agent.events import TurnEnd
 from miniclaw_sessions.config import MAX_MESSAGES
 from miniclaw_sessions.core.protocol.entries import MessageEntry
-from miniclaw_sessions.core.protocol.given import as_message
-from miniclaw_sessions.core.protocol.messages import Message, Usage
+from miniclaw_sessions.core.protocol.messages import Message, Usage, as_message
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.documents import DiveSession, GoSession, KernelSession, session_of
 from miniclaw_sessions.core.session.turn import Opening

@@ -14,8 +14,7 @@ from typing import Protocol, Self, runtime_checkable
 import msgspec
 
 from miniclaw_sessions.agent.tools import Tool
-from miniclaw_sessions.core.protocol.given import as_message
-from miniclaw_sessions.core.protocol.messages import Message, Usage
+from miniclaw_sessions.core.protocol.messages import Message, Usage, as_message
 from miniclaw_sessions.core.protocol.options import Options
 from miniclaw_sessions.errors import OptionRefused
 

@@ -12,8 +12,8 @@ import msgspec
 from miniclaw_sessions.agent.events import AgentEvent, PendingCall, ToolFinished, ToolStarted
 from miniclaw_sessions.agent.hooks import Generation, Hooks, calling_tools_in
 from miniclaw_sessions.agent.tools import Tool
-from miniclaw_sessions.core.protocol.encoding import parse_json
 from miniclaw_sessions.core.protocol.entries import FINGERPRINT
+from miniclaw_sessions.core.protocol.json_values import parse_json
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall
 from miniclaw_sessions.core.session.turn import INTERRUPTED, Turn
 from miniclaw_sessions.errors import ConfigError, InvalidMessage

@@ -25,8 +25,8 @@ from miniclaw_sessions.adapters.chats import read_messages
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.manager import SessionManager
-from miniclaw_sessions.core.protocol.encoding import message_from_dict
 from miniclaw_sessions.core.protocol.entries import Compaction, MessageEntry
+from miniclaw_sessions.core.protocol.messages import message_from_dict
 from tests.adapters import frameworks
 from tests.adapters.crossing_process import WINDOW
 from tests.adapters.steps import CHANNEL, CHAT, WITHOUT_FRAMEWORK

@@ -24,7 +24,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.usage import RequestUsage
 
-from miniclaw_sessions.core.protocol.encoding import instant, parse_json
+from miniclaw_sessions.core.protocol.json_values import instant, parse_json
 from miniclaw_sessions.core.protocol.messages import (
     ImagePart,
     Message,

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from miniclaw_sessions.core.history.pairing import pair
-from miniclaw_sessions.core.protocol.encoding import parse_json
+from miniclaw_sessions.core.protocol.json_values import parse_json
 from miniclaw_sessions.core.protocol.messages import Message, Part, Role, TextPart, ThinkingPart, ToolCall
 from miniclaw_sessions.errors import InvalidMessage
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from miniclaw_sessions.core.protocol.encoding import parse_json
 from miniclaw_sessions.core.protocol.entries import (
     SUSPENDED,
     BranchSummary,
@@ -18,6 +17,7 @@ from miniclaw_sessions.core.protocol.entries import (
     SessionInfo,
     ThinkingLevelChange,
 )
+from miniclaw_sessions.core.protocol.json_values import parse_json
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Role, TextPart, ThinkingPart, ToolCall
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.printable import printable

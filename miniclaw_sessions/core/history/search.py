@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Self, TypedDict, get_args
 import msgspec
 from msgspec import Meta
 
-from miniclaw_sessions.core.protocol.encoding import in_utc
+from miniclaw_sessions.core.protocol.json_values import in_utc
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Role
 from miniclaw_sessions.errors import InvalidSearch

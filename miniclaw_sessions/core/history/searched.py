@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from miniclaw_sessions.core.history.search import LABEL, TITLE, Hit, Piece, Search, folded
-from miniclaw_sessions.core.protocol.encoding import parse_json
 from miniclaw_sessions.core.protocol.entries import BranchSummary, Compaction, Entry, Label, MessageEntry, SessionInfo
+from miniclaw_sessions.core.protocol.json_values import parse_json
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall
 from miniclaw_sessions.errors import InvalidMessage

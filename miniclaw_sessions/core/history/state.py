@@ -13,10 +13,12 @@ from typing import Any, Self
 import msgspec
 
 from miniclaw_sessions.core.history.window import Kept
-from miniclaw_sessions.core.protocol.encoding import decode_entry, encode_entry, in_utc
+from miniclaw_sessions.core.protocol.encoding import decode_entry, encode_entry
 from miniclaw_sessions.core.protocol.entries import Compaction, MessageEntry
+from miniclaw_sessions.core.protocol.json_values import in_utc
 from miniclaw_sessions.core.protocol.keys import SessionKey
-from miniclaw_sessions.core.protocol.messages import Instant, Usage
+from miniclaw_sessions.core.protocol.messages import Usage
+from miniclaw_sessions.core.protocol.parts import Instant
 from miniclaw_sessions.errors import InvalidMessage
 
 SCHEMA_VERSION = 1

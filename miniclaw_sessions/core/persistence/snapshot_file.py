@@ -30,18 +30,11 @@ from miniclaw_sessions.core.history.state import (
     Totals,
 )
 from miniclaw_sessions.core.history.window import Kept, Packed
-from miniclaw_sessions.core.protocol.encoding import (
-    STORED_DEPTH,
-    check_json,
-    decode_message,
-    encode_message,
-    instant,
-    message_from_dict,
-    parse_json,
-)
+from miniclaw_sessions.core.protocol.encoding import decode_message, encode_message
 from miniclaw_sessions.core.protocol.entries import place_of_parent
+from miniclaw_sessions.core.protocol.json_values import STORED_DEPTH, check_json, instant, parse_json
 from miniclaw_sessions.core.protocol.keys import SessionKey
-from miniclaw_sessions.core.protocol.messages import Message, Role
+from miniclaw_sessions.core.protocol.messages import Message, Role, message_from_dict
 from miniclaw_sessions.errors import InvalidKey, InvalidMessage, SchemaTooNew, SessionsError
 
 T = TypeVar("T")

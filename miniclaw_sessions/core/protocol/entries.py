@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from miniclaw_sessions.core.protocol.messages import EXTRA, OTHER, Instant, Message, ToolCall, Usage, Value
+from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.protocol.parts import EXTRA, OTHER, Instant, ToolCall, Usage, Value
 
 METADATA = "metadata"
 """The `custom_type` of entries that set a session's free metadata; a value of None removes the key."""

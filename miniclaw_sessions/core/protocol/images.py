@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from miniclaw_sessions.core.protocol.given import DATA_URL
+from miniclaw_sessions.core.protocol.content import DATA_URL
 from miniclaw_sessions.core.protocol.messages import ImagePart
 
 NOT_SHOWABLE = "(an image that cannot be shown here)"

@@ -1,233 +1,69 @@
-"""What was said: roles, content, tool calls and token usage, as plain immutable values.
+"""The message: who said what, with tool calls and token usage, as one plain immutable value.
 
 There is one canonical `Message`, used as it is by every layer; when a layer needs more, the message grows. Providers,
-frameworks and files are codecs in `formats/`. Whatever a message carries that has no field here is kept verbatim in
-`extra` and written back at the same place, so nothing is lost on the way through.
+frameworks and files are codecs in `formats/`. A field that a message has no place for is kept verbatim in `extra` and
+written back at the same place, so nothing is lost on the way through. The values inside a message are in
+`protocol.parts`.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-from datetime import datetime
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-_SECRET = os.urandom(8).hex()
-EXTRA, OTHER = (f"${name}-{_SECRET}" for name in ("extra", "other"))
-"""The JSON names of what our values hold beside their fields: `extra`, and the tag of what is unknown.
+from miniclaw_sessions.core.protocol.content import call_from, calls_of, content_of, is_tuple_of, part_from, role_named
+from miniclaw_sessions.core.protocol.json_values import gather, in_utc
+from miniclaw_sessions.core.protocol.parts import (
+    EXTRA,
+    PARTS,
+    ImagePart,
+    Instant,
+    OtherPart,
+    Part,
+    Role,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+    Usage,
+    Value,
+    construct,
+    known_role,
+)
+from miniclaw_sessions.errors import InvalidMessage
 
-They are made anew in every process, never written, and nobody can guess them. With fixed names, the fast decoders would
-let JSON from outside fill these places: an `extra` with a "role" in it would change who is speaking.
-"""
-
-Instant = Annotated[datetime, msgspec.Meta(tz=True)]
-"""A moment with its time zone; UTC wherever we write it."""
-
-
-class Role(StrEnum):
-    """Who speaks. The text is document 004's spelling on disk (plus document 003's special roles).
-
-    Other spellings are understood when reading: `tool`, `function` and `toolResult` are TOOL_RESULT, `model` is
-    ASSISTANT. A role that nobody knows becomes OTHER, with its text kept in `Message.role_text`; it is shown to a
-    model as user text, never as system, so that a file's content cannot become instructions.
-    """
-
-    SYSTEM = "system"
-    USER = "user"
-    ASSISTANT = "assistant"
-    TOOL_RESULT = "tool_result"
-    BASH_EXECUTION = "bashExecution"
-    CUSTOM = "custom"
-    BRANCH_SUMMARY = "branchSummary"
-    COMPACTION_SUMMARY = "compactionSummary"
-    OTHER = "other"
-
-    @classmethod
-    def _missing_(cls, value: object) -> Role | None:
-        return _ROLE_ALIASES.get(value) if isinstance(value, str) else None
-
-
-_ROLE_ALIASES = {
-    "tool": Role.TOOL_RESULT,
-    "function": Role.TOOL_RESULT,
-    "toolResult": Role.TOOL_RESULT,
-    "model": Role.ASSISTANT,
-}
-
-
-_SYSTEM, _USER, _ASSISTANT, _TOOL_RESULT = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL_RESULT
-"""For what every message is asked again and again: looking up a member of an enum costs more than comparing it."""
-
-
-class Value(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    """The base of all values: immutable, invisible to the garbage collector, absent fields unwritten.
-
-    Unknown fields are refused by the fast decoder and gathered into `extra` by `protocol.encoding`.
-    """
-
-
-class TextPart(Value, frozen=True, gc=False, tag="text", tag_field="type"):
-    """A piece of text."""
-
-    text: str
-    extra: dict[str, Any] | None = msgspec.field(default=None, name=EXTRA)
-
-
-class ImagePart(Value, frozen=True, gc=False, tag="image", tag_field="type"):
-    """An image, inline as base64 `data` or by `url`; `media_type` is a MIME type such as image/png."""
-
-    media_type: str = ""
-    data: str | None = None
-    url: str | None = None
-    extra: dict[str, Any] | None = msgspec.field(default=None, name=EXTRA)
-
-
-class ThinkingPart(Value, frozen=True, gc=False, tag="thinking", tag_field="type"):
-    """A model's reasoning, with the provider's opaque `signature` that makes it replayable."""
-
-    thinking: str
-    signature: str | None = None
-    redacted: bool = False
-    extra: dict[str, Any] | None = msgspec.field(default=None, name=EXTRA)
-
-
-class OtherPart(Value, frozen=True, gc=False, tag=OTHER, tag_field="type"):
-    """A content part of a type that this version does not know, kept as it came."""
-
-    fields: dict[str, Any]
-
-
-Part = TextPart | ImagePart | ThinkingPart | OtherPart
-PARTS = (TextPart, ImagePart, ThinkingPart, OtherPart)
-
-
-MAX_TOKENS = 2**63 - 1
-"""Where a number of tokens stops, and a sum of them: a larger one could not be written in every format."""
-
-
-_BITS = MAX_TOKENS.bit_length()
-
-
-def _bounded(tokens: int) -> int:
-    return max(-MAX_TOKENS, min(tokens, MAX_TOKENS))
-
-
-class ToolCall(Value, frozen=True, gc=False):
-    """A model's request to run a tool.
-
-    `arguments` is the model's own JSON text, verbatim: it is never parsed and written again. `output` holds a
-    serialized function response where a source keeps it on the call (document 002).
-    """
-
-    id: str
-    name: str
-    arguments: str = ""
-    output: str | None = None
-    extra: dict[str, Any] | None = msgspec.field(default=None, name=EXTRA)
-
-
-ESTIMATED = "estimated"
-"""The field of a usage's `extra` that says that nobody told the numbers: the reply broke off, and they are guessed."""
-
-
-_COUNTS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "total_tokens")
-
-REASONING = "reasoning_tokens"
-"""The field of a usage's `extra` that says how many of its output tokens the model thought with."""
-
-
-class Usage(Value, frozen=True, gc=False):
-    """Tokens that one model reply cost; a number that the provider did not tell is zero.
-
-    None is larger than `MAX_TOKENS`, or smaller than its negative: whatever is beyond becomes the bound, wherever the
-    usage comes from (a service, a caller, a file, a store).
-
-    Its `cost` is in the currency of the manager (`SessionSettings.currency`), which is that of all.
-    """
-
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cache_read_tokens: int = 0
-    cache_write_tokens: int = 0
-    total_tokens: int | None = None
-    cost: float | None = None
-    extra: dict[str, Any] | None = msgspec.field(default=None, name=EXTRA)
-
-    def __post_init__(self) -> None:
-        """Bound the numbers; most are let through at once, because every stored usage that is read comes here."""
-        try:
-            fresh, cached = self.input_tokens | self.output_tokens, self.cache_read_tokens | self.cache_write_tokens
-            if not (fresh | cached | (self.total_tokens or 0)) >> _BITS:
-                return
-        except TypeError:  # they are no numbers, which is refused where the usage is stored
-            pass
-        for name in _COUNTS:
-            count = getattr(self, name)
-            if isinstance(count, int) and not -MAX_TOKENS <= count <= MAX_TOKENS:
-                msgspec.structs.force_setattr(self, name, _bounded(count))
-
-    @property
-    def is_estimated(self) -> bool:
-        """Whether nobody told these numbers (`ESTIMATED`)."""
-        return self.extra is not None and self.extra.get(ESTIMATED) is True
-
-    @property
-    def reasoning_tokens(self) -> int:
-        """How many of the output tokens the model thought with (`REASONING`); 0 where nobody said."""
-        told = (self.extra or {}).get(REASONING)
-        return told if isinstance(told, int) and not isinstance(told, bool) and 0 < told <= MAX_TOKENS else 0
-
-    @property
-    def total(self) -> int:
-        """The provider's total, or the sum of the four counts, at most `MAX_TOKENS`."""
-        counted = self.input_tokens + self.output_tokens + self.cache_read_tokens + self.cache_write_tokens
-        return _bounded(counted) if self.total_tokens is None else self.total_tokens
-
-    def __add__(self, other: Usage) -> Usage:
-        """What both cost together; the fields of other programs are not added up."""
-        return self._combined(other, 1)
-
-    def __sub__(self, other: Usage) -> Usage:
-        """What is left without the other."""
-        return self._combined(other, -1)
-
-    def _combined(self, other: Usage, sign: int) -> Usage:
-        costs = [usage.cost for usage in (self, other) if usage.cost is not None]
-        cost = (self.cost or 0.0) + sign * (other.cost or 0.0)
-        return Usage(
-            input_tokens=self.input_tokens + sign * other.input_tokens,
-            output_tokens=self.output_tokens + sign * other.output_tokens,
-            cache_read_tokens=self.cache_read_tokens + sign * other.cache_read_tokens,
-            cache_write_tokens=self.cache_write_tokens + sign * other.cache_write_tokens,
-            total_tokens=self.total + sign * other.total,
-            cost=max(-sys.float_info.max, min(cost, sys.float_info.max)) if costs else None,
-        )
-
+__all__ = [
+    "ABORTED",
+    "ImagePart",
+    "Message",
+    "OtherPart",
+    "Part",
+    "Role",
+    "TextPart",
+    "ThinkingPart",
+    "ToolCall",
+    "Usage",
+    "as_message",
+    "dated",
+    "is_bare",
+    "message_from_dict",
+    "message_of",
+]
 
 ABORTED = "aborted"
 """The `stop_reason` of a reply that was stopped by a person: document 003's word."""
 
 
-S = TypeVar("S", bound=Value)
-
-
-class _Constructing(Protocol):
-    """Makes a value of a class."""
-
-    def __call__(self, kind: type[S], /, *values: Any, **fields: Any) -> S: ...
-
-
-construct: _Constructing = msgspec.StructMeta.__call__
-"""Makes a value of a class as it is given: for those who make many, and know what they put in."""
+_SYSTEM, _USER, _ASSISTANT, _TOOL_RESULT = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL_RESULT
+"""Each message is compared with these many times; looking up a member of an enum costs more than the comparison."""
 
 
 class _MessageType(msgspec.StructMeta):
-    """What makes messages: a role as text, parts as dicts and the like become what they say (`given.as_message`).
+    """Makes messages of what callers give: a role as text, or parts as dicts, become our values (`as_message`).
 
-    Reading JSON makes them without it, and pays nothing for it.
+    The JSON decoder does not come through here, and pays nothing for it.
     """
 
     if not TYPE_CHECKING:  # which knows the fields of the class
@@ -236,11 +72,11 @@ class _MessageType(msgspec.StructMeta):
             message = construct(cls, role, content, *rest, **fields)
             if type(role) is Role and type(content) is str and not rest and not fields:
                 return message
-            return message if _is_made(message) else _put_right(message)
+            return message if _has_our_values(message) else as_message(message)
 
 
-def _is_made(message: Message) -> bool:
-    """Whether each field that others look into is a value of ours."""
+def _has_our_values(message: Message) -> bool:
+    """Whether role, content, tool calls and usage are our own values."""
     content, calls, usage = message.content, message.tool_calls, message.usage
     return (
         type(message.role) is Role
@@ -250,16 +86,10 @@ def _is_made(message: Message) -> bool:
     )
 
 
-def _put_right(message: Message) -> Message:
-    from miniclaw_sessions.core.protocol.given import as_message  # noqa: PLC0415 - which is made of messages
-
-    return as_message(message)
-
-
 class Message(Value, frozen=True, gc=False, metaclass=_MessageType):
     """One message: who said what, and which tools were asked for.
 
-    What is given as JSON has it (a role as text, a part, a tool call or a usage as a dict) becomes what it says.
+    A role may be given as text, and a part, a tool call or a usage as a dict of JSON; each becomes the value it means.
 
     Attributes:
         role: who speaks.
@@ -337,3 +167,101 @@ class Message(Value, frozen=True, gc=False, metaclass=_MessageType):
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content if isinstance(part, TextPart))
+
+
+def as_message(given: Message | Mapping[str, Any]) -> Message:
+    """A message as callers give it: a `Message`, or a dict such as `{"role": "user", "content": "hello"}`.
+
+    A dict may be one of OpenAI's chat completions; an unknown role in it is kept (`Role.OTHER`). In a `Message`, a role
+    that is a text becomes the role that it names, a part, a tool call or a usage that is a dict becomes the value that
+    it means, and empty `tool_calls` and `tool_call_id` become absent.
+
+    Raises:
+        InvalidMessage: it is neither, its role is unknown, a field has a wrong type, or a part of a known type lacks
+            what it needs.
+    """
+    if isinstance(given, Mapping):
+        return message_of(given)
+    if not isinstance(given, Message):
+        raise InvalidMessage(
+            f"a message cannot be a {type(given).__name__}: write Message.user(...), Message.assistant(...), or a dict "
+            'with "role" and "content"'
+        )
+    changes: dict[str, Any] = {}
+    usage: Any = given.usage
+    if type(given.role) is not Role:
+        changes["role"] = role_named(given.role)
+    if type(given.content) is not str and not is_tuple_of(given.content, PARTS):
+        changes["content"] = content_of(given.content)
+    if given.tool_calls is not None and not (given.tool_calls and is_tuple_of(given.tool_calls, (ToolCall,))):
+        changes["tool_calls"] = calls_of(given.tool_calls) or None
+    if isinstance(usage, Mapping):
+        changes["usage"] = gather(Usage, dict(usage))
+    if given.tool_call_id is not None and not given.tool_call_id:
+        changes["tool_call_id"] = None
+    if given.timestamp is not None and not isinstance(given.timestamp, datetime):
+        raise InvalidMessage(f"a message's timestamp is a datetime, not a {type(given.timestamp).__name__}")
+    return msgspec.structs.replace(given, **changes) if changes else given
+
+
+def message_of(given: Mapping[str, Any]) -> Message:
+    """A message from JSON that a client sends now.
+
+    Raises:
+        InvalidMessage: it has no role, a field has a wrong type, or a part of a known type lacks what it needs.
+    """
+    fields, content = dict(given), given.get("content")
+    if content is None or isinstance(content, str):
+        return message_from_dict(fields)
+    return msgspec.structs.replace(message_from_dict({**fields, "content": ""}), content=content_of(content))
+
+
+def dated(given: Message | Mapping[str, Any], now: datetime) -> Message:
+    """A message as callers give it (`as_message`), with a time in UTC: its own, or `now`.
+
+    Raises:
+        InvalidMessage: as for `as_message`.
+    """
+    if type(given) is Message and is_bare(given):  # the usual case, without looking at each field
+        return construct(Message, given.role, given.content, now)
+    message = as_message(given)
+    if message.timestamp is None:
+        return msgspec.structs.replace(message, timestamp=now)
+    if message.timestamp.tzinfo is not UTC:
+        return msgspec.structs.replace(message, timestamp=in_utc(message.timestamp))
+    return message
+
+
+def is_bare(message: Message, timestamp: datetime | None = None) -> bool:
+    """Whether a message is a role and a text, and has no other field set but this time."""
+    role, content = message.role, message.content
+    return type(content) is str and type(role) is Role and message == construct(Message, role, content, timestamp)
+
+
+def message_from_dict(data: Any) -> Message:
+    """A message from parsed JSON; unknown fields and parts go to `extra`, aliases become the canonical roles.
+
+    Raises:
+        InvalidMessage: it is not an object, has no role, or a known field has a wrong type.
+    """
+    if not isinstance(data, dict):
+        raise InvalidMessage(f"a message must be a JSON object, not {type(data).__name__}")
+    fields = dict(data)
+    role_text = fields.get("role")
+    if not isinstance(role_text, str) or not role_text:
+        raise InvalidMessage('a message needs a "role", such as "user"')
+    role = known_role(role_text)
+    fields["role"] = role or Role.OTHER
+    if isinstance(content := fields.get("content"), list):
+        fields["content"] = [part_from(part) for part in content]
+    elif content is None:
+        fields["content"] = ""
+    calls = fields.pop("tool_calls", None)
+    if not isinstance(calls, list | None):
+        raise InvalidMessage('"tool_calls" must be a list')
+    if calls:
+        fields["tool_calls"] = [call_from(call) for call in calls]
+    if isinstance(usage := fields.get("usage"), dict):
+        fields["usage"] = gather(Usage, usage)
+    message = gather(Message, fields)
+    return message if role else msgspec.structs.replace(message, extra={**(message.extra or {}), "role": role_text})

@@ -11,7 +11,7 @@ import msgspec
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.core.history.branch import rejoined
 from miniclaw_sessions.core.history.placing import Places
-from miniclaw_sessions.core.protocol.encoding import encode_entry, in_utc
+from miniclaw_sessions.core.protocol.encoding import encode_entry
 from miniclaw_sessions.core.protocol.entries import (
     INCOMPLETE,
     METADATA,
@@ -23,6 +23,7 @@ from miniclaw_sessions.core.protocol.entries import (
     MessageEntry,
     ModelChange,
 )
+from miniclaw_sessions.core.protocol.json_values import in_utc
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.session.journal import Journal
 from miniclaw_sessions.core.session.unit import Unit

@@ -38,9 +38,8 @@ from miniclaw_sessions.core.protocol.entries import (
     MessageEntry,
     moves_leaf,
 )
-from miniclaw_sessions.core.protocol.given import dated
 from miniclaw_sessions.core.protocol.keys import SessionKey
-from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.protocol.messages import Message, dated
 from miniclaw_sessions.core.session.home import Home, OpenTurn
 from miniclaw_sessions.core.session.reading import TreeReader
 from miniclaw_sessions.core.stores.base import SessionHead, decode_stored, stored_entry

@@ -33,7 +33,7 @@ from miniclaw_sessions.core.history.search import (
     SearchResult,
 )
 from miniclaw_sessions.core.history.searched import searched, snippet
-from miniclaw_sessions.core.protocol.messages import Instant
+from miniclaw_sessions.core.protocol.parts import Instant
 from miniclaw_sessions.core.session.journal import Journal
 from miniclaw_sessions.core.stores.base import decode_stored, stored_entry
 from miniclaw_sessions.core.stores.reading import PAGE

@@ -24,9 +24,8 @@ from miniclaw_sessions.core.history.compaction import TokenCounter, count_by_cha
 from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.history.search import SearchOptions, SearchPage, SearchQuery
 from miniclaw_sessions.core.protocol.entries import FORK, LeafMove, MessageEntry
-from miniclaw_sessions.core.protocol.given import as_message
 from miniclaw_sessions.core.protocol.keys import SessionKey
-from miniclaw_sessions.core.protocol.messages import Message, Usage
+from miniclaw_sessions.core.protocol.messages import Message, Usage, as_message
 from miniclaw_sessions.core.session.compacting import SUMMARY_TIMEOUT_S, CompactionOutcome, Summarizer, compact
 from miniclaw_sessions.core.session.copying import copy_session, key_of_fork
 from miniclaw_sessions.core.session.journal import Journal, SessionStatistics

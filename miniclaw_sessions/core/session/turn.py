@@ -22,8 +22,7 @@ from miniclaw_sessions.core.history.branch import Branch
 from miniclaw_sessions.core.history.pairing import open_calls, with_answers
 from miniclaw_sessions.core.persistence.committer import Claim
 from miniclaw_sessions.core.protocol.entries import BranchSummary, Entry, LeafMove, MessageEntry
-from miniclaw_sessions.core.protocol.given import as_message
-from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.protocol.messages import Message, as_message
 from miniclaw_sessions.core.session.journal import Journal
 from miniclaw_sessions.core.session.owner import guarded
 from miniclaw_sessions.core.session.rebasing import refresh

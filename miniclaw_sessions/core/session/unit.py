@@ -30,8 +30,7 @@ from miniclaw_sessions.core.protocol.entries import (
     ThinkingLevelChange,
     original_id,
 )
-from miniclaw_sessions.core.protocol.given import dated
-from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.protocol.messages import Message, dated
 from miniclaw_sessions.core.session.journal import Journal
 from miniclaw_sessions.core.session.owner import guarded
 from miniclaw_sessions.errors import InvalidMessage, LeafMoved

@@ -18,8 +18,9 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import msgspec
 
 from miniclaw_sessions.clock import derived_id
-from miniclaw_sessions.core.protocol.encoding import encode_entry, instant
+from miniclaw_sessions.core.protocol.encoding import encode_entry
 from miniclaw_sessions.core.protocol.entries import Entry, EntryBase
+from miniclaw_sessions.core.protocol.json_values import instant
 from miniclaw_sessions.core.protocol.messages import Message, OtherPart, Part, Role, TextPart
 from miniclaw_sessions.errors import InvalidMessage
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from miniclaw_sessions.core.history.context import build_context
-from miniclaw_sessions.core.protocol.encoding import parse_json
+from miniclaw_sessions.core.protocol.json_values import parse_json
 from miniclaw_sessions.core.protocol.messages import Message, OtherPart, Part, Role, TextPart, ToolCall, Usage
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.files.formats.blocks import COUNTS, read_block, written_part

@@ -19,8 +19,9 @@ from typing import Any
 
 import msgspec
 
-from miniclaw_sessions.core.protocol.encoding import STORED_DEPTH, decode_entry, encode_entry
+from miniclaw_sessions.core.protocol.encoding import decode_entry, encode_entry
 from miniclaw_sessions.core.protocol.entries import Entry, LeafMove, MessageEntry, OtherEntry
+from miniclaw_sessions.core.protocol.json_values import STORED_DEPTH
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
 from miniclaw_sessions.files.formats.codec import (
     Chain,

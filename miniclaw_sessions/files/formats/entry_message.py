@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from miniclaw_sessions.core.protocol.encoding import check_json, parse_json
+from miniclaw_sessions.core.protocol.json_values import check_json, parse_json
 from miniclaw_sessions.core.protocol.messages import Role
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.files.formats.codec import keeping, kept_fields, without

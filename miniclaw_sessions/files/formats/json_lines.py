@@ -14,7 +14,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from miniclaw_sessions.core.protocol.encoding import MAX_DEPTH, check_json, parse_json
+from miniclaw_sessions.core.protocol.json_values import MAX_DEPTH, check_json, parse_json
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.files.formats.codec import MAX_ELEMENTS, Finding, Outcome, moment_of
 

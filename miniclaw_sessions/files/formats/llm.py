@@ -15,8 +15,9 @@ from typing import Any
 import orjson
 from msgspec.structs import replace
 
-from miniclaw_sessions.core.protocol.encoding import encode_message, parse_json
+from miniclaw_sessions.core.protocol.encoding import encode_message
 from miniclaw_sessions.core.protocol.entries import Custom, Entry, MessageEntry
+from miniclaw_sessions.core.protocol.json_values import parse_json
 from miniclaw_sessions.core.protocol.messages import Message, Part, Role, TextPart, ThinkingPart, ToolCall, Usage
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.files.formats.codec import (

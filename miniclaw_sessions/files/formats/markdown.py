@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 
 from miniclaw_sessions.core.history.first_words import NAMES, first_words, named, speaker
-from miniclaw_sessions.core.protocol.encoding import in_utc
 from miniclaw_sessions.core.protocol.entries import (
     METADATA,
     BranchSummary,
@@ -30,6 +29,7 @@ from miniclaw_sessions.core.protocol.entries import (
     ThinkingLevelChange,
     moves_leaf,
 )
+from miniclaw_sessions.core.protocol.json_values import in_utc
 from miniclaw_sessions.core.protocol.messages import (
     ImagePart,
     Message,

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from miniclaw_sessions.core.protocol.encoding import MAX_DEPTH, check_json, encode_message
+from miniclaw_sessions.core.protocol.encoding import encode_message
 from miniclaw_sessions.core.protocol.entries import Entry, MessageEntry
+from miniclaw_sessions.core.protocol.json_values import MAX_DEPTH, check_json
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
 from miniclaw_sessions.files.formats.codec import Chain, Finding, Format, Outcome, Sample, SessionFacts, without

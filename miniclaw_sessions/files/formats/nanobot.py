@@ -19,9 +19,17 @@ from typing import Any
 import orjson
 from msgspec.structs import replace
 
-from miniclaw_sessions.core.protocol.encoding import in_utc, message_from_dict
 from miniclaw_sessions.core.protocol.entries import Compaction, Custom, Entry, MessageEntry
-from miniclaw_sessions.core.protocol.messages import Message, OtherPart, Part, Role, TextPart, ThinkingPart
+from miniclaw_sessions.core.protocol.json_values import in_utc
+from miniclaw_sessions.core.protocol.messages import (
+    Message,
+    OtherPart,
+    Part,
+    Role,
+    TextPart,
+    ThinkingPart,
+    message_from_dict,
+)
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.files.formats.blocks import read_block, written_part
 from miniclaw_sessions.files.formats.codec import (

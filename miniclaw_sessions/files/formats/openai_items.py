@@ -24,8 +24,6 @@ import msgspec
 from miniclaw_sessions.core.protocol.encoding import decode_message, encode_message
 from miniclaw_sessions.core.protocol.images import NOT_SHOWABLE, address_of, image_at, is_showable
 from miniclaw_sessions.core.protocol.messages import (
-    MAX_TOKENS,
-    REASONING,
     ImagePart,
     Message,
     OtherPart,
@@ -36,6 +34,7 @@ from miniclaw_sessions.core.protocol.messages import (
     ToolCall,
     Usage,
 )
+from miniclaw_sessions.core.protocol.parts import MAX_TOKENS, REASONING
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.files.formats.codec import has_kept, keeping, kept_but, kept_fields, without
 from miniclaw_sessions.files.formats.message_list import NOTHING_TO_SHOW, MessageList, Request, message_list_format

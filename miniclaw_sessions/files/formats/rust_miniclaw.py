@@ -16,9 +16,9 @@ import msgspec
 
 from miniclaw_sessions.core.history.state import SCHEMA_VERSION
 from miniclaw_sessions.core.persistence.snapshot_file import OWN_FIELDS
-from miniclaw_sessions.core.protocol.encoding import check_json, in_utc, message_from_dict
 from miniclaw_sessions.core.protocol.entries import Entry, MessageEntry
-from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.protocol.json_values import check_json, in_utc
+from miniclaw_sessions.core.protocol.messages import Message, message_from_dict
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
 from miniclaw_sessions.files.formats.codec import Chain, Finding, Format, Outcome, Sample, SessionFacts, moment_of
 from miniclaw_sessions.files.formats.message_list import Request, RequestWriter

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from miniclaw_sessions.core.protocol.encoding import parse_json
+from miniclaw_sessions.core.protocol.json_values import parse_json
 from miniclaw_sessions.core.protocol.messages import Message, Part, TextPart, ToolCall
 from miniclaw_sessions.errors import InvalidMessage
 

@@ -20,7 +20,6 @@ from anyio import to_thread
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.core.history.placing import Places
 from miniclaw_sessions.core.persistence.recovery import Progress, ids_for
-from miniclaw_sessions.core.protocol.encoding import has_more_elements, parse_in_pieces, parse_json
 from miniclaw_sessions.core.protocol.entries import (
     FOLLOWED,
     METADATA,
@@ -33,6 +32,7 @@ from miniclaw_sessions.core.protocol.entries import (
     OtherEntry,
     moves_leaf,
 )
+from miniclaw_sessions.core.protocol.json_values import has_more_elements, parse_in_pieces, parse_json
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.copying import adopt_all, copy_branch, storable

@@ -13,7 +13,7 @@ import orjson
 from msgspec import Meta
 
 from miniclaw_sessions.core.history.window import Kept
-from miniclaw_sessions.core.protocol.encoding import encode_entry, message_from_dict, message_to_dict
+from miniclaw_sessions.core.protocol.encoding import encode_entry, message_to_dict
 from miniclaw_sessions.core.protocol.entries import (
     METADATA,
     Custom,
@@ -25,8 +25,7 @@ from miniclaw_sessions.core.protocol.entries import (
     ThinkingLevelChange,
     moves_leaf,
 )
-from miniclaw_sessions.core.protocol.given import message_of
-from miniclaw_sessions.core.protocol.messages import Message, Usage
+from miniclaw_sessions.core.protocol.messages import Message, Usage, message_from_dict, message_of
 from miniclaw_sessions.errors import InvalidMessage, StoreCorrupt
 from miniclaw_sessions.service.api.error_table import invalid
 from miniclaw_sessions.service.api.operation import (

@@ -16,7 +16,8 @@ import msgspec
 import orjson
 
 from miniclaw_sessions.core.protocol.entries import Entry, OtherEntry
-from miniclaw_sessions.core.protocol.messages import EXTRA, OTHER, OtherPart, Usage, Value
+from miniclaw_sessions.core.protocol.messages import OtherPart, Usage
+from miniclaw_sessions.core.protocol.parts import EXTRA, OTHER, Value
 from miniclaw_sessions.service.api.error_table import RequestError, error_document, known_errors
 from miniclaw_sessions.service.api.event_stream import EVENT_STREAM
 from miniclaw_sessions.service.api.openai.errors import in_openai_form

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from miniclaw_sessions.core.protocol.encoding import encode_entry, parse_json
+from miniclaw_sessions.core.protocol.encoding import encode_entry
+from miniclaw_sessions.core.protocol.json_values import parse_json
 from miniclaw_sessions.core.protocol.keys import MAX_SESSION_ID_LENGTH, SessionKey
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
 from miniclaw_sessions.service.api.error_table import RequestError

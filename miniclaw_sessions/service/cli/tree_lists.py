@@ -8,8 +8,8 @@ from typing import Any
 
 from miniclaw_sessions.core.history.first_words import first_words, speaker
 from miniclaw_sessions.core.history.transcript import Transcript
-from miniclaw_sessions.core.protocol.encoding import message_from_dict
 from miniclaw_sessions.core.protocol.entries import Entry, MessageEntry
+from miniclaw_sessions.core.protocol.messages import message_from_dict
 from miniclaw_sessions.service.cli.branches import branches_of
 from miniclaw_sessions.service.cli.entry_names import ShortIds
 from miniclaw_sessions.service.cli.output import counted, one_line

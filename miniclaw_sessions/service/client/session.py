@@ -17,10 +17,10 @@ from msgspec import UNSET
 
 from miniclaw_sessions.core.history.compaction import KEEP_TOKENS
 from miniclaw_sessions.core.history.transcript import Transcript, TreeNode
-from miniclaw_sessions.core.protocol.encoding import decode_entry, message_from_dict, message_to_dict
+from miniclaw_sessions.core.protocol.encoding import decode_entry, message_to_dict
 from miniclaw_sessions.core.protocol.entries import Entry
 from miniclaw_sessions.core.protocol.keys import SessionKey
-from miniclaw_sessions.core.protocol.messages import Message, Usage
+from miniclaw_sessions.core.protocol.messages import Message, Usage, message_from_dict
 from miniclaw_sessions.errors import SessionsError
 from miniclaw_sessions.service.api import chat, forgetting, live, messages, sessions, transfer, tree
 from miniclaw_sessions.service.api.events import PendingCallRow

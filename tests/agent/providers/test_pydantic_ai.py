@@ -19,8 +19,7 @@ from miniclaw_sessions.agent.providers.pydantic_ai import PydanticAIProvider
 from miniclaw_sessions.agent.tools import calculator_tool
 from miniclaw_sessions.config import load_settings
 from miniclaw_sessions.core.manager import SessionManager
-from miniclaw_sessions.core.protocol.encoding import message_from_dict
-from miniclaw_sessions.core.protocol.messages import ImagePart, Message, TextPart, ThinkingPart
+from miniclaw_sessions.core.protocol.messages import ImagePart, Message, TextPart, ThinkingPart, message_from_dict
 from miniclaw_sessions.core.protocol.options import Options
 from miniclaw_sessions.errors import (
     ConfigError,

@@ -13,19 +13,14 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from miniclaw_sessions.core.protocol.encoding import (
-    MAX_DEPTH,
-    STORED_DEPTH,
-    check_json,
     decode_entry,
     decode_message,
     encode_entry,
     encode_message,
-    message_from_dict,
     message_to_dict,
-    nesting_exceeds,
-    parse_json,
 )
 from miniclaw_sessions.core.protocol.entries import Custom, MessageEntry
+from miniclaw_sessions.core.protocol.json_values import MAX_DEPTH, STORED_DEPTH, check_json, nesting_exceeds, parse_json
 from miniclaw_sessions.core.protocol.messages import (
     ImagePart,
     Message,
@@ -35,6 +30,7 @@ from miniclaw_sessions.core.protocol.messages import (
     ThinkingPart,
     ToolCall,
     Usage,
+    message_from_dict,
 )
 from miniclaw_sessions.errors import InvalidMessage
 

@@ -16,7 +16,8 @@ import pytest
 
 from miniclaw_sessions.core.history.conversation import REMEMBERED_KEYS
 from miniclaw_sessions.core.protocol.entries import MessageEntry
-from miniclaw_sessions.core.protocol.messages import MAX_TOKENS, Message, OtherPart, Role, ToolCall, Usage
+from miniclaw_sessions.core.protocol.messages import Message, OtherPart, Role, ToolCall, Usage
+from miniclaw_sessions.core.protocol.parts import MAX_TOKENS
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.compacting import CompactionStatus
 from miniclaw_sessions.errors import (

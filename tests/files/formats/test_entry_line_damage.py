@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from miniclaw_sessions.core.history.transcript import Transcript
-from miniclaw_sessions.core.protocol.encoding import STORED_DEPTH, encode_entry
+from miniclaw_sessions.core.protocol.encoding import encode_entry
+from miniclaw_sessions.core.protocol.json_values import STORED_DEPTH
 from miniclaw_sessions.files.formats.codec import Outcome, SessionFacts
 from tests.files.formats.codec_files import NOW
 from tests.files.formats.entry_line_files import (

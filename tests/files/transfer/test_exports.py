@@ -17,7 +17,8 @@ from miniclaw_sessions import Message, SessionKey, SessionManager, ToolCall
 from miniclaw_sessions.core.history.branch import told
 from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.protocol.entries import SOURCE
-from miniclaw_sessions.core.protocol.messages import MAX_TOKENS, Role, Usage
+from miniclaw_sessions.core.protocol.messages import Role, Usage
+from miniclaw_sessions.core.protocol.parts import MAX_TOKENS
 from miniclaw_sessions.files.formats.codec import Format
 from miniclaw_sessions.files.formats.openai_chat import to_openai
 from miniclaw_sessions.files.formats.pi import PI

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miniclaw_sessions import SessionManager
-from miniclaw_sessions.core.protocol.encoding import has_more_elements, parse_json
+from miniclaw_sessions.core.protocol.json_values import has_more_elements, parse_json
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
 from miniclaw_sessions.files.formats.codec import MAX_ELEMENTS
 from miniclaw_sessions.files.transfer.importing import import_file

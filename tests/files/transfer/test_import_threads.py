@@ -12,8 +12,8 @@ import anyio
 import pytest
 
 from miniclaw_sessions import Message, SessionKey, SessionManager
-from miniclaw_sessions.core.protocol.encoding import parse_in_pieces, parse_json
 from miniclaw_sessions.core.protocol.entries import Entry, MessageEntry
+from miniclaw_sessions.core.protocol.json_values import parse_in_pieces, parse_json
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.files.formats import registry
 from miniclaw_sessions.files.formats.codec import Chain, Format, Sample, SessionFacts

@@ -18,8 +18,9 @@ import httpx2
 import pytest
 
 from miniclaw_sessions.core.history.context import is_legal
-from miniclaw_sessions.core.protocol.encoding import decode_entry, message_from_dict
+from miniclaw_sessions.core.protocol.encoding import decode_entry
 from miniclaw_sessions.core.protocol.entries import MessageEntry
+from miniclaw_sessions.core.protocol.messages import message_from_dict
 from miniclaw_sessions.errors import ConfigError, StoreCorrupt
 from miniclaw_sessions.service.gateway.daemon import status_of
 from miniclaw_sessions.service.gateway.exit_status import ExitStatus

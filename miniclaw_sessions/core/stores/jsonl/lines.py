@@ -29,7 +29,8 @@ from zlib import crc32
 import msgspec
 
 from miniclaw_sessions.clock import derived_id
-from miniclaw_sessions.core.protocol.encoding import decode_entry, in_utc, parse_json
+from miniclaw_sessions.core.protocol.encoding import decode_entry
+from miniclaw_sessions.core.protocol.json_values import in_utc, parse_json
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.stores.base import LOST, SessionHead, StoredEntry, damaged
 from miniclaw_sessions.errors import InvalidKey, InvalidMessage, SchemaTooNew, StoreCorrupt, StoreError

@@ -14,7 +14,6 @@ from typing import Any
 from urllib.parse import quote
 
 from miniclaw_sessions.core.history.first_words import NAMES, call_words, first_words, named, speaker
-from miniclaw_sessions.core.protocol.encoding import in_utc, parse_json
 from miniclaw_sessions.core.protocol.entries import (
     BranchSummary,
     Compaction,
@@ -25,6 +24,7 @@ from miniclaw_sessions.core.protocol.entries import (
     OtherEntry,
 )
 from miniclaw_sessions.core.protocol.images import inlined
+from miniclaw_sessions.core.protocol.json_values import in_utc, parse_json
 from miniclaw_sessions.core.protocol.messages import (
     ImagePart,
     Message,

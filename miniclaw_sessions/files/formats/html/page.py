@@ -14,8 +14,8 @@ from datetime import datetime
 from hashlib import sha256
 
 from miniclaw_sessions.core.history.first_words import first_words, speaker
-from miniclaw_sessions.core.protocol.encoding import in_utc
 from miniclaw_sessions.core.protocol.entries import Entry, LeafMove, MessageEntry, SessionInfo, moves_leaf
+from miniclaw_sessions.core.protocol.json_values import in_utc
 from miniclaw_sessions.core.protocol.messages import Usage
 from miniclaw_sessions.files.formats.branches import Branches
 from miniclaw_sessions.files.formats.codec import SessionFacts

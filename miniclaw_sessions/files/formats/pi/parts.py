@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from miniclaw_sessions.core.protocol.encoding import MAX_DEPTH, check_json, parse_json
+from miniclaw_sessions.core.protocol.json_values import MAX_DEPTH, check_json, parse_json
 from miniclaw_sessions.core.protocol.messages import (
     ImagePart,
     Message,

@@ -25,7 +25,6 @@ import orjson
 from msgspec.structs import replace
 
 from miniclaw_sessions.core.history.branch import provider_of
-from miniclaw_sessions.core.protocol.encoding import MAX_DEPTH
 from miniclaw_sessions.core.protocol.entries import (
     Compaction,
     Entry,
@@ -35,6 +34,7 @@ from miniclaw_sessions.core.protocol.entries import (
     ModelChange,
     ThinkingLevelChange,
 )
+from miniclaw_sessions.core.protocol.json_values import MAX_DEPTH
 from miniclaw_sessions.errors import ImportRefused
 from miniclaw_sessions.files.formats.codec import Chain, Finding, Outcome, SessionFacts
 from miniclaw_sessions.files.formats.json_lines import JsonLines

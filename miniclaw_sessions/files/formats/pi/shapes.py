@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from miniclaw_sessions.core.protocol.encoding import in_utc
+from miniclaw_sessions.core.protocol.json_values import in_utc
 from miniclaw_sessions.files.formats.codec import kept_fields
 
 KEPT = "pi"

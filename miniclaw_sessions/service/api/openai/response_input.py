@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from miniclaw_sessions.core.protocol.given import DATA_URL
+from miniclaw_sessions.core.protocol.content import DATA_URL
 from miniclaw_sessions.core.protocol.images import IMAGE_TYPES, MAX_IMAGE_BYTES, image_of
 from miniclaw_sessions.service.api.error_table import RequestError
 from miniclaw_sessions.service.api.openai.errors import UNSUPPORTED, bad_request

@@ -1,50 +1,48 @@
-"""Messages as callers give them: ours, with a role as text or with parts as dicts, or whole as a dict.
+"""Content and tool calls as callers and JSON give them, made into our values.
 
-What is meant without a doubt is taken, also in the spelling of other interfaces (OpenAI's, Anthropic's, MCP's). What a
-model would never be shown, because a part of a known type lacks what it needs or has a field that no such part has, is
-refused with a word on what to write.
-What is read from files does not come through here: that is kept as it came.
+What is clear is taken, also in the spelling of other interfaces (OpenAI's, Anthropic's, MCP's). A part of a known type
+that lacks what it needs, or has a field that no such part has, would never reach a model: it is refused, with a
+sentence on what to write. What is read from files is not checked that way (`part_from`, `call_from`): it is kept as it
+came.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any
 
 import msgspec
 
-from miniclaw_sessions.core.protocol.encoding import call_from, gather, in_utc, is_bare, message_from_dict, part_from
-from miniclaw_sessions.core.protocol.messages import (
+from miniclaw_sessions.core.protocol.json_values import check_json, gather
+from miniclaw_sessions.core.protocol.parts import (
     PARTS,
     ImagePart,
-    Message,
+    OtherPart,
     Part,
     Role,
     TextPart,
     ThinkingPart,
     ToolCall,
-    Usage,
-    construct,
+    known_role,
 )
 from miniclaw_sessions.errors import InvalidMessage
 
 DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
-"""An address that holds what it is of: its type, and the data."""
+"""An address that holds the data itself, and its media type."""
 
 _FIELDS = {
     kind.__struct_config__.tag: ("type", *kind.__struct_encode_fields__[:-1])
     for kind in (TextPart, ImagePart, ThinkingPart)
 }
-"""The fields of each of our parts, without what they keep of others."""
+"""The fields of each of our parts, without `extra`."""
 
 _MEDIA_TYPE = ("mime_type", "mimeType", "mimetype", "mediaType", "content_type", "contentType")
-"""What an image's `media_type` is called elsewhere."""
+"""Other names of an image's `media_type`."""
 
 _OF_OTHERS = frozenset(
-    # what OpenAI's, Anthropic's and MCP's parts have beside what we understand: kept, and said to them again
+    # further fields of OpenAI's, Anthropic's and MCP's parts: kept in `extra`, and sent to these services again
     {"annotations", "logprobs", "detail", "cache_control", "citations", "_meta"}
 )
 
@@ -60,84 +58,77 @@ _FORMS = {
     "image_url": f'write {{"type": "image_url", "image_url": {{"url": "https://..."}}}}, or {_IMAGE}',
     "input_image": f'write {{"type": "input_image", "image_url": "https://..."}}, or {_IMAGE}',
 }
-"""What to write for a part of each type that is understood, and is not understood as it came."""
+"""What to write in place of a part that has a known type and lacks what the type needs."""
+
+KNOWN_PARTS: dict[str, type[TextPart | ImagePart | ThinkingPart]] = {
+    "text": TextPart,
+    "image": ImagePart,
+    "thinking": ThinkingPart,
+}
+"""Our parts, by the type that their JSON states."""
 
 
-def as_message(said: Message | Mapping[str, Any]) -> Message:
-    """A message as callers give it: our own, or a dict such as `{"role": "user", "content": "hello"}`.
-
-    A dict may be one of OpenAI's chat completions; a role in it that nobody knows is kept (`Role.OTHER`). In our own, a
-    role that is a text becomes the role that it names, a part, a tool call or a usage that is a dict the value that it
-    says, and empty `tool_calls` and `tool_call_id` become absent ones.
-
-    Raises:
-        InvalidMessage: it is neither, its role is none, one of its fields has a wrong type, or a part of a known type
-            lacks what it needs.
-    """
-    if isinstance(said, Mapping):
-        return message_of(said)
-    if not isinstance(said, Message):
-        raise InvalidMessage(
-            f"a message cannot be a {type(said).__name__}: write Message.user(...), Message.assistant(...), or a dict "
-            'with "role" and "content"'
-        )
-    changes: dict[str, Any] = {}
-    usage: Any = said.usage
-    if type(said.role) is not Role:
-        changes["role"] = _role_named(said.role)
-    if type(said.content) is not str and not _is_made(said.content, PARTS):
-        changes["content"] = _content_of(said.content)
-    if said.tool_calls is not None and not (said.tool_calls and _is_made(said.tool_calls, (ToolCall,))):
-        changes["tool_calls"] = _calls_of(said.tool_calls) or None
-    if isinstance(usage, Mapping):
-        changes["usage"] = gather(Usage, dict(usage))
-    if said.tool_call_id is not None and not said.tool_call_id:
-        changes["tool_call_id"] = None
-    if said.timestamp is not None and not isinstance(said.timestamp, datetime):
-        raise InvalidMessage(f"a message's timestamp is a datetime, not a {type(said.timestamp).__name__}")
-    return msgspec.structs.replace(said, **changes) if changes else said
-
-
-def message_of(said: Mapping[str, Any]) -> Message:
-    """A message from JSON that a client sends now.
+def part_from(part: Any) -> Part:
+    """A content part from JSON. A string becomes a text part; a part of an unknown type is kept as it came.
 
     Raises:
-        InvalidMessage: it has no role, a field has a wrong type, or a part of a known type lacks what it needs.
+        InvalidMessage: it is neither a string nor an object, or lacks what its type needs.
     """
-    fields, content = dict(said), said.get("content")
-    if content is None or isinstance(content, str):
-        return message_from_dict(fields)
-    return msgspec.structs.replace(message_from_dict({**fields, "content": ""}), content=_content_of(content))
+    if isinstance(part, str):
+        return TextPart(part)
+    if not isinstance(part, dict):
+        raise InvalidMessage("a content part must be an object with a type")
+    kind = part.get("type")
+    known = KNOWN_PARTS.get(kind) if isinstance(kind, str) else None
+    if known is None:
+        return OtherPart(check_json(part))
+    return gather(known, {name: value for name, value in part.items() if name != "type"})
 
 
-def dated(said: Message | Mapping[str, Any], now: datetime) -> Message:
-    """A message as callers give it (`as_message`), with a time in UTC: its own, or `now`.
+def call_from(call: Any) -> ToolCall:
+    """A tool call from JSON, also in the nested spelling of OpenAI.
 
     Raises:
-        InvalidMessage: as for `as_message`.
+        InvalidMessage: it is not a tool call.
     """
-    if type(said) is Message and is_bare(said):  # the usual case, without looking at each field
-        return construct(Message, said.role, said.content, now)
-    message = as_message(said)
-    if message.timestamp is None:
-        return msgspec.structs.replace(message, timestamp=now)
-    if message.timestamp.tzinfo is not UTC:
-        return msgspec.structs.replace(message, timestamp=in_utc(message.timestamp))
-    return message
+    if not isinstance(call, dict):
+        raise InvalidMessage("a tool call must be an object with id, name and arguments")
+    fields = dict(call)
+    if isinstance(function := fields.get("function"), dict) and "name" not in fields:  # OpenAI's nested spelling
+        fields["name"], fields["arguments"] = function.get("name"), function.get("arguments")
+        fields["function"] = {name: value for name, value in function.items() if name not in ("name", "arguments")}
+        if not fields["function"]:
+            del fields["function"]
+        if fields.get("type") == "function":
+            del fields["type"]
+    if not isinstance(fields.get("arguments"), str | None):  # some programs store an object; its text is made once
+        fields["arguments"] = msgspec.json.encode(check_json(fields["arguments"])).decode()
+    return gather(ToolCall, fields)
 
 
-def _role_named(text: Any) -> Role:
-    try:
-        return Role(text)
-    except ValueError:
-        raise InvalidMessage(f"there is no role {text!r}: a message's role is one of {_ROLES}") from None
+def role_named(text: Any) -> Role:
+    """The role that a text names, also by an alias.
+
+    Raises:
+        InvalidMessage: no role has this name.
+    """
+    role = known_role(text)
+    if role is None:
+        raise InvalidMessage(f"there is no role {text!r}: a message's role is one of {_ROLES}")
+    return role
 
 
-def _is_made(values: Any, kinds: tuple[type, ...]) -> bool:
+def is_tuple_of(values: Any, kinds: tuple[type, ...]) -> bool:
+    """Whether this is a tuple in which each value has one of these types."""
     return type(values) is tuple and all(type(value) in kinds for value in values)
 
 
-def _content_of(content: Any) -> str | tuple[Part, ...]:
+def content_of(content: Any) -> str | tuple[Part, ...]:
+    """A message's content as our values.
+
+    Raises:
+        InvalidMessage: it is no text and no list, or a part of a known type lacks what it needs.
+    """
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list | tuple):
@@ -156,7 +147,7 @@ def _part_of(part: Any) -> Part:
 
 
 def _in_our_words(part: dict[str, Any]) -> dict[str, Any]:  # noqa: PLR0911 - one for each spelling
-    """A part as our own parts are written; one of a type that is not ours stays as it is.
+    """A part in the spelling of our own parts; a part of another type stays as it is.
 
     Raises:
         InvalidMessage: it lacks what its type needs.
@@ -185,7 +176,7 @@ def _in_our_words(part: dict[str, Any]) -> dict[str, Any]:  # noqa: PLR0911 - on
 
 
 def _with_media_type(part: dict[str, Any]) -> dict[str, Any]:
-    """The part; an image that says its type in another interface's word says it in ours."""
+    """The part, with an image's media type under our own name for it."""
     if part.get("type") != "image" or part.get("media_type"):
         return part
     name = next((name for name in _MEDIA_TYPE if isinstance(part.get(name), str)), "media_type")
@@ -194,10 +185,10 @@ def _with_media_type(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_known_fields(part: dict[str, Any]) -> dict[str, Any]:
-    """The part, all of whose fields are known: to its type, to other interfaces, or as an object of its sender's.
+    """The part, if each of its fields belongs to its type or another interface, or is an object of its sender.
 
     Raises:
-        InvalidMessage: it has another one, which nobody would ever look at; so it may be a mistake.
+        InvalidMessage: it has another field. No reader would look at it, so it may be a mistake.
     """
     known = _FIELDS.get(str(part.get("type")))
     if known is None:
@@ -222,7 +213,12 @@ def _image(rest: Mapping[Any, Any], **own: str) -> dict[str, Any]:
     return {**rest, "type": "image", **own}
 
 
-def _calls_of(calls: Any) -> tuple[ToolCall, ...]:
+def calls_of(calls: Any) -> tuple[ToolCall, ...]:
+    """A message's tool calls as our values.
+
+    Raises:
+        InvalidMessage: it is no list, or an element is no tool call.
+    """
     if not isinstance(calls, list | tuple):
         raise InvalidMessage("a message's tool_calls are a tuple of ToolCall; write one, or None")
     return tuple(call if type(call) is ToolCall else call_from(call) for call in calls)

@@ -12,7 +12,6 @@ import pytest
 
 from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.protocol.encoding import decode_message, encode_message
-from miniclaw_sessions.core.protocol.given import as_message
 from miniclaw_sessions.core.protocol.messages import (
     ImagePart,
     Message,
@@ -22,6 +21,7 @@ from miniclaw_sessions.core.protocol.messages import (
     ThinkingPart,
     ToolCall,
     Usage,
+    as_message,
 )
 from miniclaw_sessions.errors import InvalidMessage
 
