@@ -56,7 +56,7 @@ from miniclaw_sessions.core.session.copying import copy_session
 from miniclaw_sessions.core.stores import is_shared_url, open_store
 from miniclaw_sessions.core.stores.base import Store
 from miniclaw_sessions.core.stores.shared import ListPosition
-from miniclaw_sessions.core.stores.watched import WatchedStore
+from miniclaw_sessions.core.stores.wrapping import WatchedStore
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import (
     ManagerClosed,

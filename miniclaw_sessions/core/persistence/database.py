@@ -31,7 +31,7 @@ from miniclaw_sessions.core.persistence.snapshots import largest_snapshot
 from miniclaw_sessions.core.stores.base import Store, StoredSession
 from miniclaw_sessions.core.stores.encrypted import encrypted
 from miniclaw_sessions.core.stores.shared import SharedStore, as_shared
-from miniclaw_sessions.core.stores.watched import WatchedStore
+from miniclaw_sessions.core.stores.wrapping import WatchedStore
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import KeyNeeded, NotEncrypted, StoreCorrupt, WrongKey
 

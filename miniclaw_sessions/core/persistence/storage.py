@@ -13,7 +13,7 @@ from miniclaw_sessions.core.persistence.losses import Loss
 from miniclaw_sessions.core.persistence.mending import Mended
 from miniclaw_sessions.core.persistence.recovery import Progress, Recovered, RecoveryReport
 from miniclaw_sessions.core.stores.base import Store
-from miniclaw_sessions.core.stores.watched import WatchedStore
+from miniclaw_sessions.core.stores.wrapping import WatchedStore
 
 
 class Storage(Protocol):

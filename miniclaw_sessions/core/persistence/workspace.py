@@ -37,9 +37,8 @@ from miniclaw_sessions.core.stores import SALVAGE, SALVAGE_PART, open_store, ref
 from miniclaw_sessions.core.stores.base import Store, StorePlace
 from miniclaw_sessions.core.stores.copying import copy_store
 from miniclaw_sessions.core.stores.encrypted import encrypted
-from miniclaw_sessions.core.stores.reading import read_through
-from miniclaw_sessions.core.stores.watched import WatchedStore
-from miniclaw_sessions.core.stores.wrapping import innermost
+from miniclaw_sessions.core.stores.files import read_through
+from miniclaw_sessions.core.stores.wrapping import WatchedStore, innermost
 from miniclaw_sessions.disk import Directory, DirectoryLock, remove_tree
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import (

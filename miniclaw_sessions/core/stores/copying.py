@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from itertools import groupby
 from struct import pack
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -31,7 +31,7 @@ from miniclaw_sessions.core.stores.base import (
     idempotency_key_in,
     is_damaged,
 )
-from miniclaw_sessions.core.stores.reading import Readable, read_all
+from miniclaw_sessions.core.stores.reading import Source, read_all
 from miniclaw_sessions.errors import SessionUnavailable, StoreConflict, StoreCorrupt, StoreError
 
 BATCH_ENTRIES = 500
@@ -48,18 +48,6 @@ OnProgress = Callable[[int, int | None], None]
 """Called with how many sessions are done, and how many there are (None: that is not counted)."""
 
 T = TypeVar("T")
-
-
-class Source(Readable, Protocol):
-    """What is copied: a store, or what is left of one."""
-
-    def heads(self) -> AsyncIterator[StoredHead]:
-        """All its sessions that can be read, in order of session_id."""
-        ...
-
-    async def session_ids(self) -> list[str]:
-        """The ids of all its sessions, also of those that cannot be read."""
-        ...
 
 
 class Alike(msgspec.Struct, frozen=True, gc=False):

@@ -58,39 +58,37 @@ class UsedKeys:
     def __init__(self, read: Callable[[str], Awaitable[KeyFilter]]) -> None:
         """Remember what `read` finds of a session: all that was appended when it was called, committed or not yet."""
         self._read = read
-        self._known: dict[str, KeyFilter | set[str]] = {}  # a set: what comes while the rest is being read
+        self.sessions: dict[str, KeyFilter | set[str]] = {}  # a set: what comes while the rest is being read
 
     async def may_have(self, session_id: str, key: str) -> bool:
         """Whether a session may have this key; False is certain."""
-        if session_id not in self._known and not await self._learn(session_id):
+        if session_id not in self.sessions and not await self._learn(session_id):
             return True
-        known = self._known.get(session_id)
+        known = self.sessions.get(session_id)
         return not isinstance(known, KeyFilter) or key in known
 
     async def _learn(self, session_id: str) -> bool:
-        arriving = self._known[session_id] = set[str]()
+        arriving = self.sessions[session_id] = set[str]()
         found: KeyFilter | None = None
         try:
             found = await self._read(session_id)
         except StoreError:
             return False  # whoever looks for the key is told why
         finally:
-            if self._known.get(session_id) is arriving:
-                del self._known[session_id]
+            if self.sessions.get(session_id) is arriving:
+                del self.sessions[session_id]
                 if found is not None:
                     for key in arriving:
                         found.add(key)
-                    self._known[session_id] = found
-                    if len(self._known) > MAX_SESSIONS:
-                        self._known.pop(next(iter(self._known), session_id), None)  # a thread may clear it
+                    self.sessions[session_id] = found
+                    if len(self.sessions) > MAX_SESSIONS:
+                        self.sessions.pop(next(iter(self.sessions), session_id), None)  # a thread may clear it
         return True
 
     def note(self, appends: Sequence[Append]) -> None:
-        """Keep up with what is about to be appended."""
-        if not self._known:
-            return
+        """Keep up with what is about to be appended; without `sessions` there is nothing to do."""
         for append in appends:
-            known = self._known.get(append.head.session_id)
+            known = self.sessions.get(append.head.session_id)
             if known is None:
                 continue
             for entry in append.entries:
@@ -101,8 +99,8 @@ class UsedKeys:
 
     def forget(self, session_id: str) -> None:
         """Read the session's keys again when they are asked for."""
-        self._known.pop(session_id, None)
+        self.sessions.pop(session_id, None)
 
     def clear(self) -> None:
         """Read every session's keys again when they are asked for: somebody else may have appended."""
-        self._known.clear()
+        self.sessions.clear()

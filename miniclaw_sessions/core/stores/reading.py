@@ -1,24 +1,17 @@
-"""Reading a transcript of any length, a page at a time; the store's files; what a store refuses that is only read."""
+"""Reading transcripts of any length, a page at a time."""
 
 from __future__ import annotations
 
-import errno
-import os
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import suppress
-from io import FileIO
-from pathlib import Path
-from typing import ClassVar, NoReturn, Protocol
+from typing import Protocol
 
 from miniclaw_sessions.core.protocol.entries import Entry
-from miniclaw_sessions.core.stores.base import Append, Store, StoredEntry, StoredHead, decode_stored
-from miniclaw_sessions.disk import Directory, NotRegular
-from miniclaw_sessions.errors import InvalidMessage, StoreError, StoreUnavailable
+from miniclaw_sessions.core.stores.records import StoredEntry, StoredHead, decode_stored
+from miniclaw_sessions.errors import InvalidMessage
 
 PAGE = 500
 """How many entries are read from a store at a time."""
-
-_BLOCK = 1 << 20
 
 
 class Readable(Protocol):
@@ -26,6 +19,18 @@ class Readable(Protocol):
 
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         """The entries with a sequence greater than `after`, oldest first, at most `limit` of them."""
+        ...
+
+
+class Source(Readable, Protocol):
+    """What is copied: a store, or what is left of one."""
+
+    def heads(self) -> AsyncIterator[StoredHead]:
+        """All its sessions that can be read, in order of session_id."""
+        ...
+
+    async def session_ids(self) -> list[str]:
+        """The ids of all its sessions, also of those that cannot be read."""
         ...
 
 
@@ -60,79 +65,3 @@ async def find_by_reading(store: Readable, session_id: str, entry_id: str) -> St
         if stored.entry_id == entry_id:
             return stored
     return None
-
-
-def identity(path: Path) -> tuple[int, int] | None:
-    """Which file or directory has this name; None: none has."""
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
-    return status.st_dev, status.st_ino
-
-
-def read_through(files: Sequence[Path]) -> None:
-    """Read every byte: what the disk refuses is not damaged as far as can be told, and must not be set aside (R20).
-
-    Holes are passed over: the disk has nothing of them, and a sparse file of terabytes would hold up a start for hours.
-
-    Raises:
-        StoreUnavailable: a file cannot be read; nothing was changed.
-    """
-    for file in files:
-        try:
-            with (
-                Directory(file.parent, is_ours=False) as directory,
-                FileIO(directory.open_file(file.name), "rb") as data,
-            ):
-                _read_all(data)
-        except (FileNotFoundError, NotRegular):
-            continue
-        except OSError as error:
-            raise StoreUnavailable(
-                f"cannot read {file}: {error.strerror}. It is not damaged as far as can be told, and nothing was "
-                "changed; mend its permissions or the disk and start again."
-            ) from error
-
-
-def _read_all(data: FileIO) -> None:
-    end = 0
-    while True:
-        try:
-            start = os.lseek(data.fileno(), end, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # nothing but a hole is left
-                return
-            raise
-        end = os.lseek(data.fileno(), start, os.SEEK_HOLE)
-        data.seek(start)
-        while data.tell() < end and data.read(min(_BLOCK, end - data.tell())):
-            pass
-
-
-class ReadOnlyStore(Store):
-    """A store in files, of which nothing may be changed."""
-
-    durable: ClassVar[bool] = True
-    keeps_entries: ClassVar[bool] = True
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.path}>"
-
-    async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
-        """Not here."""
-        self._refuse(f"append {len(appends)} sessions to")
-
-    async def mend(self, session_id: str, candidates: Sequence[StoredEntry]) -> int:
-        """Not here."""
-        self._refuse(f"mend {len(candidates)} entries of {session_id} in")
-
-    async def delete(self, session_id: str, *, known: StoredHead | None = None) -> bool:  # noqa: ARG002 - never shared
-        """Not here."""
-        self._refuse(f"delete {session_id} from")
-
-    def _refuse(self, attempted: str) -> NoReturn:
-        raise StoreUnavailable(f"cannot {attempted} {self.path}: it was opened to be read only")

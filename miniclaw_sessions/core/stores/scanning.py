@@ -5,14 +5,15 @@ from __future__ import annotations
 import heapq
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from anyio import to_thread
 
 from miniclaw_sessions.core.history.search import Found, Hit, Place, Search, cursor_of, place_of
 from miniclaw_sessions.core.history.searched import hit
 from miniclaw_sessions.core.protocol.keys import SessionKey
-from miniclaw_sessions.core.stores.base import SessionHead, Store, StoredEntry, StoredHead
-from miniclaw_sessions.core.stores.reading import PAGE, readable
+from miniclaw_sessions.core.stores.reading import PAGE, Source, readable
+from miniclaw_sessions.core.stores.records import SessionHead, StoredEntry, StoredHead
 from miniclaw_sessions.errors import SessionUnavailable
 
 _IN_A_THREAD = 65_536
@@ -25,7 +26,15 @@ _ESCAPED = set('"\\/')
 NO_INDEX = "this store has no index, so every message was read"
 
 
-async def scan(store: Store, search: Search, note: str = NO_INDEX) -> Found:
+class Scanned(Source, Protocol):
+    """What can be searched by reading it."""
+
+    async def head(self, session_id: str) -> StoredHead | None:
+        """One session, or None."""
+        ...
+
+
+async def scan(store: Scanned, search: Search, note: str = NO_INDEX) -> Found:
     """Look at every entry of the sessions that are searched; the newest that fit are the page.
 
     Sessions that are refused are passed over.
@@ -47,7 +56,7 @@ async def scan(store: Store, search: Search, note: str = NO_INDEX) -> Found:
     return newest.found(note)
 
 
-async def _look_at_all(store: Store, head: SessionHead, newest: Newest) -> None:
+async def _look_at_all(store: Scanned, head: SessionHead, newest: Newest) -> None:
     after = 0
     while page := await store.read(head.session_id, after=after, limit=PAGE):
         if sum(len(entry.encoded) for entry in page) < _IN_A_THREAD:
@@ -57,7 +66,7 @@ async def _look_at_all(store: Store, head: SessionHead, newest: Newest) -> None:
         after = page[-1].sequence
 
 
-async def _heads(store: Store, search: Search) -> AsyncIterator[StoredHead]:
+async def _heads(store: Scanned, search: Search) -> AsyncIterator[StoredHead]:
     if search.session_ids is None:
         async for stored in store.heads():
             yield stored

@@ -21,8 +21,9 @@ from miniclaw_sessions.core.persistence.recognition import recognize
 from miniclaw_sessions.core.persistence.snapshots import SUFFIX
 from miniclaw_sessions.core.stores import open_store, refuse_another_store, salvage_in, store_place
 from miniclaw_sessions.core.stores.base import StorePlace
-from miniclaw_sessions.core.stores.copying import Source, copy_store
+from miniclaw_sessions.core.stores.copying import copy_store
 from miniclaw_sessions.core.stores.encrypted import encrypted
+from miniclaw_sessions.core.stores.reading import Source
 from miniclaw_sessions.core.stores.sql.search_file import SearchFile
 from miniclaw_sessions.disk import Directory, DirectoryLock, remove_tree
 from miniclaw_sessions.errors import ConfigError, StoreError

@@ -29,9 +29,10 @@ from miniclaw_sessions.core.persistence.snapshots import largest_snapshot
 from miniclaw_sessions.core.persistence.workspace import open_snapshots
 from miniclaw_sessions.core.stores import STORE_URLS, open_store, refuse_another_store, store_place, stores_in
 from miniclaw_sessions.core.stores.base import Store, StorePlace
-from miniclaw_sessions.core.stores.copying import Copied, Source, compare_stores, copy_store
+from miniclaw_sessions.core.stores.copying import Copied, compare_stores, copy_store
 from miniclaw_sessions.core.stores.encrypted import encrypted
 from miniclaw_sessions.core.stores.memory import MemoryStore
+from miniclaw_sessions.core.stores.reading import Source
 from miniclaw_sessions.core.stores.shared import SharedStore, as_shared
 from miniclaw_sessions.core.stores.sql.files import is_open_elsewhere
 from miniclaw_sessions.disk import Directory, DirectoryLock

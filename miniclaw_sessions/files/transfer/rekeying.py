@@ -21,8 +21,8 @@ from miniclaw_sessions.core.persistence.marker import DamagedMarker, Marker, rea
 from miniclaw_sessions.core.persistence.own_task import in_own_task
 from miniclaw_sessions.core.stores import open_store, store_place, stores_in
 from miniclaw_sessions.core.stores.base import StoredEntry, mark_damaged
-from miniclaw_sessions.core.stores.copying import Source
 from miniclaw_sessions.core.stores.encrypted import open_entry
+from miniclaw_sessions.core.stores.reading import Source
 from miniclaw_sessions.encryption import KeyRing, is_sealed
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.files.transfer.copying import Copy, Report, held, in_thread

@@ -151,4 +151,4 @@ async def test_a_filter_that_is_full_is_made_anew_and_few_sessions_are_remembere
     stored.clear()
     for number in range(MAX_SESSIONS + 10):
         await used.may_have(f"s{number}", "k")
-    assert len(used._known) <= MAX_SESSIONS
+    assert len(used.sessions) <= MAX_SESSIONS

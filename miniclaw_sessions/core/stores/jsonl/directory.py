@@ -24,13 +24,13 @@ from miniclaw_sessions import disk
 from miniclaw_sessions.core.protocol.keys import is_session_id
 from miniclaw_sessions.core.stores.appending import entries_to_add
 from miniclaw_sessions.core.stores.base import Append, StoredEntry, is_damaged
+from miniclaw_sessions.core.stores.files import identity
 from miniclaw_sessions.core.stores.jsonl import descriptors
 from miniclaw_sessions.core.stores.jsonl.descriptors import Descriptors
 from miniclaw_sessions.core.stores.jsonl.failures import failing, unavailable
 from miniclaw_sessions.core.stores.jsonl.file import SUFFIX, Placing, Rest, Stamp, Transcript, entries_after, examine
 from miniclaw_sessions.core.stores.jsonl.finding import find_transcripts, recognize
 from miniclaw_sessions.core.stores.jsonl.lines import GOES_ON, MORE_FOLLOWS, header_of, lines_of, was_line_of
-from miniclaw_sessions.core.stores.reading import identity
 from miniclaw_sessions.disk import Directory, DirectoryLock, NotRegular, is_no_space, write_all
 from miniclaw_sessions.errors import SchemaTooNew, SessionUnavailable, StoreCorrupt, StoreError, StoreUnavailable
 from miniclaw_sessions.log import get_logger

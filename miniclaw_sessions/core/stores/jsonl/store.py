@@ -104,7 +104,8 @@ class JSONLStore(JSONLReader):
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
         """Append entries of many sessions, each to its own file, with one sync."""
-        self._keys.note(appends)
+        if self._keys.sessions:
+            self._keys.note(appends)
         return await self._in_thread(self._opened().append, appends)
 
     async def heads(self) -> AsyncIterator[StoredHead]:

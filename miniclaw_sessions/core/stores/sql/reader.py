@@ -23,7 +23,8 @@ from anyio import CapacityLimiter, to_thread
 from miniclaw_sessions.core.history.search import Found, Search
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.stores.base import SessionHead, StoredEntry, StoredHead, StorePlace
-from miniclaw_sessions.core.stores.reading import ReadOnlyStore, find_by_reading
+from miniclaw_sessions.core.stores.files import ReadOnlyStore
+from miniclaw_sessions.core.stores.reading import find_by_reading
 from miniclaw_sessions.core.stores.soundness import check_transcripts
 from miniclaw_sessions.core.stores.sql.checksums import entry_of_row, unreadable
 from miniclaw_sessions.core.stores.sql.failures import store_error, unknown_schema

@@ -7,10 +7,12 @@ power cut is SQLite's promise for `synchronous=FULL`: everything that was commit
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
+from os.path import samestat
 from pathlib import Path
 from threading import BoundedSemaphore
 from types import TracebackType
@@ -23,8 +25,9 @@ from sqlalchemy.pool import NullPool, QueuePool
 
 from miniclaw_sessions.core.history.search import Found, Search
 from miniclaw_sessions.core.stores.base import LOST, Append, Store, StoredEntry, StoredHead, StorePlace
+from miniclaw_sessions.core.stores.files import read_through
 from miniclaw_sessions.core.stores.keys import KeyFilter, UsedKeys
-from miniclaw_sessions.core.stores.reading import find_by_reading, identity, read_through
+from miniclaw_sessions.core.stores.reading import find_by_reading
 from miniclaw_sessions.core.stores.soundness import check_transcripts
 from miniclaw_sessions.core.stores.sql import searching, statements
 from miniclaw_sessions.core.stores.sql.checksums import unreadable
@@ -87,7 +90,7 @@ class SQLiteStore(Store):
         self._known = Known()
         self._keys = UsedKeys(self._keys_of)
         self._version: int | None = None
-        self._identities: dict[Path, tuple[int, int]] = {}
+        self._identities: dict[Path, os.stat_result] = {}
         self._is_gone = False
         self._writers: Engine | None = None
         self._readers: Engine | None = None
@@ -169,7 +172,8 @@ class SQLiteStore(Store):
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
         """Append entries of many sessions in one transaction, with one sync."""
-        self._keys.note(appends)
+        if self._keys.sessions:
+            self._keys.note(appends)
         return await self._write(self._append, appends)
 
     async def heads(self) -> AsyncIterator[StoredHead]:
@@ -242,7 +246,7 @@ class SQLiteStore(Store):
             return found[0] if found and found[0].sequence == place else StoredEntry(place, f"lost-{place}", LOST, key)
 
     async def _keys_of(self, session_id: str) -> KeyFilter:
-        await self._write(_nothing)  # then everything that was on its way is committed
+        await self._write(lambda: None)  # returns when everything that was on its way is committed
         return await self._read(lambda connection: KeyFilter(statements.keys_of(connection, session_id)))
 
     async def mend(self, session_id: str, candidates: Sequence[StoredEntry]) -> int:
@@ -512,10 +516,12 @@ class SQLiteStore(Store):
             StoreUnavailable: one of them was deleted or replaced.
         """
         for path in self._files[: 2 if self._writer is not None else 1]:
-            found = identity(path)
-            if found is None or self._identities.setdefault(path, found) != found:
-                self._is_gone = True  # for good: another connection would make a second -wal file beside the lost one
-        if self._is_gone:
+            try:
+                found = path.stat()
+                self._is_gone |= not samestat(found, self._identities.setdefault(path, found))
+            except FileNotFoundError:
+                self._is_gone = True
+        if self._is_gone:  # for good: another connection would make a second -wal file beside the lost one
             raise StoreUnavailable(
                 f"cannot use {self._path}: it, or its -wal file, was deleted or replaced while it was open. Nothing "
                 "more is acknowledged; start again, and the sessions go on from what is there and their snapshots"
@@ -582,10 +588,6 @@ def _opened(engine: Engine | None, path: Path) -> Engine:
     if engine is None:
         raise _not_open(path)
     return engine
-
-
-def _nothing() -> None:
-    """Wait for what the writer's thread has to do."""
 
 
 def _is_named_rightly(stored: StoredHead) -> bool:
