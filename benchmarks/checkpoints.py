@@ -116,7 +116,7 @@ def _run_bare_flush(directory: Path, count: int) -> float:
 
 
 def _run_recovery(place: Path) -> float:
-    import miniclaw_sessions.core.stores.sql.sqlite  # noqa: F401, PLC0415 - a library's import is no part of recovery
+    import miniclaw_sessions.core.stores.sqlite.store  # noqa: F401, PLC0415 - a library's import is no part of recovery
 
     async def main() -> float:
         started = time.perf_counter()

@@ -20,7 +20,7 @@ from miniclaw_sessions.core.history.search import Search
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.stores.base import Append, SessionHead, Store, StoredEntry, stored_entry
-from miniclaw_sessions.core.stores.sql.sqlite import SQLiteStore
+from miniclaw_sessions.core.stores.sqlite.store import SQLiteStore
 from miniclaw_sessions.core.stores.wrapping import WrappingStore
 
 CHATS = 10_000

@@ -103,7 +103,7 @@ CLOCKS: dict[str, str] = {
 SYNCING: dict[str, str] = {
     "disk.py": "it is the disk",
     "core/stores/sql/failures.py": "asking the disk itself, whether it is full, takes a sync",
-    "core/stores/sql/reader.py": "a copy in a temporary directory, to be read and thrown away",
+    "core/stores/sqlite/reader.py": "a copy in a temporary directory, to be read and thrown away",
 }
 """Files that sync, rename or link, and why."""
 
@@ -131,7 +131,7 @@ NOT_LOADED = {
     *(f"{PACKAGE}.{name}" for name in ("service", "agent", "testing", "files.transfer", "files.discovery")),
     f"{PACKAGE}.channels",
     *("agents", "langchain_core", "langsmith", "pydantic_ai", "httpx", f"{PACKAGE}.adapters"),
-    f"{PACKAGE}.core.stores.sql",
+    *(f"{PACKAGE}.core.stores.{kind}" for kind in ("sql", "sqlite", "postgresql")),
 }
 """What a plain `import miniclaw_sessions` leaves alone."""
 

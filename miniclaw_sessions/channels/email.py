@@ -26,7 +26,7 @@ from miniclaw_sessions.channels.allowed import Allowed, AllowSettings
 from miniclaw_sessions.channels.base import Incoming, Last, Outgoing, comes_again
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config.settings import Bytes, Count, Seconds
-from miniclaw_sessions.core.stores.thread import SerialThread
+from miniclaw_sessions.core.stores.serial_thread import SerialThread
 from miniclaw_sessions.errors import ConfigError, Unreachable, to_install
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.secret import Secret, channel_secret

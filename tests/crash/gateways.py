@@ -23,8 +23,8 @@ import msgspec
 
 from miniclaw_sessions.core.protocol.encoding import decode_entry
 from miniclaw_sessions.core.protocol.entries import MessageEntry
+from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
 from miniclaw_sessions.core.stores.reading import read_all
-from miniclaw_sessions.core.stores.sql.postgresql import PostgreSQLStore
 from tests.crash.gateway import LEASE_S, Orders
 from tests.crash.launcher import Launcher, Writer
 from tests.crash.rack import wait_for

@@ -26,8 +26,8 @@ START_LIMIT_S = 60.0
 EXIT_LIMIT_S = 60.0
 IMPORTED_LATE = (
     *("alembic.command", "alembic.config"),
-    *("miniclaw_sessions.core.stores.sql.sqlite", "miniclaw_sessions.core.stores.jsonl.store"),
-    "miniclaw_sessions.core.stores.sql.postgresql",
+    *("miniclaw_sessions.core.stores.sqlite.store", "miniclaw_sessions.core.stores.jsonl.store"),
+    "miniclaw_sessions.core.stores.postgresql.store",
 )
 """What the package imports when it is first needed, which would be in every fork again."""
 

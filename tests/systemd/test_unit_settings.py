@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from miniclaw_sessions.config import ListenSettings, SessionSettings
-from miniclaw_sessions.core.stores.sql.server import CREDENTIAL as PASSWORD
+from miniclaw_sessions.core.stores.postgresql.server import CREDENTIAL as PASSWORD
 from miniclaw_sessions.encryption import CREDENTIAL
 
 UNITS = Path(__file__).parents[2] / "systemd"

@@ -13,7 +13,7 @@ from miniclaw_sessions.core.session import Session
 
 IMPORTED_LATE = (
     *("anyio._backends._asyncio", "structlog"),
-    *("miniclaw_sessions.core.stores.jsonl.store", "miniclaw_sessions.core.stores.sql.sqlite"),
+    *("miniclaw_sessions.core.stores.jsonl.store", "miniclaw_sessions.core.stores.sqlite.store"),
 )
 """What the package imports when it is first needed. Here it counts as part of the import, as it does for the others."""
 

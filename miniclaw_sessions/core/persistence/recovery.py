@@ -51,8 +51,8 @@ from miniclaw_sessions.core.stores.base import (
     stored_entry,
 )
 from miniclaw_sessions.core.stores.branches import bring_window_up
+from miniclaw_sessions.core.stores.checking import RESTORED
 from miniclaw_sessions.core.stores.reading import read_all
-from miniclaw_sessions.core.stores.soundness import RESTORED
 from miniclaw_sessions.disk import Found, TooLarge
 from miniclaw_sessions.encryption import is_sealed
 from miniclaw_sessions.errors import ConfigError, InvalidMessage, SnapshotUnreadable, StoreCorrupt, first_cause

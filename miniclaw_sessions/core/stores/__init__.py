@@ -86,11 +86,11 @@ def open_store(
 
 def _in_files(place: StorePlace, path: Path, *, read_only: bool) -> Store:
     if place.kind == "sqlite" and read_only:
-        from miniclaw_sessions.core.stores.sql.reader import SQLiteReader  # noqa: PLC0415 - as above
+        from miniclaw_sessions.core.stores.sqlite.reader import SQLiteReader  # noqa: PLC0415 - as above
 
         return SQLiteReader(path)
     if place.kind == "sqlite":
-        from miniclaw_sessions.core.stores.sql.sqlite import SQLiteStore  # noqa: PLC0415 - same
+        from miniclaw_sessions.core.stores.sqlite.store import SQLiteStore  # noqa: PLC0415 - same
 
         return SQLiteStore(path)
     if read_only:
@@ -120,7 +120,7 @@ def _of_another_package(place: StorePlace, workspace: Path, *, read_only: bool) 
 
 def _on_a_server(url: str, settings: PostgreSQLSettings, *, read_only: bool) -> Store:
     try:
-        from miniclaw_sessions.core.stores.sql.postgresql import PostgreSQLStore  # noqa: PLC0415 - as above
+        from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore  # noqa: PLC0415 - as above
     except ModuleNotFoundError as error:
         if error.name != "asyncpg":
             raise

@@ -25,8 +25,8 @@ from miniclaw_sessions.core.stores.base import (
     is_damaged,
     without_mark,
 )
+from miniclaw_sessions.core.stores.checking import check_transcripts
 from miniclaw_sessions.core.stores.scanning import scan
-from miniclaw_sessions.core.stores.soundness import check_transcripts
 from miniclaw_sessions.core.stores.wrapping import WrappingStore
 from miniclaw_sessions.encryption import DamagedSeal, KeyRing, is_sealed, of_entry
 from miniclaw_sessions.errors import InvalidMessage, StoreError

@@ -24,7 +24,7 @@ from miniclaw_sessions.core.stores.base import StorePlace
 from miniclaw_sessions.core.stores.copying import copy_store
 from miniclaw_sessions.core.stores.encrypted import encrypted
 from miniclaw_sessions.core.stores.reading import Source
-from miniclaw_sessions.core.stores.sql.search_file import SearchFile
+from miniclaw_sessions.core.stores.sqlite.search_file import SearchFile
 from miniclaw_sessions.disk import Directory, DirectoryLock, remove_tree
 from miniclaw_sessions.errors import ConfigError, StoreError
 from miniclaw_sessions.files.transfer.files import SESSIONS, SET_ASIDE, Sealing, copy_files, files_in

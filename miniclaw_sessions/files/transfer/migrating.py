@@ -34,7 +34,7 @@ from miniclaw_sessions.core.stores.encrypted import encrypted
 from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.core.stores.reading import Source
 from miniclaw_sessions.core.stores.shared import SharedStore, as_shared
-from miniclaw_sessions.core.stores.sql.files import is_open_elsewhere
+from miniclaw_sessions.core.stores.sqlite.files import is_open_elsewhere
 from miniclaw_sessions.disk import Directory, DirectoryLock
 from miniclaw_sessions.encryption import KeyRing, is_sealed
 from miniclaw_sessions.errors import ConfigError, DirectoryInUse, NotAWorkspace

@@ -14,8 +14,8 @@ import pytest
 from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.core.events.feed import Event
 from miniclaw_sessions.core.events.polling import LATE_S, THOROUGH_EVERY_S
-from miniclaw_sessions.core.stores.sql import changed
-from miniclaw_sessions.core.stores.sql.postgresql import PostgreSQLStore
+from miniclaw_sessions.core.stores.postgresql import changes
+from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
 from miniclaw_sessions.testing import FakeClock
 from tests.postgresql import PostgreSQLServer
 
@@ -73,7 +73,7 @@ async def test_a_poll_reads_what_has_changed_however_many_sessions_were_used_in_
         assert (nothing.changed, nothing.deleted) == ([], set())
         assert nothing.at >= at
         plan = await database.execute(
-            "EXPLAIN " + changed.CHANGES.text.replace("$1::", f"'{at.isoformat()}'::").replace("$2::FLOAT", "5::FLOAT")
+            "EXPLAIN " + changes.CHANGES.text.replace("$1::", f"'{at.isoformat()}'::").replace("$2::FLOAT", "5::FLOAT")
         )
         assert any("ix_sessions_used_at_session_id" in str(line) for line in plan)
         await database.execute("UPDATE sessions SET used_at = clock_timestamp() WHERE chat_id IN ('7', '11')")

@@ -15,7 +15,7 @@ from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.core.protocol.entries import Custom, Entry, Label, SessionInfo
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.stores.base import Append
-from miniclaw_sessions.core.stores.sql.postgresql import PostgreSQLStore
+from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
 from miniclaw_sessions.core.stores.wrapping import WrappingStore
 from miniclaw_sessions.errors import LeafMoved, StoreError, StoreUnavailable
 

@@ -15,7 +15,7 @@ import pytest
 from miniclaw_sessions import Message, Session, SessionManager
 from miniclaw_sessions.core.session.compacting import CompactionStatus
 from miniclaw_sessions.core.stores.base import Append, StoredEntry
-from miniclaw_sessions.core.stores.sql.postgresql import PostgreSQLStore
+from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
 from miniclaw_sessions.errors import LeafMoved, StoreError
 from miniclaw_sessions.testing import FaultyStore
 

@@ -20,8 +20,8 @@ import pytest
 from miniclaw_sessions import Message, SessionManager, SessionSettings, ToolCall
 from miniclaw_sessions.core.protocol.entries import Custom, LeafMove, MessageEntry, SessionInfo
 from miniclaw_sessions.core.stores.base import Append, StoredHead, TurnClaim
+from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
 from miniclaw_sessions.core.stores.shared import Archiving
-from miniclaw_sessions.core.stores.sql.postgresql import PostgreSQLStore
 from miniclaw_sessions.errors import (
     DuplicateMessage,
     LeafMoved,

@@ -19,8 +19,8 @@ from miniclaw_sessions.core.manager.reader import SessionReader
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.stores.shared import ListPosition
-from miniclaw_sessions.core.stores.sql import reader as reading
-from miniclaw_sessions.core.stores.sql.files import connect
+from miniclaw_sessions.core.stores.sqlite import reader as reading
+from miniclaw_sessions.core.stores.sqlite.files import connect
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import NotAWorkspace, ReadOnlyWorkspace, SessionNotFound, TranscriptNotKept
 from miniclaw_sessions.files.transfer.backup import back_up, restore, verify_backup

@@ -16,10 +16,10 @@ import pytest
 from miniclaw_sessions import Message, SessionManager, SessionSettings
 from miniclaw_sessions.core.manager import open_readonly, registry
 from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.stores.postgresql import catalog_sql
+from miniclaw_sessions.core.stores.postgresql.connections import Connections
+from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
 from miniclaw_sessions.core.stores.shared import ListPosition
-from miniclaw_sessions.core.stores.sql import beside
-from miniclaw_sessions.core.stores.sql.connections import Connections
-from miniclaw_sessions.core.stores.sql.postgresql import PostgreSQLStore
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import (
     KeyNeeded,
@@ -134,7 +134,12 @@ async def test_a_session_is_loaded_from_its_checkpoint_in_one_round_trip(
 
             async def counted(self: Connections, statement: Any, **values: Any) -> list[Any]:
                 rows = await fetch(self, statement, **values)
-                if statement not in (beside.COUNT, beside.NEWEST, beside.IDLE, beside.CLOCK):  # of the background
+                if statement not in (
+                    catalog_sql.COUNT,
+                    catalog_sql.NEWEST,
+                    catalog_sql.IDLE,
+                    catalog_sql.CLOCK,
+                ):  # of the background
                     asked.append(len(rows))
                 return rows
 

@@ -14,7 +14,7 @@ from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.core.protocol.messages import ToolCall
 from miniclaw_sessions.core.stores import open_store
 from miniclaw_sessions.core.stores.base import is_damaged
-from miniclaw_sessions.core.stores.sql.files import note_damage
+from miniclaw_sessions.core.stores.sqlite.files import note_damage
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import StoreCorrupt
 from tests.core.persistence.encrypted_homes import OLD_KEY, Home

@@ -18,7 +18,7 @@ from miniclaw_sessions.core.history.state import Snapshot, State
 from miniclaw_sessions.core.persistence.quarantine import Quarantine
 from miniclaw_sessions.core.persistence.snapshots import Snapshots
 from miniclaw_sessions.core.protocol.keys import SessionKey
-from miniclaw_sessions.core.stores.sql.sqlite import SQLiteStore
+from miniclaw_sessions.core.stores.sqlite.store import SQLiteStore
 from miniclaw_sessions.disk import SYNC_ONE_BY_ONE, Directory
 from miniclaw_sessions.testing import FakeClock
 

@@ -16,7 +16,7 @@ from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.stores.base import Store
 from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.core.stores.none import NoStore
-from miniclaw_sessions.core.stores.sql.sqlite import SQLiteStore
+from miniclaw_sessions.core.stores.sqlite.store import SQLiteStore
 from miniclaw_sessions.testing import FakeClock, FaultyStore
 
 Kind = Literal["memory", "sqlite", "none"]

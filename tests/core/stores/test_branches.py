@@ -25,7 +25,7 @@ from miniclaw_sessions.core.stores import open_store
 from miniclaw_sessions.core.stores.base import Append, SessionHead, Store, StoredEntry
 from miniclaw_sessions.core.stores.branches import FIRST_PAGE, bring_window_up, read_branch, walk_up
 from miniclaw_sessions.core.stores.memory import MemoryStore
-from miniclaw_sessions.core.stores.sql.sqlite import SQLiteStore
+from miniclaw_sessions.core.stores.sqlite.store import SQLiteStore
 from miniclaw_sessions.errors import StoreUnavailable
 from miniclaw_sessions.testing import FaultyStore
 

@@ -12,8 +12,8 @@ from miniclaw_sessions.core.stores.base import Append, Store, StoredHead
 from miniclaw_sessions.core.stores.jsonl.store import JSONLStore
 from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.core.stores.none import NoStore
-from miniclaw_sessions.core.stores.sql.postgresql import PostgreSQLStore
-from miniclaw_sessions.core.stores.sql.sqlite import SQLiteStore
+from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
+from miniclaw_sessions.core.stores.sqlite.store import SQLiteStore
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.testing import (
     SEARCH_CHECKS,

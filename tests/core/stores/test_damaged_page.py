@@ -11,7 +11,7 @@ import pytest
 from miniclaw_sessions import SessionManager
 from miniclaw_sessions.core.stores import open_store
 from miniclaw_sessions.core.stores.base import StoredEntry, is_damaged
-from miniclaw_sessions.core.stores.sql.sqlite import SQLiteStore
+from miniclaw_sessions.core.stores.sqlite.store import SQLiteStore
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.files.transfer.backup import back_up, back_up_closed, restore, verify_backup
 from miniclaw_sessions.files.transfer.migrating import house, migrate

@@ -14,7 +14,7 @@ from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.stores.base import Append, StoredEntry, stored_entry
 from miniclaw_sessions.core.stores.jsonl.store import JSONLStore
 from miniclaw_sessions.core.stores.keys import MAX_SESSIONS, KeyFilter, UsedKeys
-from miniclaw_sessions.core.stores.sql.sqlite import SQLiteStore
+from miniclaw_sessions.core.stores.sqlite.store import SQLiteStore
 from miniclaw_sessions.errors import StoreUnavailable
 from miniclaw_sessions.testing import sample_head
 

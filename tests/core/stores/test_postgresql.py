@@ -17,8 +17,8 @@ import structlog
 from miniclaw_sessions.config import PostgreSQLSettings
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.stores.base import Append, SessionHead, StoredEntry, TurnClaim, is_damaged
-from miniclaw_sessions.core.stores.sql import keyed
-from miniclaw_sessions.core.stores.sql.postgresql import PostgreSQLStore
+from miniclaw_sessions.core.stores.postgresql import statements
+from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
 from miniclaw_sessions.errors import (
     ConfigError,
     SchemaTooNew,
@@ -126,13 +126,13 @@ async def test_entries_of_a_long_and_of_a_short_session_are_found_the_same_way(
 
 
 def test_no_statement_needs_what_other_engines_lack() -> None:
-    made = [*vars(keyed).values(), *keyed.GO_ON.values(), *keyed.DELETE]
-    statements = [one.text.lower() for one in made if isinstance(one, keyed.Statement)]
-    assert len(statements) > 20
-    for text in (*statements, *map(str.lower, keyed.schema())):
+    made = [*vars(statements).values(), *statements.GO_ON.values(), *statements.DELETE]
+    texts = [one.text.lower() for one in made if isinstance(one, statements.Statement)]
+    assert len(texts) > 20
+    for text in (*texts, *map(str.lower, statements.schema())):
         for word in ("nextval", "advisory", "notify", "listen", "trigger", "serial", "generated", "ctid", "references"):
             assert word not in text
-    for text in statements:
+    for text in texts:
         for name in ("sessions", "entries", "idempotency_keys"):
             changes = (
                 text.count(f"update {name} ") + text.count(f"insert into {name} ") + text.count(f"delete from {name} ")

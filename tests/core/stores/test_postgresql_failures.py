@@ -27,8 +27,8 @@ from miniclaw_sessions.config import PostgreSQLSettings, SessionSettings, masked
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.messages import Message, Role
 from miniclaw_sessions.core.stores.base import Append
-from miniclaw_sessions.core.stores.sql.postgresql import PostgreSQLStore
-from miniclaw_sessions.core.stores.sql.server import address, store_error
+from miniclaw_sessions.core.stores.postgresql.server import address, store_error
+from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
 from miniclaw_sessions.errors import ConfigError, StoreUnavailable
 from miniclaw_sessions.testing import sample_entries, sample_head
 from tests.core.stores.wire import Cut, Wire

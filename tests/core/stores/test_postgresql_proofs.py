@@ -20,8 +20,8 @@ from anyio import to_thread
 
 from miniclaw_sessions.config import PostgreSQLSettings
 from miniclaw_sessions.core.stores.base import Append, StoredEntry
-from miniclaw_sessions.core.stores.sql import beside, keyed
-from miniclaw_sessions.core.stores.sql.postgresql import PostgreSQLStore
+from miniclaw_sessions.core.stores.postgresql import catalog_sql, statements
+from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
 from miniclaw_sessions.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
 from miniclaw_sessions.testing import sample_entries, sample_head
 from tests.crash.filesystem import MEBIBYTE, MountSpace, reason_not_to_mount
@@ -186,15 +186,27 @@ async def test_every_statement_on_the_path_of_a_message_goes_by_a_key_among_a_hu
         await connection.execute(MANY)
         await connection.execute("VACUUM ANALYZE")
         await connection.execute("SET plan_cache_mode = force_generic_plan")  # whatever the parameters are
-        hot = [*keyed.GO_ON.values(), keyed.BEGIN, keyed.VERSIONS, keyed.LOCKED_HEAD, keyed.LOCKED_FOR_DELETION]
-        hot += [keyed.OLDEST_FIRST, keyed.NEWEST_FIRST, keyed.WITH_KEY, keyed.IDS_BETWEEN, *keyed.DELETE]
+        hot = [
+            *statements.GO_ON.values(),
+            statements.BEGIN,
+            statements.VERSIONS,
+            statements.LOCKED_HEAD,
+            statements.LOCKED_FOR_DELETION,
+        ]
         hot += [
-            beside.LOAD,
-            beside.NEWEST,
-            *beside.USED.values(),
-            beside.WRITE_CHECKPOINTS,
-            beside.CHECKPOINTS,
-            beside.IDLE,
+            statements.OLDEST_FIRST,
+            statements.NEWEST_FIRST,
+            statements.WITH_KEY,
+            statements.IDS_BETWEEN,
+            *statements.DELETE,
+        ]
+        hot += [
+            catalog_sql.LOAD,
+            catalog_sql.NEWEST,
+            *catalog_sql.USED.values(),
+            catalog_sql.WRITE_CHECKPOINTS,
+            catalog_sql.CHECKPOINTS,
+            catalog_sql.IDLE,
         ]
         for number, statement in enumerate(hot):
             await connection.execute(f"PREPARE hot{number} AS {statement.text}")

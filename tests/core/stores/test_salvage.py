@@ -14,9 +14,9 @@ from miniclaw_sessions.core.stores import copying
 from miniclaw_sessions.core.stores.base import LOST, Append, StoredEntry
 from miniclaw_sessions.core.stores.copying import copy_store
 from miniclaw_sessions.core.stores.memory import MemoryStore
-from miniclaw_sessions.core.stores.sql.files import note_damage
-from miniclaw_sessions.core.stores.sql.salvage import Salvage, make_readable
-from miniclaw_sessions.core.stores.sql.sqlite import SQLiteStore
+from miniclaw_sessions.core.stores.sqlite.files import note_damage
+from miniclaw_sessions.core.stores.sqlite.salvage import Salvage, make_readable
+from miniclaw_sessions.core.stores.sqlite.store import SQLiteStore
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import StoreUnavailable

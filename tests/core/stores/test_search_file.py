@@ -23,10 +23,10 @@ from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.stores.base import Append, Store, StoredEntry, stored_entry
 from miniclaw_sessions.core.stores.encrypted import EncryptedStore
 from miniclaw_sessions.core.stores.memory import MemoryStore
-from miniclaw_sessions.core.stores.sql import searching
-from miniclaw_sessions.core.stores.sql.reader import SQLiteReader
-from miniclaw_sessions.core.stores.sql.search_file import SearchFile, positions_with
-from miniclaw_sessions.core.stores.sql.sqlite import SQLiteStore
+from miniclaw_sessions.core.stores.sqlite import searching
+from miniclaw_sessions.core.stores.sqlite.reader import SQLiteReader
+from miniclaw_sessions.core.stores.sqlite.search_file import SearchFile, positions_with
+from miniclaw_sessions.core.stores.sqlite.store import SQLiteStore
 from miniclaw_sessions.core.stores.trigrams import parts_of
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import InvalidSearch, StoreFull, StoreUnavailable
@@ -269,7 +269,7 @@ async def test_whoever_only_reads_asks_the_index_and_makes_none(path: Path) -> N
 _KILLED = """
 import asyncio, sys
 from pathlib import Path
-from miniclaw_sessions.core.stores.sql.sqlite import SQLiteStore
+from miniclaw_sessions.core.stores.sqlite.store import SQLiteStore
 
 async def main():
     async with SQLiteStore(Path(sys.argv[1])) as store:

@@ -10,7 +10,7 @@ import pytest
 
 from miniclaw_sessions.core.history.search import Search
 from miniclaw_sessions.core.stores.base import Append
-from miniclaw_sessions.core.stores.sql.postgresql import PostgreSQLStore
+from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
 from miniclaw_sessions.errors import StoreUnavailable
 from miniclaw_sessions.testing import sample_entries, sample_head
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 from anyio import to_thread
 
-from miniclaw_sessions.core.stores.thread import SerialThread
+from miniclaw_sessions.core.stores.serial_thread import SerialThread
 
 pytestmark = pytest.mark.anyio
 

@@ -31,10 +31,11 @@ from sqlalchemy import Connection
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.stores.base import Append, StoredEntry, is_damaged, stored_entry
-from miniclaw_sessions.core.stores.sql import files, migrations, sqlite
 from miniclaw_sessions.core.stores.sql.checksums import checksum_of
 from miniclaw_sessions.core.stores.sql.models import Base
-from miniclaw_sessions.core.stores.sql.sqlite import SQLiteStore
+from miniclaw_sessions.core.stores.sqlite import files, migrations
+from miniclaw_sessions.core.stores.sqlite import store as sqlite
+from miniclaw_sessions.core.stores.sqlite.store import SQLiteStore
 from miniclaw_sessions.errors import (
     ConfigError,
     SchemaTooNew,
@@ -505,7 +506,7 @@ def test_a_file_size_limit_counts_as_a_full_disk_and_passes_when_it_is_raised(pa
         from pathlib import Path
         from miniclaw_sessions.errors import ConfigError, StoreFull
         from miniclaw_sessions.core.stores.base import Append
-        from miniclaw_sessions.core.stores.sql.sqlite import SQLiteStore
+        from miniclaw_sessions.core.stores.sqlite.store import SQLiteStore
         from miniclaw_sessions.testing import sample_entries, sample_head
         async def main():
             async with SQLiteStore(Path(sys.argv[1])) as store:
@@ -700,7 +701,7 @@ WRITER = """
     import sys, anyio
     from pathlib import Path
     from miniclaw_sessions.core.stores.base import Append
-    from miniclaw_sessions.core.stores.sql.sqlite import SQLiteStore
+    from miniclaw_sessions.core.stores.sqlite.store import SQLiteStore
     from miniclaw_sessions.testing import sample_entries, sample_head
     async def main():
         async with SQLiteStore(Path(sys.argv[1])) as store:

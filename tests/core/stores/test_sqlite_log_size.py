@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from miniclaw_sessions.core.stores.base import Append
-from miniclaw_sessions.core.stores.sql import files
-from miniclaw_sessions.core.stores.sql.sqlite import SQLiteStore
+from miniclaw_sessions.core.stores.sqlite import files
+from miniclaw_sessions.core.stores.sqlite.store import SQLiteStore
 from miniclaw_sessions.testing import sample_entries, sample_head
 
 pytestmark = pytest.mark.anyio

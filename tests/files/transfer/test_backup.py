@@ -20,7 +20,7 @@ from miniclaw_sessions.core.persistence.backups import MOST, known_backups, note
 from miniclaw_sessions.core.persistence.losses import Loss, Losses
 from miniclaw_sessions.core.stores.base import Append, Store
 from miniclaw_sessions.core.stores.jsonl.store import JSONLStore
-from miniclaw_sessions.core.stores.sql.sqlite import SQLiteStore
+from miniclaw_sessions.core.stores.sqlite.store import SQLiteStore
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ConfigError, DirectoryInUse, StoreError

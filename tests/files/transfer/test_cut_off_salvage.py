@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from miniclaw_sessions.core.stores.sql.sqlite import SQLiteStore
+from miniclaw_sessions.core.stores.sqlite.store import SQLiteStore
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.files.transfer.backup import back_up_closed, restore

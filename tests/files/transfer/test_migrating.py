@@ -17,7 +17,7 @@ from miniclaw_sessions.core.stores.base import Append, StoredEntry, damaged
 from miniclaw_sessions.core.stores.copying import copy_store
 from miniclaw_sessions.core.stores.jsonl.store import JSONLStore
 from miniclaw_sessions.core.stores.memory import MemoryStore
-from miniclaw_sessions.core.stores.sql.sqlite import SQLiteStore
+from miniclaw_sessions.core.stores.sqlite.store import SQLiteStore
 from miniclaw_sessions.disk import DirectoryLock
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ConfigError, DirectoryInUse, StoreError, StoreUnavailable

@@ -13,7 +13,7 @@ import pytest
 from miniclaw_sessions import SessionManager
 from miniclaw_sessions.core.persistence.mirrored import MirroredIds
 from miniclaw_sessions.core.stores.base import Append
-from miniclaw_sessions.core.stores.sql.postgresql import PostgreSQLStore
+from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ConfigError, KeyNeeded, StoreError, StoreUnavailable, WrongKey
 from miniclaw_sessions.files.transfer.backup import back_up, back_up_closed, restore, verify_backup

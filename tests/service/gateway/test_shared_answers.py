@@ -16,7 +16,7 @@ from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.core.history.transcript import Transcript
 from miniclaw_sessions.core.stores.base import Store, decode_stored
 from miniclaw_sessions.core.stores.memory import MemoryStore
-from miniclaw_sessions.core.stores.sql.postgresql import PostgreSQLStore
+from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
 from miniclaw_sessions.testing import FaultyStore, ScriptedProvider
 from tests.serving import serving
 

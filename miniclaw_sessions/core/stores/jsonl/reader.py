@@ -17,6 +17,7 @@ from typing import Self
 from anyio import Semaphore, to_thread
 
 from miniclaw_sessions.core.stores.base import StoredEntry, StoredHead, StorePlace
+from miniclaw_sessions.core.stores.checking import TranscriptCheck
 from miniclaw_sessions.core.stores.files import ReadOnlyStore
 from miniclaw_sessions.core.stores.jsonl.failures import failing
 from miniclaw_sessions.core.stores.jsonl.file import (
@@ -31,7 +32,6 @@ from miniclaw_sessions.core.stores.jsonl.file import (
 )
 from miniclaw_sessions.core.stores.jsonl.finding import session_ids_of
 from miniclaw_sessions.core.stores.jsonl.lines import NotOurs
-from miniclaw_sessions.core.stores.soundness import TranscriptCheck
 from miniclaw_sessions.disk import Directory, NotRegular
 from miniclaw_sessions.errors import SessionUnavailable, StoreCorrupt
 

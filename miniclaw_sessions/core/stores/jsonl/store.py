@@ -23,7 +23,7 @@ from miniclaw_sessions.core.stores.jsonl.finding import damaged_files
 from miniclaw_sessions.core.stores.jsonl.reader import READERS, JSONLReader
 from miniclaw_sessions.core.stores.keys import KeyFilter, UsedKeys
 from miniclaw_sessions.core.stores.reading import PAGE, read_all
-from miniclaw_sessions.core.stores.thread import SerialThread
+from miniclaw_sessions.core.stores.serial_thread import SerialThread
 from miniclaw_sessions.errors import SessionUnavailable, StoreCorrupt, StoreError, StoreUnavailable
 
 T = TypeVar("T")

@@ -1,1 +1,1 @@
-"""Transcripts in a relational database: one schema and one set of statements, and a store per engine."""
+"""What both SQL stores share: the tables, the checksums of rows, and the errors of databases."""

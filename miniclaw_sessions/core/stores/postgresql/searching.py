@@ -13,12 +13,12 @@ from miniclaw_sessions.core.history.search import Found, Hit, Place, Search, cur
 from miniclaw_sessions.core.history.searched import hit, searched
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.stores.base import decode_stored
+from miniclaw_sessions.core.stores.postgresql import search_sql, statements
+from miniclaw_sessions.core.stores.postgresql.connections import Connections, transaction
+from miniclaw_sessions.core.stores.postgresql.statements import Statement
 from miniclaw_sessions.core.stores.scanning import may_fit, plain_words
 from miniclaw_sessions.core.stores.shared import SharedStore
-from miniclaw_sessions.core.stores.sql import keyed, keyed_search
 from miniclaw_sessions.core.stores.sql.checksums import entry_of_row
-from miniclaw_sessions.core.stores.sql.connections import Connections, transaction
-from miniclaw_sessions.core.stores.sql.keyed import Statement
 from miniclaw_sessions.core.stores.sql.models import USED_RESOLUTION
 from miniclaw_sessions.core.stores.trigrams import indexed_numbers, wanted_numbers
 from miniclaw_sessions.errors import InvalidMessage, StoreError
@@ -90,27 +90,27 @@ class SearchedStore(SharedStore):
         if self._found_all and self._looked_at is not None:
             passed = (current_time() - self._looked_at) + USED_RESOLUTION.total_seconds() + _LATE_S
         began = current_time()
-        rows = await self._server.fetch(keyed_search.BEHIND, seconds=passed, limit=_MOST_SESSIONS)
+        rows = await self._server.fetch(search_sql.BEHIND, seconds=passed, limit=_MOST_SESSIONS)
         self._behind = sum(count for _, count in rows)
         self._lacking = {session_id: 0 for session_id, _ in rows} | self._lacking
         self._found_all, self._looked_at = len(rows) < _MOST_SESSIONS, began
 
     async def _index(self, connection: Any, session_ids: Sequence[str], limit: int) -> tuple[int, list[str], list[str]]:
         """How many entries were indexed, which sessions may have more, and which somebody else is changing."""
-        await _execute(connection, keyed_search.BEGIN, session_ids=session_ids)
+        await _execute(connection, search_sql.BEGIN, session_ids=session_ids)
         async with transaction(connection):
-            ends = dict(await _execute(connection, keyed_search.LOCKED, session_ids=session_ids))
+            ends = dict(await _execute(connection, search_sql.LOCKED, session_ids=session_ids))
             rows = await _execute(
                 connection,
-                keyed_search.LACKING,
+                search_sql.LACKING,
                 session_ids=list(ends),
                 ends=list(ends.values()),
                 limit=limit,
                 most_bytes=_MOST_BYTES,
             )
-            await _execute(connection, keyed_search.ADD, **await to_thread.run_sync(_values_of, rows))
+            await _execute(connection, search_sql.ADD, **await to_thread.run_sync(_values_of, rows))
             ends.update({row[0]: row[1] for row in rows})
-            await _execute(connection, keyed_search.MOVE, session_ids=list(ends), ends=list(ends.values()))
+            await _execute(connection, search_sql.MOVE, session_ids=list(ends), ends=list(ends.values()))
         self._behind = max(0, self._behind - len(rows))
         is_cut = len(rows) == limit or sum(len(row[3]) for row in rows) >= _MOST_BYTES
         reached = rows[-1][0] if is_cut else None  # it may have more, and those behind it were not reached
@@ -119,7 +119,7 @@ class SearchedStore(SharedStore):
 
     async def drop_index(self) -> None:
         """Empty the tables of the index."""
-        for statement in keyed_search.DROP:
+        for statement in search_sql.DROP:
             await self._server.change("clear the search index of", statement)
         self._found_all = False
 
@@ -156,7 +156,7 @@ class SearchedStore(SharedStore):
         numbers, sessions = wanted_numbers(search), search.session_ids
         said_at, session_id, sequence = below
         return await self._server.fetch(
-            keyed_search.SEARCH[bool(numbers), sessions is not None],
+            search_sql.SEARCH[bool(numbers), sessions is not None],
             numbers=numbers,
             session_ids=sorted(sessions or ()),
             below=said_at,
@@ -177,7 +177,7 @@ def _hit(search: Search, words: Sequence[bytes], row: _Row) -> Hit | None:
     if not may_fit(encoded, words) or not search.covers(session_id, SessionKey(channel, chat_id)):
         return None
     try:
-        stored = entry_of_row(sequence, entry_id, encoded, key, checksum, keyed.number_of(session_id))
+        stored = entry_of_row(sequence, entry_id, encoded, key, checksum, statements.number_of(session_id))
         entry = decode_stored(stored)
     except InvalidMessage:
         return None
@@ -188,13 +188,13 @@ def _values_of(rows: Sequence[_Row]) -> dict[str, list[Any]]:
     """The columns of what is indexed of entries."""
     indexed: list[tuple[str, int, datetime, str]] = []
     for session_id, sequence, entry_id, encoded, key, checksum, channel, chat_id, *_ in rows:
-        stored = entry_of_row(sequence, entry_id, encoded, key, checksum, keyed.number_of(session_id))
+        stored = entry_of_row(sequence, entry_id, encoded, key, checksum, statements.number_of(session_id))
         try:
             found = searched(decode_stored(stored))
         except InvalidMessage:
             continue  # what is damaged says nothing
         if found is not None:
-            numbers = keyed_search.array(indexed_numbers(SessionKey(channel, chat_id), found))
+            numbers = search_sql.array(indexed_numbers(SessionKey(channel, chat_id), found))
             indexed.append((session_id, sequence, found.said_at, numbers))
     columns = zip(*indexed, strict=True) if indexed else [()] * 4
     return {

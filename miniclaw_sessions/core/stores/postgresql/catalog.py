@@ -10,10 +10,10 @@ from typing import Any, cast
 from anyio import CancelScope
 
 from miniclaw_sessions.core.stores.base import Checkpoint, StoredEntry, StoredHead, StoredSession
+from miniclaw_sessions.core.stores.postgresql import catalog_sql, changes, statements
+from miniclaw_sessions.core.stores.postgresql.connections import Connections, transaction
 from miniclaw_sessions.core.stores.reading import PAGE
 from miniclaw_sessions.core.stores.shared import Archiving, Changes, ListPosition, SharedStore, Use
-from miniclaw_sessions.core.stores.sql import beside, changed, keyed
-from miniclaw_sessions.core.stores.sql.connections import Connections, transaction
 
 
 class BesideTranscripts(SharedStore):
@@ -23,12 +23,14 @@ class BesideTranscripts(SharedStore):
 
     async def count(self) -> int:
         """How many sessions there are; the server counts them one by one."""
-        ((count,),) = await self._server.fetch(beside.COUNT)
+        ((count,),) = await self._server.fetch(catalog_sql.COUNT)
         return int(count)
 
     async def load(self, session_ids: Sequence[str]) -> list[StoredSession]:
         """Sessions with their checkpoints and what is behind those, in one round trip."""
-        return beside.stored_sessions(await self._server.fetch(beside.LOAD, session_ids=list(session_ids), limit=PAGE))
+        return catalog_sql.stored_sessions(
+            await self._server.fetch(catalog_sql.LOAD, session_ids=list(session_ids), limit=PAGE)
+        )
 
     # --- lists, checkpoints, expiry ----------------------------------------------------------------------------------
 
@@ -36,32 +38,36 @@ class BesideTranscripts(SharedStore):
         self, *, limit: int, channel: str | None = None, pattern: str = "%", behind: ListPosition | None = None
     ) -> list[ListPosition]:
         """Some sessions, the most recently used first, along an index."""
-        used_at, session_id = behind or (beside.LAST, "")
+        used_at, session_id = behind or (catalog_sql.LAST, "")
         rows = await self._server.fetch(
-            beside.NEWEST, channel=channel, pattern=pattern, used_at=used_at, behind=session_id, limit=limit
+            catalog_sql.NEWEST, channel=channel, pattern=pattern, used_at=used_at, behind=session_id, limit=limit
         )
         return [ListPosition(*row) for row in rows]
 
     async def changes(self, since: datetime, late_s: float) -> Changes:
         """What has happened since a point in time, along indexes."""
         before = since - timedelta(seconds=late_s)
-        return changed.changes_of(await self._server.fetch(changed.CHANGES, since=before))
+        return changes.changes_of(await self._server.fetch(changes.CHANGES, since=before))
 
     async def used(self, uses: Sequence[Use], *, backwards: bool = False) -> None:
         """Write down that sessions were used."""
-        await self._server.change("write to", beside.USED[backwards], **beside.values_of_uses(uses))
+        await self._server.change("write to", catalog_sql.USED[backwards], **catalog_sql.values_of_uses(uses))
 
     async def write_checkpoints(self, checkpoints: Sequence[Checkpoint]) -> None:
         """Keep checkpoints that go further than those that are there."""
-        await self._server.change("write to", beside.WRITE_CHECKPOINTS, **beside.values_of_checkpoints(checkpoints))
+        await self._server.change(
+            "write to", catalog_sql.WRITE_CHECKPOINTS, **catalog_sql.values_of_checkpoints(checkpoints)
+        )
 
     async def checkpoints(self, session_ids: Sequence[str]) -> list[Checkpoint]:
         """The sound ones of these sessions."""
-        return beside.sound_checkpoints(await self._server.fetch(beside.CHECKPOINTS, session_ids=list(session_ids)))
+        return catalog_sql.sound_checkpoints(
+            await self._server.fetch(catalog_sql.CHECKPOINTS, session_ids=list(session_ids))
+        )
 
     async def now(self) -> datetime:
         """The server's clock."""
-        ((now,),) = await self._server.fetch(beside.CLOCK)
+        ((now,),) = await self._server.fetch(catalog_sql.CLOCK)
         return cast("datetime", now)
 
     async def idle(
@@ -69,7 +75,7 @@ class BesideTranscripts(SharedStore):
     ) -> list[str]:
         """Sessions that nobody has used for so long, the idlest first."""
         asked = {"idle_s": idle_s, "limit": limit, "channel": channel, "but_channels": list(but_channels)}
-        return [session_id for (session_id,) in await self._server.fetch(beside.IDLE, **asked)]
+        return [session_id for (session_id,) in await self._server.fetch(catalog_sql.IDLE, **asked)]
 
     async def expire(self, session_ids: Iterable[str], idle_s: float, archiving: Archiving | None) -> dict[str, int]:
         """Remove those that are still idle in one transaction; rows that somebody else has locked are left to him."""
@@ -82,17 +88,18 @@ class BesideTranscripts(SharedStore):
         self, connection: Any, session_ids: Sequence[str], idle_s: float, archiving: Archiving | None
     ) -> dict[str, int]:
         async with transaction(connection):
-            arguments = beside.LOCKED_IDLE_HEADS.arguments({"session_ids": session_ids, "idle_s": idle_s})
+            arguments = catalog_sql.LOCKED_IDLE_HEADS.arguments({"session_ids": session_ids, "idle_s": idle_s})
             heads = [
-                keyed.stored_head(row) for row in await connection.fetch(beside.LOCKED_IDLE_HEADS.text, *arguments)
+                statements.stored_head(row)
+                for row in await connection.fetch(catalog_sql.LOCKED_IDLE_HEADS.text, *arguments)
             ]
             gone = [stored.head.session_id for stored in heads]
             if archiving is not None:
                 for stored in heads:
                     name, pieces = archiving(stored.head, _entries_on(connection, stored))
                     await _write_archived(connection, stored.head.session_id, name, pieces)
-            sizes = dict(await connection.fetch(beside.SIZES.text, gone)) if gone else {}
-            for statement in beside.DELETE_MANY if gone else ():
+            sizes = dict(await connection.fetch(catalog_sql.SIZES.text, gone)) if gone else {}
+            for statement in catalog_sql.DELETE_MANY if gone else ():
                 await connection.execute(statement.text, gone)
             await note_deleted(connection, [stored.head.incarnation for stored in heads])
         return {session_id: sizes.get(session_id, 0) for session_id in gone}
@@ -101,7 +108,7 @@ class BesideTranscripts(SharedStore):
 
     async def archived(self, session_id: str | None = None) -> list[str]:
         """The names of archived files, in order."""
-        return [name for (name,) in await self._server.fetch(beside.ARCHIVED, session_id=session_id)]
+        return [name for (name,) in await self._server.fetch(catalog_sql.ARCHIVED, session_id=session_id)]
 
     async def write_archived(self, session_id: str, name: str, pieces: AsyncIterator[bytes]) -> None:
         """Keep an archived file, in one transaction."""
@@ -115,7 +122,7 @@ class BesideTranscripts(SharedStore):
     async def read_archived(self, session_id: str, name: str) -> AsyncIterator[bytes]:
         """The bytes of an archived file, a row at a time."""
         for piece in count():
-            rows = await self._server.fetch(beside.READ_ARCHIVED, session_id=session_id, name=name, piece=piece)
+            rows = await self._server.fetch(catalog_sql.READ_ARCHIVED, session_id=session_id, name=name, piece=piece)
             if not rows:
                 return
             yield rows[0][0]
@@ -124,36 +131,40 @@ class BesideTranscripts(SharedStore):
         """Remove archived files of a session; how many there were."""
         given = None if names is None else list(names)
         return len(
-            set(await self._server.change("delete from", beside.DELETE_ARCHIVED, session_id=session_id, names=given))
+            set(
+                await self._server.change(
+                    "delete from", catalog_sql.DELETE_ARCHIVED, session_id=session_id, names=given
+                )
+            )
         )
 
     async def read_property(self, name: str) -> bytes | None:
         """What is written down under a name, or None."""
-        rows = await self._server.fetch(beside.READ_PROPERTY, name=name)
+        rows = await self._server.fetch(catalog_sql.READ_PROPERTY, name=name)
         return bytes(rows[0][0]) if rows else None
 
     async def properties(self, prefix: str) -> list[str]:
         """The names that begin so, under which something is written down."""
-        return [name for (name,) in await self._server.fetch(beside.PROPERTIES, name=prefix)]
+        return [name for (name,) in await self._server.fetch(catalog_sql.PROPERTIES, name=prefix)]
 
     async def write_property(self, name: str, value: bytes, *, replace: bool = False) -> bytes:
         """Write something down under a name; what is there now."""
-        await self._server.change("write to", beside.WRITE_PROPERTY[replace], name=name, value=value)
+        await self._server.change("write to", catalog_sql.WRITE_PROPERTY[replace], name=name, value=value)
         return await self.read_property(name) or b""
 
 
 async def note_deleted(connection: Any, incarnations: Sequence[str]) -> None:
     """Write down that sessions are deleted, in the transaction that does it, for `changes`."""
     if incarnations:
-        await connection.execute(changed.FORGET_DELETED.text, *changed.FORGET_DELETED.arguments({}))
-        await connection.execute(changed.DELETED.text, *changed.DELETED.arguments({"incarnations": list(incarnations)}))
+        await connection.execute(changes.FORGET_DELETED.text, *changes.FORGET_DELETED.arguments({}))
+        await connection.execute(changes.DELETED.text, *changes.DELETED.arguments({"incarnations": list(incarnations)}))
 
 
 async def _entries_on(connection: Any, stored: StoredHead) -> AsyncIterator[StoredEntry]:
     """A session's entries, oldest first, read where its row is locked."""
     session_id, after = stored.head.session_id, 0
-    while page := await connection.fetch(keyed.OLDEST_FIRST.text, session_id, after, PAGE):
-        for entry in keyed.stored_entries(session_id, page):
+    while page := await connection.fetch(statements.OLDEST_FIRST.text, session_id, after, PAGE):
+        for entry in statements.stored_entries(session_id, page):
             yield entry
         after = page[-1][0]
 
@@ -161,5 +172,5 @@ async def _entries_on(connection: Any, stored: StoredHead) -> AsyncIterator[Stor
 async def _write_archived(connection: Any, session_id: str, name: str, pieces: AsyncIterator[bytes]) -> None:
     number = 0
     async for piece in pieces:
-        await connection.execute(beside.WRITE_ARCHIVED.text, session_id, name, number, piece)
+        await connection.execute(catalog_sql.WRITE_ARCHIVED.text, session_id, name, number, piece)
         number += 1

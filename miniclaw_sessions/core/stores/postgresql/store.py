@@ -27,16 +27,13 @@ from miniclaw_sessions.core.stores.base import (
     StorePlace,
     is_damaged,
 )
-from miniclaw_sessions.core.stores.gathering import Gathering
-from miniclaw_sessions.core.stores.soundness import check_transcripts
-from miniclaw_sessions.core.stores.sql import keyed, keyed_search
-from miniclaw_sessions.core.stores.sql.beside_store import BesideTranscripts, note_deleted
-from miniclaw_sessions.core.stores.sql.checksums import checksum_of
-from miniclaw_sessions.core.stores.sql.connections import Connections, transaction
-from miniclaw_sessions.core.stores.sql.failures import unknown_schema
-from miniclaw_sessions.core.stores.sql.keyed import Keys, Part, Statement
-from miniclaw_sessions.core.stores.sql.searched_store import SearchedStore
-from miniclaw_sessions.core.stores.sql.server import (
+from miniclaw_sessions.core.stores.checking import check_transcripts
+from miniclaw_sessions.core.stores.postgresql import search_sql, statements
+from miniclaw_sessions.core.stores.postgresql.batching import Gathering
+from miniclaw_sessions.core.stores.postgresql.catalog import BesideTranscripts, note_deleted
+from miniclaw_sessions.core.stores.postgresql.connections import Connections, transaction
+from miniclaw_sessions.core.stores.postgresql.searching import SearchedStore
+from miniclaw_sessions.core.stores.postgresql.server import (
     CUT,
     REFUSED_VALUES,
     Address,
@@ -44,6 +41,9 @@ from miniclaw_sessions.core.stores.sql.server import (
     require_privileges,
     store_error,
 )
+from miniclaw_sessions.core.stores.postgresql.statements import Keys, Part, Statement
+from miniclaw_sessions.core.stores.sql.checksums import checksum_of
+from miniclaw_sessions.core.stores.sql.failures import unknown_schema
 from miniclaw_sessions.errors import (
     ConfigError,
     NotAWorkspace,
@@ -142,7 +142,7 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
                 async with transaction(connection):
                     await connection.execute(_MAKE_VERSION)
                     await connection.execute("INSERT INTO alembic_version VALUES ($1)", _VERSION)
-                    for statement in keyed.schema():
+                    for statement in statements.schema():
                         await connection.execute(statement)
             except _SOMEBODY_ELSE:  # was first: look again
                 if attempt + 1 == _ATTEMPTS:
@@ -155,7 +155,7 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
         place = self._place.shown
         if "alembic_version" not in columns or "entries" not in columns:
             raise ConfigError(f"cannot open {place} as a store: it has another program's tables; make a new database")
-        await require_privileges(connection, self._place, keyed.expected_columns().keys() & columns)
+        await require_privileges(connection, self._place, statements.expected_columns().keys() & columns)
         version = await connection.fetchval("SELECT version_num FROM alembic_version")
         if version is None:
             raise StoreCorrupt(
@@ -163,7 +163,7 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
             )
         if version not in _KNOWN:
             raise unknown_schema(f"open {place}", version, _KNOWN)
-        for name, expected in keyed.expected_columns().items():
+        for name, expected in statements.expected_columns().items():
             if columns.get(name) != expected:
                 raise StoreCorrupt(f"cannot open {place}: the table {name} has other columns than it was made with")
 
@@ -176,7 +176,7 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
 
         async def look(connection: Any) -> None:
             await self._server.see_promise(connection)
-            await require_privileges(connection, self._place, keyed.expected_columns())
+            await require_privileges(connection, self._place, statements.expected_columns())
 
         try:
             await self._server.writing("write to", look)
@@ -232,10 +232,10 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
         for session_id in await _apply(connection, _statement_for(going_on), going_on):
             del waiting[session_id]
         claims = [Part(item, (), 0) for item in waiting.values() if item.turn is not None and not item.entries]
-        for session_id in await _apply(connection, keyed.CLAIM, claims):
+        for session_id in await _apply(connection, statements.CLAIM, claims):
             del waiting[session_id]
         beginning = [part for item in waiting.values() if (part := _beginning(item)) is not None]
-        for session_id in await _apply(connection, keyed.BEGIN, beginning):
+        for session_id in await _apply(connection, statements.BEGIN, beginning):
             del waiting[session_id]
         refused: dict[str, StoreError] = {}
         for session_id, item in waiting.items():
@@ -263,7 +263,7 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
             item: what is to be appended.
             is_patient: wait a moment for whoever else has the row, rather than leave this session for later.
         """
-        lock = keyed.LOCKED_HEAD if is_patient else keyed.LOCKED_HEAD_NOW
+        lock = statements.LOCKED_HEAD if is_patient else statements.LOCKED_HEAD_NOW
         for _ in range(_ATTEMPTS):
             try:
                 async with transaction(connection):
@@ -288,7 +288,7 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
         """
         session_id = item.head.session_id
         row = await connection.fetchrow(lock.text, session_id)
-        stored = None if row is None else keyed.stored_head(row)
+        stored = None if row is None else statements.stored_head(row)
         if stored is None and item.must_exist:
             raise StoreConflict(f"cannot append to session {session_id}: another process has deleted it")
         last = 0 if stored is None else stored.last_sequence
@@ -301,7 +301,7 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
         )
         part = Part(item, new, last)
         if stored is None:
-            return bool(await _apply(connection, keyed.BEGIN, [part]))
+            return bool(await _apply(connection, statements.BEGIN, [part]))
         if not new and item.turn is None:
             return True
         if not await _apply(connection, _statement_for([part]), [part]):
@@ -316,21 +316,21 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
         if not item.entries or item.entries[0].sequence > last:
             return {}
         first = min(entry.sequence for entry in item.entries)
-        return dict(await connection.fetch(keyed.IDS_BETWEEN.text, item.head.session_id, first, last))
+        return dict(await connection.fetch(statements.IDS_BETWEEN.text, item.head.session_id, first, last))
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
     async def heads(self) -> AsyncIterator[StoredHead]:
         """All sessions in order of session_id, read a page at a time."""
         after = ""
-        while page := await self._server.fetch(keyed.HEADS_AFTER, after=after):
+        while page := await self._server.fetch(statements.HEADS_AFTER, after=after):
             for row in page:
-                yield keyed.stored_head(row)
+                yield statements.stored_head(row)
             after = page[-1][0]
 
     async def session_ids(self) -> list[str]:
         """The ids of all sessions, in order, read at once."""
-        return [session_id for (session_id,) in await self._server.fetch(keyed.SESSION_IDS)]
+        return [session_id for (session_id,) in await self._server.fetch(statements.SESSION_IDS)]
 
     async def head(self, session_id: str) -> StoredHead | None:
         """One session, or None; all that are asked for within one turn of the event loop in one query."""
@@ -339,33 +339,33 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
     async def versions(self, session_ids: Collection[str]) -> Mapping[str, StoredHead]:
         """Those of these sessions that there are, in one query."""
         wanted = [session_id for session_id in session_ids if _may_be_stored(session_id)]
-        rows = await self._server.fetch(keyed.VERSIONS, session_ids=wanted)
-        return {head.head.session_id: head for head in map(keyed.stored_head, rows)}
+        rows = await self._server.fetch(statements.VERSIONS, session_ids=wanted)
+        return {head.head.session_id: head for head in map(statements.stored_head, rows)}
 
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         """The entries after a sequence, oldest first."""
-        limit = keyed.NO_LIMIT if limit is None else max(limit, 0)
-        rows = await self._server.fetch(keyed.OLDEST_FIRST, session_id=session_id, after=after, limit=limit)
-        return keyed.stored_entries(session_id, rows)
+        limit = statements.NO_LIMIT if limit is None else max(limit, 0)
+        rows = await self._server.fetch(statements.OLDEST_FIRST, session_id=session_id, after=after, limit=limit)
+        return statements.stored_entries(session_id, rows)
 
     async def read_newest(self, session_id: str, limit: int) -> list[StoredEntry]:
         """The newest entries, oldest first."""
-        rows = await self._server.fetch(keyed.NEWEST_FIRST, session_id=session_id, limit=max(limit, 0))
-        return keyed.stored_entries(session_id, reversed(rows))
+        rows = await self._server.fetch(statements.NEWEST_FIRST, session_id=session_id, limit=max(limit, 0))
+        return statements.stored_entries(session_id, reversed(rows))
 
     async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:
         """The entry with this id, or None; the server looks through the session's entries."""
-        return await self._find(keyed.WITH_ID, session_id, entry_id=entry_id)
+        return await self._find(statements.WITH_ID, session_id, entry_id=entry_id)
 
     async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
         """The oldest entry with this key, or None; through an index."""
-        return await self._find(keyed.WITH_KEY, session_id, key=key)
+        return await self._find(statements.WITH_KEY, session_id, key=key)
 
     async def _find(self, statement: Statement, session_id: str, **values: str) -> StoredEntry | None:
         if not all(map(_may_be_stored, values.values())):
             return None
         rows = await self._server.fetch(statement, session_id=session_id, **values)
-        found = keyed.stored_entries(session_id, rows)
+        found = statements.stored_entries(session_id, rows)
         return found[0] if found else None
 
     # --- the rest ----------------------------------------------------------------------------------------------------
@@ -379,14 +379,16 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
     async def _mend(self, connection: Any, session_id: str, entries: Sequence[StoredEntry]) -> int:
         mended = 0
         async with transaction(connection):
-            await connection.fetchrow(keyed.LOCKED_HEAD.text, session_id)
+            await connection.fetchrow(statements.LOCKED_HEAD.text, session_id)
             for entry in entries:
-                rows = await connection.fetch(keyed.OLDEST_FIRST.text, session_id, entry.sequence - 1, 1)
-                stored = keyed.stored_entries(session_id, rows)
+                rows = await connection.fetch(statements.OLDEST_FIRST.text, session_id, entry.sequence - 1, 1)
+                stored = statements.stored_entries(session_id, rows)
                 if stored and stored[0].sequence == entry.sequence and is_damaged(stored[0].encoded):
-                    await connection.execute(keyed.MEND.text, *keyed.MEND.arguments(_mended(session_id, entry)))
+                    await connection.execute(
+                        statements.MEND.text, *statements.MEND.arguments(_mended(session_id, entry))
+                    )
                     mended += 1
-            await connection.execute(keyed_search.AGAIN.text, [session_id])
+            await connection.execute(search_sql.AGAIN.text, [session_id])
         self._note([session_id])
         return mended
 
@@ -407,13 +409,13 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
     async def _contradictions(self) -> list[str]:
         problems = [
             f"session {session_id}: {count} entries belong to no session"
-            for session_id, count in await self._server.fetch(keyed.ORPHANS)
+            for session_id, count in await self._server.fetch(statements.ORPHANS)
         ]
         problems += [
             f"session {session_id}: it ends at {found}, and says that it ends at {said}"
-            for session_id, said, found in await self._server.fetch(keyed.WRONG_ENDS)
+            for session_id, said, found in await self._server.fetch(statements.WRONG_ENDS)
         ]
-        ((count,),) = await self._server.fetch(keyed.WRONG_KEYS)
+        ((count,),) = await self._server.fetch(statements.WRONG_KEYS)
         return [*problems, f"{count} idempotency keys belong to no entry"] if count else problems
 
 
@@ -464,20 +466,20 @@ def _statement_for(parts: Sequence[Part]) -> Statement:
     has_keys = any(entry.idempotency_key is not None for part in parts for entry in part.entries)
     is_copy = any(part.append.after_loss for part in parts)
     has_turns = any(part.append.turn is not None for part in parts)
-    return keyed.GO_ON[(Keys.ANY if is_copy else Keys.NEW) if has_keys else Keys.NONE, has_turns]
+    return statements.GO_ON[(Keys.ANY if is_copy else Keys.NEW) if has_keys else Keys.NONE, has_turns]
 
 
 async def _apply(connection: Any, statement: Statement, parts: Sequence[Part]) -> list[str]:
     """Run a statement for all of these; the sessions that were changed."""
     if not parts:
         return []
-    values = keyed.values_of(parts)
+    values = statements.values_of(parts)
     return [session_id for (session_id,) in await connection.fetch(statement.text, *statement.arguments(values))]
 
 
 def _mended(session_id: str, entry: StoredEntry) -> dict[str, Any]:
     key, encoded = entry.idempotency_key, entry.encoded
-    checksum = checksum_of(keyed.number_of(session_id), entry.sequence, entry.entry_id, key, encoded)
+    checksum = checksum_of(statements.number_of(session_id), entry.sequence, entry.entry_id, key, encoded)
     return {
         "session_id": session_id,
         "at": entry.sequence,
@@ -490,14 +492,14 @@ def _mended(session_id: str, entry: StoredEntry) -> dict[str, Any]:
 
 async def _delete(connection: Any, session_id: str, known: StoredHead | None) -> bool:
     async with transaction(connection):
-        row = await connection.fetchrow(keyed.LOCKED_FOR_DELETION.text, session_id)
+        row = await connection.fetchrow(statements.LOCKED_FOR_DELETION.text, session_id)
         if row is None:
             return False
-        if known is not None and _has_more(keyed.stored_head(row), known):
+        if known is not None and _has_more(statements.stored_head(row), known):
             raise StoreConflict(f"cannot delete session {session_id}: another process has gone on with it")
-        for statement in keyed.DELETE:
+        for statement in statements.DELETE:
             await connection.execute(statement.text, session_id)
-        await note_deleted(connection, [keyed.stored_head(row).head.incarnation])
+        await note_deleted(connection, [statements.stored_head(row).head.incarnation])
     return True
 
 
@@ -508,6 +510,6 @@ def _has_more(stored: StoredHead, known: StoredHead) -> bool:
 
 async def _columns_of(connection: Any) -> dict[str, set[str]]:
     columns: dict[str, set[str]] = {}
-    for table, name in await connection.fetch(keyed.COLUMNS.text):
+    for table, name in await connection.fetch(statements.COLUMNS.text):
         columns.setdefault(table, set()).add(name)
     return columns

@@ -15,7 +15,7 @@ from sqlalchemy import BigInteger, DateTime, Float, Integer, Text, bindparam, te
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.types import TypeEngine
 
-from miniclaw_sessions.core.stores.sql.keyed import Statement, compiled
+from miniclaw_sessions.core.stores.postgresql.statements import Statement, compiled
 
 _TYPES: dict[str, TypeEngine[Any]] = {
     **{name: ARRAY(Text()) for name in ("session_ids", "numbers_of")},

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 import anyio
 import asyncpg
 
-from miniclaw_sessions.core.stores.sql.keyed import Statement
-from miniclaw_sessions.core.stores.sql.server import (
+from miniclaw_sessions.core.stores.postgresql.server import (
     CUT,
     FAILURES,
     GRACE_S,
@@ -20,6 +19,7 @@ from miniclaw_sessions.core.stores.sql.server import (
     promise_of,
     store_error,
 )
+from miniclaw_sessions.core.stores.postgresql.statements import Statement
 from miniclaw_sessions.errors import ConfigError, StoreUnavailable
 from miniclaw_sessions.log import get_logger
 

@@ -30,8 +30,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.dialects.postgresql import insert as insert_or_not
 
+from miniclaw_sessions.core.stores.postgresql import statements
 from miniclaw_sessions.core.stores.shared import Changes
-from miniclaw_sessions.core.stores.sql import keyed
 from miniclaw_sessions.core.stores.sql.models import USED_RESOLUTION, SharedPropertyRow, SharedSessionRow
 
 KEPT_S = 3600
@@ -41,7 +41,7 @@ _FORGOTTEN_AT_ONCE = 100
 
 _TEXT = Text()
 _session, _property = SharedSessionRow, SharedPropertyRow
-_BEGUN: ColumnElement[Any] = func.now(type_=keyed.TIME)
+_BEGUN: ColumnElement[Any] = func.now(type_=statements.TIME)
 _FIRST, _LAST = literal_column("'deleted/'", _TEXT), literal_column("'deleted0'", _TEXT)  # what follows the slash
 
 
@@ -51,17 +51,17 @@ def _name_at(moment: ColumnElement[Any]) -> ColumnElement[str]:
     return _FIRST + func.lpad(cast(microseconds, _TEXT), literal_column("20"), literal_column("'0'"))
 
 
-def _changes() -> keyed.Statement:
-    since = cast(bindparam("since", type_=keyed.TIME), keyed.TIME)
-    resolution = literal(USED_RESOLUTION / timedelta(seconds=1), Float()) * keyed.SECOND
-    changed = select(*keyed.HEAD_COLUMNS).where(_session.used_at > since - resolution)
+def _changes() -> statements.Statement:
+    since = cast(bindparam("since", type_=statements.TIME), statements.TIME)
+    resolution = literal(USED_RESOLUTION / timedelta(seconds=1), Float()) * statements.SECOND
+    changed = select(*statements.HEAD_COLUMNS).where(_session.used_at > since - resolution)
     nothing = {one.name: cast(null(), one.type).label(one.name) for one in changed.selected_columns}
     incarnation = func.split_part(_property.name, literal_column("'/'"), literal_column("3"), type_=_TEXT)
     deleted = select(*{**nothing, "incarnation": incarnation}.values()).where(
         _property.name > _name_at(since), _property.name < _LAST
     )
     at = select(*{**nothing, "created_at": _BEGUN}.values())
-    return keyed.compiled(union_all(changed, deleted, at))
+    return statements.compiled(union_all(changed, deleted, at))
 
 
 CHANGES = _changes()
@@ -74,7 +74,7 @@ def changes_of(rows: Iterable[Sequence[Any]]) -> Changes:
     for row in rows:
         session_id, _, _, incarnation, created_at, *_ = row
         if session_id is not None:
-            changed.append(keyed.stored_head(row))
+            changed.append(statements.stored_head(row))
         elif incarnation is not None:
             deleted.add(incarnation)
         else:
@@ -85,12 +85,12 @@ def changes_of(rows: Iterable[Sequence[Any]]) -> Changes:
 _GIVEN = func.unnest(bindparam("incarnations", type_=ARRAY(_TEXT))).table_valued(
     column("incarnation", _TEXT), name="given"
 )
-DELETED = keyed.compiled(
+DELETED = statements.compiled(
     insert_or_not(SharedPropertyRow)
     .from_select(
         ["name", "value"],
         select(
-            _name_at(keyed.NOW) + literal_column("'/'", _TEXT) + _GIVEN.render_derived().c.incarnation,
+            _name_at(statements.NOW) + literal_column("'/'", _TEXT) + _GIVEN.render_derived().c.incarnation,
             literal_column("''::bytea"),
         ),
     )
@@ -100,10 +100,12 @@ DELETED = keyed.compiled(
 
 _OLD = (
     select(_property.name)
-    .where(_property.name > _FIRST, _property.name < _name_at(_BEGUN - literal(float(KEPT_S), Float()) * keyed.SECOND))
+    .where(
+        _property.name > _FIRST, _property.name < _name_at(_BEGUN - literal(float(KEPT_S), Float()) * statements.SECOND)
+    )
     .order_by(_property.name)
     .limit(literal_column(str(_FORGOTTEN_AT_ONCE)))
     .with_for_update(skip_locked=True)  # two that delete do not wait for each other
 )
-FORGET_DELETED = keyed.compiled(delete(SharedPropertyRow).where(_property.name.in_(_OLD)))
+FORGET_DELETED = statements.compiled(delete(SharedPropertyRow).where(_property.name.in_(_OLD)))
 """Remove some of the oldest that were written down so."""

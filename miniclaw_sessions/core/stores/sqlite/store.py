@@ -25,14 +25,16 @@ from sqlalchemy.pool import NullPool, QueuePool
 
 from miniclaw_sessions.core.history.search import Found, Search
 from miniclaw_sessions.core.stores.base import LOST, Append, Store, StoredEntry, StoredHead, StorePlace
+from miniclaw_sessions.core.stores.checking import check_transcripts
 from miniclaw_sessions.core.stores.files import read_through
 from miniclaw_sessions.core.stores.keys import KeyFilter, UsedKeys
 from miniclaw_sessions.core.stores.reading import find_by_reading
-from miniclaw_sessions.core.stores.soundness import check_transcripts
-from miniclaw_sessions.core.stores.sql import searching, statements
+from miniclaw_sessions.core.stores.serial_thread import SerialThread
 from miniclaw_sessions.core.stores.sql.checksums import unreadable
 from miniclaw_sessions.core.stores.sql.failures import is_full, store_error, unknown_schema
-from miniclaw_sessions.core.stores.sql.files import (
+from miniclaw_sessions.core.stores.sqlite import searching, statements
+from miniclaw_sessions.core.stores.sqlite.damaged_pages import read_row_by_row
+from miniclaw_sessions.core.stores.sqlite.files import (
     connect,
     create_file,
     database_files,
@@ -44,12 +46,10 @@ from miniclaw_sessions.core.stores.sql.files import (
     schema_version,
     settle_log,
 )
-from miniclaw_sessions.core.stores.sql.migrations import REVISIONS, create, upgrade
-from miniclaw_sessions.core.stores.sql.row_by_row import read_row_by_row
-from miniclaw_sessions.core.stores.sql.salvage import Salvage
-from miniclaw_sessions.core.stores.sql.search_file import SearchFile
-from miniclaw_sessions.core.stores.sql.statements import Known, driver_of
-from miniclaw_sessions.core.stores.thread import SerialThread
+from miniclaw_sessions.core.stores.sqlite.migrations import REVISIONS, create, upgrade
+from miniclaw_sessions.core.stores.sqlite.salvage import Salvage
+from miniclaw_sessions.core.stores.sqlite.search_file import SearchFile
+from miniclaw_sessions.core.stores.sqlite.statements import Known, driver_of
 from miniclaw_sessions.errors import StoreConflict, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
 from miniclaw_sessions.log import get_logger
 

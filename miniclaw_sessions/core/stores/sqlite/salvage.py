@@ -29,9 +29,9 @@ from miniclaw_sessions.core.protocol.encoding import decode_entry
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.stores.base import LOST, SessionHead, StoredEntry, StoredHead
 from miniclaw_sessions.core.stores.sql.checksums import is_sound
-from miniclaw_sessions.core.stores.sql.files import PAGE_BYTES, connect, empty_log
-from miniclaw_sessions.core.stores.sql.migrations import create
-from miniclaw_sessions.core.stores.sql.pages import Pages
+from miniclaw_sessions.core.stores.sqlite.files import PAGE_BYTES, connect, empty_log
+from miniclaw_sessions.core.stores.sqlite.migrations import create
+from miniclaw_sessions.core.stores.sqlite.pages import Pages
 from miniclaw_sessions.encryption import is_sealed
 from miniclaw_sessions.errors import InvalidMessage, StoreUnavailable
 

@@ -41,8 +41,8 @@ from sqlalchemy.sql.selectable import TableValuedAlias
 from sqlalchemy.types import TypeEngine
 
 from miniclaw_sessions.core.stores.base import Checkpoint, StoredSession
+from miniclaw_sessions.core.stores.postgresql import statements
 from miniclaw_sessions.core.stores.shared import Use
-from miniclaw_sessions.core.stores.sql import keyed
 from miniclaw_sessions.core.stores.sql.models import (
     SharedArchiveRow,
     SharedCheckpointRow,
@@ -51,10 +51,10 @@ from miniclaw_sessions.core.stores.sql.models import (
     SharedSessionRow,
 )
 
-_BIG, _TEXT, _BYTES, _TIME = BigInteger(), Text(), LargeBinary(), keyed.TIME
+_BIG, _TEXT, _BYTES, _TIME = BigInteger(), Text(), LargeBinary(), statements.TIME
 _SESSION, _ENTRY, _CHECKPOINT = SharedSessionRow, SharedEntryRow, SharedCheckpointRow
 _ARCHIVE, _PROPERTY = SharedArchiveRow, SharedPropertyRow
-_NOW, _SECOND = keyed.NOW, keyed.SECOND
+_NOW, _SECOND = statements.NOW, statements.SECOND
 _BEGUN: ColumnElement[datetime] = func.now(type_=_TIME)
 """When the transaction began: the same for all rows, so that an index can be used."""
 
@@ -67,11 +67,11 @@ _IDS = bindparam("session_ids", type_=ARRAY(_TEXT))
 _HEAD = ("channel", "chat_id", "incarnation", "created_at", "last_sequence", "fence", "turn_owner", "is_over")
 
 
-def _load() -> keyed.Statement:
+def _load() -> statements.Statement:
     """A row for each session, with its checkpoint, and one for each of the first entries behind that."""
     known = (
         select(
-            *keyed.HEAD_COLUMNS,
+            *statements.HEAD_COLUMNS,
             _SESSION.used_at,
             func.coalesce(_CHECKPOINT.sequence, 0).label("sequence"),
             _CHECKPOINT.encoded,
@@ -105,7 +105,7 @@ def _load() -> keyed.Statement:
     )
     entries = select(known.c.session_id, *behind.c, *nothing).select_from(known.join(behind, true()))
     both = union_all(sessions, entries).subquery("both")
-    return keyed.compiled(select(both).order_by(both.c.session_id, both.c.entry_id.is_not(None), both.c.sequence))
+    return statements.compiled(select(both).order_by(both.c.session_id, both.c.entry_id.is_not(None), both.c.sequence))
 
 
 LOAD = _load()
@@ -124,13 +124,13 @@ def stored_sessions(rows: Iterable[Sequence[Any]]) -> list[StoredSession]:
 
 def _stored_session(row: Sequence[Any], entries: Sequence[Sequence[Any]]) -> StoredSession:
     session_id, sequence, _, encoded, _, checksum, *head, used_at = row
-    stored = keyed.stored_head([session_id, *head])
+    stored = statements.stored_head([session_id, *head])
     checkpoint = None
     if checksum is not None:
         checkpoint = Checkpoint(session_id, stored.head.incarnation, sequence, encoded)
         if checkpoint_checksum(checkpoint) != checksum or sequence > stored.last_sequence:
             return StoredSession(stored, used_at)
-    return StoredSession(stored, used_at, checkpoint, keyed.stored_entries(session_id, entries))
+    return StoredSession(stored, used_at, checkpoint, statements.stored_entries(session_id, entries))
 
 
 # --- checkpoints, and when a session was used ------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def _given(types: Mapping[str, TypeEngine[Any]]) -> TableValuedAlias:
     return func.unnest(*arrays).table_valued(*columns, name="given").render_derived(name="given")
 
 
-def _checkpointing(*, with_state: bool, backwards: bool = False) -> keyed.Statement:
+def _checkpointing(*, with_state: bool, backwards: bool = False) -> statements.Statement:
     given = _given({**_USE, **(_STATE if with_state else {})})
     held = (
         select(_SESSION.session_id, *(one for one in given.c if one.name != "session_id"))
@@ -177,7 +177,7 @@ def _checkpointing(*, with_state: bool, backwards: bool = False) -> keyed.Statem
         )
         kept = kept.on_conflict_do_update(index_elements=[_CHECKPOINT.session_id], set_=changes, where=is_further)
         answer = answer.add_cte(kept.cte("kept"))
-    return keyed.compiled(answer)
+    return statements.compiled(answer)
 
 
 WRITE_CHECKPOINTS = _checkpointing(with_state=True)
@@ -186,7 +186,7 @@ WRITE_CHECKPOINTS = _checkpointing(with_state=True)
 USED = {backwards: _checkpointing(with_state=False, backwards=backwards) for backwards in (False, True)}
 """Write down when sessions were used; also where a later time is written down, if that is said."""
 
-CHECKPOINTS = keyed.compiled(
+CHECKPOINTS = statements.compiled(
     select(
         _CHECKPOINT.session_id, _CHECKPOINT.incarnation, _CHECKPOINT.sequence, _CHECKPOINT.encoded, _CHECKPOINT.checksum
     )
@@ -228,10 +228,10 @@ def sound_checkpoints(rows: Iterable[Sequence[Any]]) -> list[Checkpoint]:
 
 # --- lists -----------------------------------------------------------------------------------------------------------
 
-COUNT = keyed.compiled(select(func.count()).select_from(_SESSION))
+COUNT = statements.compiled(select(func.count()).select_from(_SESSION))
 
 _CHANNEL, _PATTERN = bindparam("channel", type_=_TEXT), bindparam("pattern", type_=_TEXT)
-NEWEST = keyed.compiled(
+NEWEST = statements.compiled(
     select(_SESSION.used_at, _SESSION.session_id)
     .where(
         or_(_CHANNEL.is_(None), _SESSION.channel == _CHANNEL),
@@ -243,7 +243,7 @@ NEWEST = keyed.compiled(
     .limit(_LIMIT)
 )
 
-CLOCK = keyed.compiled(select(_NOW))
+CLOCK = statements.compiled(select(_NOW))
 
 # --- expiry ----------------------------------------------------------------------------------------------------------
 
@@ -251,7 +251,7 @@ _IS_IDLE = and_(
     _SESSION.used_at < _BEGUN - bindparam("idle_s", type_=Float()) * _SECOND,
     or_(_SESSION.turn_until.is_(None), _SESSION.turn_until < _BEGUN),
 )
-IDLE = keyed.compiled(
+IDLE = statements.compiled(
     select(_SESSION.session_id)
     .where(
         _IS_IDLE,
@@ -262,22 +262,24 @@ IDLE = keyed.compiled(
     .limit(_LIMIT)
 )
 
-LOCKED_IDLE_HEADS = keyed.compiled(
-    select(*keyed.HEAD_COLUMNS)
+LOCKED_IDLE_HEADS = statements.compiled(
+    select(*statements.HEAD_COLUMNS)
     .where(_SESSION.session_id == any_(_IDS), _IS_IDLE)
     .order_by(_SESSION.session_id)
     .with_for_update(skip_locked=True)
 )
 """Those of some sessions that are idle, and that nobody else is removing; their rows are locked."""
 
-SIZES = keyed.compiled(
+SIZES = statements.compiled(
     select(_ENTRY.session_id, cast(func.sum(func.octet_length(_ENTRY.encoded)), _BIG))
     .where(_ENTRY.session_id == any_(_IDS))
     .group_by(_ENTRY.session_id)
 )
 """How many bytes the entries of sessions have."""
 
-DELETE_MANY = tuple(keyed.compiled(delete(model).where(model.session_id == any_(_IDS))) for model in keyed.OF_SESSION)
+DELETE_MANY = tuple(
+    statements.compiled(delete(model).where(model.session_id == any_(_IDS))) for model in statements.OF_SESSION
+)
 """The rows of sessions; to be run while theirs are locked."""
 
 # --- the archive, and what is true of all of it ----------------------------------------------------------------------
@@ -285,34 +287,38 @@ DELETE_MANY = tuple(keyed.compiled(delete(model).where(model.session_id == any_(
 _NAME, _NAMES = bindparam("name", type_=_TEXT), bindparam("names", type_=ARRAY(_TEXT))
 _PIECE = bindparam("piece", type_=_BIG)
 
-ARCHIVED = keyed.compiled(
+ARCHIVED = statements.compiled(
     select(_ARCHIVE.name)
     .where(_ARCHIVE.piece == literal_column("0"), or_(_ID.is_(None), _ARCHIVE.session_id == _ID))
     .order_by(_ARCHIVE.name)
 )
-WRITE_ARCHIVED = keyed.compiled(
+WRITE_ARCHIVED = statements.compiled(
     insert(_ARCHIVE).values(session_id=_ID, name=_NAME, piece=_PIECE, encoded=bindparam("encoded", type_=_BYTES))
 )
-READ_ARCHIVED = keyed.compiled(
+READ_ARCHIVED = statements.compiled(
     select(_ARCHIVE.encoded).where(_ARCHIVE.session_id == _ID, _ARCHIVE.name == _NAME, _ARCHIVE.piece == _PIECE)
 )
-DELETE_ARCHIVED = keyed.compiled(
+DELETE_ARCHIVED = statements.compiled(
     delete(_ARCHIVE)
     .where(_ARCHIVE.session_id == _ID, or_(_NAMES.is_(None), _ARCHIVE.name == any_(_NAMES)))
     .returning(_ARCHIVE.name)
 )
 
 _VALUE = bindparam("value", type_=_BYTES)
-PROPERTIES = keyed.compiled(select(_PROPERTY.name).where(_PROPERTY.name.startswith(_NAME)).order_by(_PROPERTY.name))
-READ_PROPERTY = keyed.compiled(select(_PROPERTY.value).where(_PROPERTY.name == _NAME))
+PROPERTIES = statements.compiled(
+    select(_PROPERTY.name).where(_PROPERTY.name.startswith(_NAME)).order_by(_PROPERTY.name)
+)
+READ_PROPERTY = statements.compiled(select(_PROPERTY.value).where(_PROPERTY.name == _NAME))
 
 
-def _write_property(*, replace: bool) -> keyed.Statement:
+def _write_property(*, replace: bool) -> statements.Statement:
     made = insert_or_not(_PROPERTY).values(name=_NAME, value=_VALUE)
     columns = [_PROPERTY.name]
     if replace:
-        return keyed.compiled(made.on_conflict_do_update(index_elements=columns, set_={"value": made.excluded.value}))
-    return keyed.compiled(made.on_conflict_do_nothing(index_elements=columns))
+        return statements.compiled(
+            made.on_conflict_do_update(index_elements=columns, set_={"value": made.excluded.value})
+        )
+    return statements.compiled(made.on_conflict_do_nothing(index_elements=columns))
 
 
 WRITE_PROPERTY = {replace: _write_property(replace=replace) for replace in (False, True)}

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from miniclaw_sessions.core.stores.files import identity
 from miniclaw_sessions.core.stores.sql.failures import is_damage, store_error
-from miniclaw_sessions.core.stores.sql.files import connect, create_file, database_files
+from miniclaw_sessions.core.stores.sqlite.files import connect, create_file, database_files
 from miniclaw_sessions.errors import ConfigError, StoreError, StoreUnavailable
 from miniclaw_sessions.log import get_logger
 

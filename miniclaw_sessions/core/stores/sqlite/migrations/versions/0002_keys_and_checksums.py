@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 from miniclaw_sessions.core.stores.base import idempotency_key_in
-from miniclaw_sessions.core.stores.sql.statements import driver_of
+from miniclaw_sessions.core.stores.sqlite.statements import driver_of
 
 revision = "0002"
 down_revision = "0001"

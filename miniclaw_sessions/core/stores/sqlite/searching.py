@@ -18,7 +18,7 @@ from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.stores.base import StoredEntry, decode_stored
 from miniclaw_sessions.core.stores.scanning import may_fit, plain_words
 from miniclaw_sessions.core.stores.sql.checksums import entry_of_row
-from miniclaw_sessions.core.stores.sql.search_file import (
+from miniclaw_sessions.core.stores.sqlite.search_file import (
     NOTHING,
     Covered,
     Indexed,

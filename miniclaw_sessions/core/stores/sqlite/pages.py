@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from miniclaw_sessions.core.stores.sql.files import PAGE_BYTES, database_files
+from miniclaw_sessions.core.stores.sqlite.files import PAGE_BYTES, database_files
 
 _LEAF_OF_TABLE = 0x0D
 _MOST_IN_LEAF = PAGE_BYTES - 35

@@ -23,13 +23,13 @@ from anyio import CapacityLimiter, to_thread
 from miniclaw_sessions.core.history.search import Found, Search
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.stores.base import SessionHead, StoredEntry, StoredHead, StorePlace
+from miniclaw_sessions.core.stores.checking import check_transcripts
 from miniclaw_sessions.core.stores.files import ReadOnlyStore
 from miniclaw_sessions.core.stores.reading import find_by_reading
-from miniclaw_sessions.core.stores.soundness import check_transcripts
 from miniclaw_sessions.core.stores.sql.checksums import entry_of_row, unreadable
 from miniclaw_sessions.core.stores.sql.failures import store_error, unknown_schema
-from miniclaw_sessions.core.stores.sql.files import connect, database_files, integrity_problems, version_in
-from miniclaw_sessions.core.stores.sql.row_by_row import read_row_by_row
+from miniclaw_sessions.core.stores.sqlite.damaged_pages import read_row_by_row
+from miniclaw_sessions.core.stores.sqlite.files import connect, database_files, integrity_problems, version_in
 from miniclaw_sessions.errors import StoreCorrupt
 
 _KNOWN = ("0001", "0002", "0003")
@@ -134,8 +134,8 @@ class SQLiteReader(ReadOnlyStore):
         """Ask the search index, as far as it goes; what it lacks is read."""
         if not self._is_current:
             return await super().search(search)
-        from miniclaw_sessions.core.stores.sql import searching  # noqa: PLC0415 - whoever only reads does not wait for it
-        from miniclaw_sessions.core.stores.sql.search_file import SearchFile  # noqa: PLC0415 - same
+        from miniclaw_sessions.core.stores.sqlite import searching  # noqa: PLC0415 - whoever only reads does not wait for it
+        from miniclaw_sessions.core.stores.sqlite.search_file import SearchFile  # noqa: PLC0415 - same
 
         span, file = searching.Span.of(search), SearchFile(self.path, read_only=True)
         (found,) = await self._read(lambda connection: [searching.search(connection, file, search, span)])
@@ -269,7 +269,7 @@ def _check_database(connection: sqlite3.Connection) -> list[str]:
     from sqlalchemy import StaticPool, create_engine  # noqa: PLC0415 - only a check pays for it
     from sqlalchemy.exc import DBAPIError  # noqa: PLC0415 - same
 
-    from miniclaw_sessions.core.stores.sql.statements import check_database  # noqa: PLC0415 - same
+    from miniclaw_sessions.core.stores.sqlite.statements import check_database  # noqa: PLC0415 - same
 
     try:
         with create_engine("sqlite://", creator=lambda: connection, poolclass=StaticPool).connect() as same:
