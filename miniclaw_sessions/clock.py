@@ -15,7 +15,7 @@ import anyio
 
 
 class Clock(Protocol):
-    """What the package needs to know of time."""
+    """Time, as the package needs it."""
 
     def now(self) -> datetime:
         """The wall clock, UTC, with time zone."""

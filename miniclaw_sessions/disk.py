@@ -1,10 +1,10 @@
 """Files that survive power cuts. Nothing else syncs.
 
-One protocol, in one order: temporary file in the same directory, created 0600, written whole, synced; renamed;
-directory synced (rules R1-R5). `Directory.replace` does it for many files at once: write all, sync once, rename all,
-sync the directory once, which is five to ten times faster than a sync per file. Whatever fails leaves the old file
-whole. Files that only grow are made whole by `create`, then opened with `open_file`, written with `write_all` and made
-safe by `sync_files`; where that fails, `cut` takes them back. Everything here blocks: call it in a worker thread, a
+One protocol, in one order: a temporary file in the same directory, created 0600, written whole, synced; renamed;
+the directory synced (rules R1-R5). `Directory.replace` does it for many files at once: write all, sync once, rename
+all, sync the directory once, which is five to ten times faster than a sync per file. A failure leaves the old file
+whole. Files that only grow are completed by `create`, then opened with `open_file`, written with `write_all` and synced
+by `sync_files`; after a failure `cut` removes the new bytes. Everything here blocks: call it in a worker thread, a
 whole durable step at a time.
 """
 
@@ -35,7 +35,7 @@ SYNC_ONE_BY_ONE = 8
 """Up to this many files are synced one by one; more of them by one sync of their whole file system."""
 
 SYNCS_TOGETHER = sys.platform == "linux"
-"""Whether the system has such a sync, and waits for it; where it has none, each file is synced."""
+"""Whether the system has such a sync, and waits for it; otherwise each file is synced."""
 
 LOCK = ".lock"
 """The name of a directory's lock file."""
@@ -70,7 +70,7 @@ class TooLarge(OSError):
 
 
 class Found(NamedTuple):
-    """What reading one name gave: its bytes, or why not."""
+    """The result of reading one name: its bytes, or the error."""
 
     name: str
     data: bytes | None
@@ -81,7 +81,7 @@ class Directory:
     """A directory of ours, held open so that every name is relative to it and none can be redirected.
 
     Attributes:
-        owner: whose new files are, user and group, where root makes them for somebody; None: theirs who make them.
+        owner: user and group of new files, for root acting for another user; None: the process's own.
     """
 
     owner: tuple[int, int] | None = None
@@ -91,11 +91,11 @@ class Directory:
 
         Args:
             path: where it is.
-            is_ours: False for a directory that the user chose: its owner and mode are none of our business.
+            is_ours: False for a directory that the user chose: its owner and mode are not checked.
 
         Raises:
             OSError: it cannot be created or opened, or it is a link.
-            PermissionError: it belongs to somebody else, or others could write to it.
+            PermissionError: it belongs to another user, or others could write to it.
         """
         self.path = path
         if not path.exists():
@@ -129,7 +129,7 @@ class Directory:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Whoever else calls this for the same directory waits meanwhile; it has nothing to do with `DirectoryLock`."""
+        """Serialize the callers of one directory; it has nothing to do with `DirectoryLock`."""
         fcntl.flock(self.fd, fcntl.LOCK_EX)
         try:
             yield
@@ -141,7 +141,7 @@ class Directory:
         return sorted(os.listdir(self.fd))
 
     def modified(self) -> list[tuple[str, float]]:
-        """The name of every regular file in it, and when it was last written, in seconds since the epoch.
+        """The name of every regular file in it, and the time of its last write, in seconds since the epoch.
 
         To the microsecond: nothing is lost when it becomes a `datetime`.
         """
@@ -159,7 +159,7 @@ class Directory:
         Args:
             name: the file's name in this directory.
             limit: the most bytes it may have.
-            tighten: take away whatever others may do with it.
+            tighten: remove the rights of other users.
 
         Raises:
             NotRegular: it is something else than a file.
@@ -210,7 +210,7 @@ class Directory:
         return found
 
     def modified_ns(self, name: str) -> int:
-        """When a file was last written, in nanoseconds since the epoch; raises OSError if it is not there."""
+        """The time of a file's last write, in nanoseconds since the epoch; raises OSError if it is missing."""
         return os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_mtime_ns
 
     def replace(
@@ -220,7 +220,7 @@ class Directory:
 
         Args:
             files: name and a function that gives the bytes, called here so that encoding costs no time elsewhere.
-            modified_ns: by name, when a file counts as last written, in nanoseconds since the epoch; by default now.
+            modified_ns: by name, the time of the last write to record, in nanoseconds since the epoch; by default now.
 
         Returns:
             One outcome per file: None means that the new content survives a power cut; an error means that the old
@@ -233,7 +233,7 @@ class Directory:
     ) -> list[Exception | None]:
         """Write new files durably, each there as a whole or not at all, and say for each whether it is safe.
 
-        The same as `replace`, but a name that is taken is a FileExistsError: whatever has it is left alone.
+        The same as `replace`, but a name that is taken is a FileExistsError, and its file stays as it is.
         """
         return self._put(files, self._link, modified_ns)
 
@@ -267,18 +267,18 @@ class Directory:
         return [outcome and outcome.with_traceback(None) for outcome in outcomes]
 
     def sync_files(self, fds: Sequence[int]) -> list[OSError | None]:
-        """Make durable what was written to files of this directory, and say for each whether it is safe.
+        """Make writes to files of this directory durable, and report for each whether it is safe.
 
         More than `SYNC_ONE_BY_ONE` are synced together; only then may their descriptors be closed already. After an
-        error nothing is known of the file beyond what was safe before, and its descriptor must not be synced again: it
-        could report success for what never reached the disk (rule R5). Close it, and `cut` the file.
+        error only the bytes that were safe before are known to be. Its descriptor must not be synced again: the sync
+        could report success for bytes that never reached the disk (rule R5). Close it, and `cut` the file.
         """
         if len(fds) <= SYNC_ONE_BY_ONE or not SYNCS_TOGETHER:
             return [_outcome_of(partial(sync_file, data=True), fd) for fd in fds]
         return [_outcome_of(self._sync_file_system)] * len(fds)
 
     def cut(self, name: str, length: int) -> None:
-        """Take away whatever follows the first `length` bytes of a file, durably (rule R15).
+        """Remove all bytes behind the first `length` of a file, durably (rule R15).
 
         Raises:
             OSError: it could not be done, or the file is shorter than that.
@@ -294,7 +294,7 @@ class Directory:
             os.close(fd)
 
     def open_temporary(self) -> tuple[str, int]:
-        """A new temporary file for what is too long for memory: its name and a descriptor to write to.
+        """A new temporary file for content that is too long for memory: its name and a descriptor to write to.
 
         `publish` makes it durable under its final name; until then a crash leaves only a leftover.
         """
@@ -320,7 +320,7 @@ class Directory:
         self.sync()
 
     def remove(self, names: Iterable[str]) -> int:
-        """Delete files durably; a name that is not there is fine. How many there were.
+        """Delete files durably; a missing name is fine. Returns how many existed.
 
         Syncs even if there were none: an earlier attempt may have deleted them and failed to sync, and then a power
         cut would bring them back.
@@ -351,9 +351,9 @@ class Directory:
         self.sync()
 
     def take_all(self, source: Directory) -> int:
-        """Move all files of a directory on the same file system here, each in the place of what has its name.
+        """Move all files of a directory on the same file system here, each replacing the file of its name.
 
-        Durable when it returns. Cut off, it goes on when it is called again: what is left in `source` was not moved.
+        Durable when it returns. If it is cut off, call it again: it moves the files that are left in `source`.
         Returns how many there were.
         """
         names = [name for name in source.names() if source._is_file(name)]
@@ -382,7 +382,7 @@ class Directory:
             os.close(written)
 
     def remove_temporaries(self) -> int:
-        """Delete what a crash left half-written; only for the holder of the directory's lock."""
+        """Delete half-written files that a crash left; only for the holder of the directory's lock."""
         return self.remove(name for name in self.names() if is_temporary(name) and self._is_file(name))
 
     def sync(self) -> None:
@@ -441,14 +441,14 @@ class Directory:
             os.unlink(name, dir_fd=self.fd)
 
     def _sync_file_system(self) -> None:
-        """One syncfs for all that was written; reports write errors since the descriptor was opened (Linux 5.8)."""
+        """One syncfs for all written files; it reports write errors since the descriptor was opened (Linux 5.8)."""
         if _libc.syncfs(self.fd) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), str(self.path))
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a directory of ours with all that is in it, durably; one that is not there is fine."""
+    """Delete a directory of ours with all of its content, durably; a missing one is fine."""
     if not path.exists():
         return
     import shutil  # noqa: PLC0415 - loads compression, and is seldom needed
@@ -466,7 +466,7 @@ class DirectoryLock:
 
         Raises:
             DirectoryInUse: another process has it; the error names its pid.
-            NotRegular: the file has another name, too: whatever it is was not changed.
+            NotRegular: the file has another name, too; it was not changed.
         """
         self._pid = os.getpid()
         self._fd = os.open(
@@ -488,7 +488,7 @@ class DirectoryLock:
             write_all(self._fd, b"%d\n" % self._pid)
 
     def release(self) -> None:
-        """Give the lock back, even from children that inherited it; safe to call twice, and no child can do it."""
+        """Release the lock, even from children that inherited it; safe to call twice, and no child can do it."""
         if self._fd >= 0:
             if os.getpid() == self._pid:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
@@ -497,7 +497,7 @@ class DirectoryLock:
 
 
 def check_unlocked(path: Path) -> None:
-    """Raise if a process holds the lock on a directory; nothing is changed, nor made.
+    """Raise if a process holds the lock on a directory; changes and creates nothing.
 
     Raises:
         DirectoryInUse: a process has it; the error names its pid.
@@ -515,7 +515,7 @@ def check_unlocked(path: Path) -> None:
 
 
 def lock_identity(path: Path) -> str:
-    """Which directory this is, as its lock file tells: a copy of it is another one, whatever the file in it says.
+    """The identity of this directory, by its lock file: a copy of the directory has another one.
 
     Raises:
         OSError: it cannot be seen.
@@ -530,7 +530,7 @@ def _in_use(path: Path, holder: bytes) -> DirectoryInUse:
 
 
 def _refuse_other_names(fd: int, path: Path) -> None:
-    """Raise unless it is a file with one name only: or else we would write into somebody else's."""
+    """Raise unless the file has one name only: otherwise a write would change another program's file."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
         raise NotRegular(errno.EINVAL, f"{path} is no file of its own; remove it, then start again")

@@ -1,16 +1,16 @@
-"""Encryption at rest: AES-256-GCM over what is written, as plain bytes in and out. Touches no file but the key file.
+"""Encryption at rest: AES-256-GCM, from bytes to bytes. Touches no file but the key file.
 
-What is sealed looks like this, and is bound to its place: opened for another session, entry or file it fails.
+A sealed piece has this form, and is bound to its place: opened for another session, entry or file it fails.
 
     magic (4)  version (1)  key id (8)  salt (16)  nonce (12)  CRC-32 of all these (4)  ciphertext  tag (16)
 
-The key id is a fingerprint of the key, so that a wrong key is seen before anything is taken for damaged: a sound header
-with an unknown id is a wrong key, a header that contradicts its checksum is damage, and so is whatever does not open
-with the right key. The key from the file seals nothing itself: each process derives a key of its own from it
-(HKDF-SHA256 with the salt), and another one after `MAX_SEALINGS`. The nonces are random, and a random nonce of 96 bits
-may occur twice under one key with a chance that begins to matter after some 2^32 of them (rule S23).
+The key id is a fingerprint of the key, so a wrong key is detected before anything counts as damaged. A sound header
+with an unknown id means a wrong key; a header that contradicts its checksum means damage, and so does content that
+does not open with the right key. The key from the file seals nothing itself: each process derives a key of its own from
+it (HKDF-SHA256 with the salt), and another one after `MAX_SEALINGS`. The nonces are random. A random nonce of 96 bits
+may occur twice under one key, with a chance that begins to matter after some 2^32 of them (rule S23).
 
-Long files are sealed in pieces, each bound to its number, and the last one to being the last.
+Long files are sealed in pieces, each bound to its number, and the last one to its being the last.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ CREDENTIAL = "encryption_key"
 """The name of the systemd credential that holds the keys."""
 
 OVERHEAD = 61
-"""By how many bytes sealing makes anything longer."""
+"""The bytes that sealing adds."""
 
 MAX_SEALINGS = 2**30
-"""So often is one derived key used: the chance that a nonce occurs twice stays below 2^-36."""
+"""How often one derived key is used: the chance that a nonce occurs twice stays below 2^-36."""
 
 PIECE_BYTES = 256 * 1024
 """How much of a long file is sealed at a time."""
@@ -68,7 +68,7 @@ _OPENING_KEYS = 1024  # each run of the process has sealed with a key of its own
 
 
 class DamagedSeal(SessionsError):
-    """It was sealed with a key that is held, and does not open: damaged, or not what belongs in this place."""
+    """Data was sealed with a configured key, and does not open: it is damaged, or belongs to another place."""
 
 
 # --- what it is bound to ---------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def _of_piece(file: str, number: int, *, is_last: bool) -> bytes:
 
 
 def _encoded(place: str) -> bytes:
-    """The associated data of a place; no two places have the same."""
+    """The associated data of a place; no two places share it."""
     return place.encode("utf-8", "surrogatepass")
 
 
@@ -97,10 +97,10 @@ def _encoded(place: str) -> bytes:
 
 
 class KeyRing:
-    """The keys that are held: the first one seals, each of them opens. For any thread."""
+    """The configured keys: the first one seals, each of them opens. For any thread."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
-        """Hold these keys of 32 random bytes.
+        """Use these keys of 32 random bytes.
 
         Raises:
             ConfigError: there is none, one has another length, or the extra `encryption` is not installed.
@@ -120,7 +120,7 @@ class KeyRing:
 
         Args:
             text: the file's content.
-            source: how errors name the file; none of them shows any of its content.
+            source: the file's name in errors; none of them shows any of its content.
 
         Raises:
             ConfigError: a line is no key, there is none, or the extra is not installed.
@@ -152,9 +152,9 @@ class KeyRing:
         return header + sealing.cipher.encrypt(_nonce(header), data, header + place)
 
     def seal_like(self, sealed: bytes, data: bytes, place: bytes) -> bytes | None:
-        """What these bytes were if they were this data, to be compared with a checksum and nothing else.
+        """Reseal this data with the header of sealed bytes, only to compare a checksum.
 
-        The nonce occurs a second time. None: their header is damaged, or their key is not held.
+        It uses the nonce a second time. None if the header is damaged, or its key is not configured.
         """
         try:
             header = _header_of(sealed, "")
@@ -167,11 +167,11 @@ class KeyRing:
         return beginning + cipher.encrypt(header.nonce, data, beginning + place)
 
     def open(self, sealed: bytes, place: bytes, what: str) -> bytes:
-        """Decrypt what was sealed for this place.
+        """Decrypt data that was sealed for this place.
 
         Args:
             sealed: the bytes.
-            place: what they must have been bound to.
+            place: the place that it must be bound to.
             what: names it in errors.
 
         Raises:
@@ -195,16 +195,16 @@ class KeyRing:
             raise DamagedSeal(f"{what} is damaged, or is not what was written in its place: it does not open") from None
 
     def digests(self, text: str, place: str) -> list[str]:
-        """What stands for a text where it is to be found again but not read: one for each key, the sealing one first.
+        """The digests of a text that must be findable but not readable: one for each key, the sealing one first.
 
-        Without the key nobody can tell whether it is the digest of a text that he guesses. In another place, such as
-        another session, the same text has other digests.
+        Without the key a guessed text cannot be compared with its digest. In another place, such as another session,
+        the same text has other digests.
         """
         data = f"{len(place)} {place}{text}".encode("utf-8", "surrogatepass")
         return [hmac.digest(self._digesting(key_id), data, "sha256").hex()[:_DIGEST_DIGITS] for key_id in self._keys]
 
     def is_current(self, sealed: bytes) -> bool:
-        """Whether it is sealed with the first key, as far as its header tells."""
+        """Whether its header names the first key."""
         if not is_sealed(sealed):
             return False
         try:
@@ -224,7 +224,7 @@ class KeyRing:
 
 
 class _Sealing:
-    """The derived key that seals at present, and how often it has."""
+    """The derived key that seals at present, and how often it was used."""
 
     __slots__ = ("cipher", "count", "salt")
 
@@ -238,7 +238,7 @@ def load_keys(settings: EncryptionSettings, environ: Mapping[str, str]) -> KeyRi
     """The keys of the key file, else those of systemd's credential `encryption_key`, else None: no encryption.
 
     Raises:
-        ConfigError: the file cannot be read, is open to others, or holds something else than keys; or the extra
+        ConfigError: the file cannot be read, is open to others, or holds anything but keys; or the extra
             `encryption` is not installed.
     """
     secret: Secret | None = read_secret(settings.key_file, CREDENTIAL, environ, lines=True)
@@ -263,7 +263,7 @@ def _fingerprint(key: bytes) -> bytes:
 
 
 def _cryptography() -> tuple[Callable[[bytes], AESGCM], Callable[[bytes, bytes], bytes], type[Exception]]:
-    """The cipher, the function that derives its keys, and what decrypting raises."""
+    """The cipher, the function that derives its keys, and the exception of a failed decryption."""
     try:
         from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - an extra
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 - same
@@ -311,12 +311,12 @@ def _header_of(sealed: bytes, what: str) -> _Header:
 
 
 def is_sealed(data: bytes) -> bool:
-    """Whether it says that it is sealed; says nothing about whether it opens."""
+    """Whether the data has a seal's header, whether or not it opens."""
     return data.startswith(_MAGIC)
 
 
 def refuse_sealed(data: bytes, what: str) -> None:
-    """Without a key, nothing sealed may be taken for damaged.
+    """Refuse sealed data where no key is configured, so that it does not count as damaged.
 
     Raises:
         KeyNeeded: it is sealed.
@@ -329,12 +329,12 @@ def refuse_sealed(data: bytes, what: str) -> None:
 
 
 def is_in_pieces(data: bytes) -> bool:
-    """Whether a long file begins like this that says that it is sealed."""
+    """Whether a long file that begins with this has a seal's header."""
     return data.startswith(_PIECES_MAGIC)
 
 
 class PieceSealer:
-    """Seals a long file of this name, piece by piece; what its methods return is to be written in that order."""
+    """Seals a long file of this name, piece by piece; write the results of its methods in that order."""
 
     def __init__(self, keys: KeyRing, file: str) -> None:
         self._keys = keys
@@ -343,7 +343,7 @@ class PieceSealer:
         self._held = bytearray()
 
     def feed(self, data: bytes) -> bytes:
-        """Take some more; what is to be written by now."""
+        """Add data; returns the bytes to write now."""
         self._held += data
         if len(self._held) <= PIECE_BYTES:
             return b""
@@ -354,7 +354,7 @@ class PieceSealer:
         return b"".join(pieces)
 
     def finish(self) -> bytes:
-        """The end; without it the file does not open."""
+        """The end of the file; without it the file does not open."""
         return self._piece(bytes(self._held), is_last=True)
 
     def _piece(self, data: bytes, *, is_last: bool) -> bytes:
@@ -378,7 +378,7 @@ def opened_pieces(keys: KeyRing, file: str, read: Callable[[int], bytes]) -> Ite
     Args:
         keys: the keys.
         file: its name.
-        read: reads so many bytes from where the last call ended, or what is left.
+        read: reads this many bytes from where the last call ended, or the rest.
 
     Raises:
         WrongKey: a key is missing.

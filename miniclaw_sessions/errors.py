@@ -56,7 +56,7 @@ def first_cause(error: BaseException) -> BaseException:
 
 
 def named(error: BaseException) -> str:
-    """What may be logged of an error: our own and the system's texts hold nobody's message, others only their type."""
+    """What may be logged of an error: our own texts and the system's contain no message; of others only the type."""
     return str(error) if isinstance(error, SessionsError | OSError) else type(error).__name__
 
 
@@ -64,15 +64,15 @@ def named(error: BaseException) -> str:
 
 
 class ConfigError(SessionsError):
-    """A setting has a wrong value; the text names field, value and where the value came from."""
+    """A setting has a wrong value; the text names field, value and the value's source."""
 
 
 class PluginFailed(ConfigError):
-    """A plug-in cannot be loaded or made; the text names it. What does without it goes on."""
+    """A plug-in cannot be loaded or made; the text names it. Everything that does not need it goes on."""
 
 
 class OptionRefused(ConfigError):
-    """A model's provider cannot do what an option of the request asks for.
+    """A model's provider does not support an option of the request.
 
     Attributes:
         option: its name in `Options`.
@@ -84,7 +84,7 @@ class OptionRefused(ConfigError):
 
 
 class NotAWorkspace(ConfigError):
-    """There is no workspace in the directory, or it is another program's; nothing was changed."""
+    """The directory holds no workspace, or another program's; nothing was changed."""
 
 
 class DirectoryInUse(SessionsError):
@@ -105,7 +105,7 @@ class SnapshotUnreadable(SessionsError):
 
 
 class QuarantineFull(SessionsError):
-    """The quarantine has reached its bound; damaged files are left where they are until a person looks at it."""
+    """The quarantine is full; damaged files stay where they are until a person looks at it."""
 
 
 # --- creating --------------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class SessionLimit(SessionsError):
 
 
 class SessionNotFound(SessionsError, LookupError):
-    """No session has this key; an empty `session_id` says that there is none at all."""
+    """No session has this key; an empty `session_id` means that no session exists at all."""
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
@@ -139,7 +139,7 @@ class SessionExpired(SessionNotFound):
 
 
 class NotPermitted(SessionsError):
-    """Whoever asks may not do this: the scope of the token is too small, or the session is not one of its own."""
+    """The caller may not do this: the token's scope is too small, or its bounds exclude the session."""
 
 
 class NotArchived(SessionNotFound):
@@ -169,7 +169,7 @@ class AmbiguousName(SessionsError, LookupError):
 
 
 class InvalidSearch(SessionsError, ValueError):
-    """A search says nothing to look for, or holds what no text can; the error never repeats the query."""
+    """A search has nothing to look for, or a character that no text can have; the error never repeats the query."""
 
 
 # --- appending -------------------------------------------------------------------------------------------------------
@@ -184,11 +184,11 @@ class InvalidMessage(SessionsError, ValueError):
 
 
 class UnsafeCompaction(SessionsError, ValueError):
-    """A compaction here would part a call from its result, or keep what is not on its path; nothing was changed."""
+    """A compaction here would separate a call from its result, or keep entries off its path; nothing was changed."""
 
 
 class DuplicateMessage(SessionsError):
-    """A message with this idempotency key was accepted before; `entry_id` is the entry that it became."""
+    """A message with this idempotency key was accepted before; `entry_id` is its entry."""
 
     def __init__(self, session_id: str, key: str, entry_id: str) -> None:
         self.session_id = session_id
@@ -202,7 +202,7 @@ class TurnInProgress(SessionsError):
 
 
 class NothingToResume(SessionsError):
-    """There is no turn that could be taken up: nothing that a user said waits for an answer."""
+    """No turn can be resumed: no user's message waits for an answer."""
 
 
 class LeafMoved(SessionsError):
@@ -210,7 +210,7 @@ class LeafMoved(SessionsError):
 
 
 class TranscriptNotKept(SessionsError):
-    """The store `none` keeps no transcript: what only a transcript could hold is refused, instead of being lost."""
+    """The store `none` keeps no transcript, so it refuses whatever needs one instead of losing it."""
 
     def __init__(self, session_id: str, what: str) -> None:
         super().__init__(
@@ -226,11 +226,11 @@ class WrongThread(SessionsError):
 
 
 class SessionDeleted(SessionsError):
-    """The session was deleted or expired while it was held; get_or_create makes a new one."""
+    """The session was deleted or expired while it was in use; get_or_create makes a new one."""
 
 
 class SessionHeld(SessionsError):
-    """The session is under legal hold: nothing deletes it while that stands."""
+    """The session is under legal hold, which prevents every deletion."""
 
     def __init__(self, session_id: str, reason: str) -> None:
         self.session_id = session_id
@@ -240,7 +240,7 @@ class SessionHeld(SessionsError):
 
 
 class ReadOnlyWorkspace(SessionsError):
-    """The workspace was opened without its lock, to be read only; nothing was changed."""
+    """The workspace was opened read-only, without its lock; nothing was changed."""
 
 
 class ManagerClosed(SessionsError):
@@ -251,34 +251,34 @@ class ManagerClosed(SessionsError):
 
 
 class ImportRefused(SessionsError, ValueError):
-    """A file is not a session in a known format, or cannot be taken in; it was not changed and nothing was stored."""
+    """A file is not a session in a known format, or cannot be imported; it was not changed and nothing was stored."""
 
 
 class SessionExists(SessionsError):
-    """There is a session with this key already; a new one was wanted."""
+    """A session with this key exists already, and a new one was demanded."""
 
 
 # --- storing ---------------------------------------------------------------------------------------------------------
 
 
 class StoreError(SessionsError):
-    """The store did not keep its part; what it was asked to append is not acknowledged."""
+    """The store failed; the appended entries are not acknowledged."""
 
 
 class StoreUnavailable(StoreError):
-    """The store cannot be written or read now; the committer goes on trying."""
+    """The store cannot be written or read now; the committer keeps trying."""
 
 
 class StoreFull(StoreUnavailable):
-    """The disk or its quota is full; what was accepted is saved when space returns, and nothing more is accepted."""
+    """The disk or its quota is full; accepted entries are saved when space returns, and no more are accepted."""
 
 
 class UnsavedLimit(StoreUnavailable):
-    """Accepted but uncommitted state has reached its bound; nothing more is accepted until some of it is saved."""
+    """Accepted but uncommitted entries have reached their bound; no more are accepted until some are saved."""
 
 
 class SessionUnavailable(StoreUnavailable):
-    """One session cannot be written or read now: another program has changed its file; all others can."""
+    """This session cannot be written or read now, because another program changed its file; all others can."""
 
 
 class StoreConflict(StoreError):
@@ -286,7 +286,7 @@ class StoreConflict(StoreError):
 
 
 class TurnTaken(StoreConflict):
-    """Another process answers this session; what was said in this turn, and not acknowledged, is not in it."""
+    """Another process answers this session; the unacknowledged part of this turn is not in it."""
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
@@ -308,11 +308,11 @@ class SchemaTooNew(StoreError):
 
 
 class KeyMismatch(ConfigError, StoreError):
-    """The keys that are held and what is on the disk do not go together; nothing was changed or set aside."""
+    """The configured keys and the data on the disk do not match; nothing was changed or set aside."""
 
 
 class WrongKey(KeyMismatch):
-    """Something was sealed with a key that is not held; `needed` and `held` are ids of keys, which are no secrets."""
+    """Data was sealed with a key that is not configured; `needed` and `held` are ids of keys, which are no secrets."""
 
     def __init__(self, what: str, needed: str, held: Sequence[str]) -> None:
         self.needed = needed
@@ -324,7 +324,7 @@ class WrongKey(KeyMismatch):
 
 
 class KeyNeeded(KeyMismatch):
-    """Something is sealed and no key is held at all."""
+    """Data is sealed and no key is configured at all."""
 
     def __init__(self, what: str) -> None:
         super().__init__(
@@ -334,7 +334,7 @@ class KeyNeeded(KeyMismatch):
 
 
 class NotEncrypted(KeyMismatch):
-    """A key is held, and something is not sealed: it may have been put there by somebody else."""
+    """A key is configured, but this data is not sealed: another person or program may have put it there."""
 
     def __init__(self, what: str) -> None:
         super().__init__(
@@ -348,9 +348,9 @@ class NotEncrypted(KeyMismatch):
 
 
 class AgentError(SessionsError):
-    """The agent could not finish its turn; what it had completed is in the session.
+    """The agent could not finish its turn; the completed steps are in the session.
 
-    `messages` is what the turn had produced by then, after the user's message, and `usage` what that cost.
+    `messages` has what the turn had produced, after the user's message; `usage` is its cost.
     """
 
     messages: tuple[Any, ...] = ()
@@ -358,13 +358,13 @@ class AgentError(SessionsError):
 
 
 class ModelError(AgentError):
-    """The model's provider failed or answered nothing that can be used.
+    """The model's provider failed, or its answer cannot be used.
 
     Attributes:
-        provider_message: the provider's own sentence, for the person who asked: it may quote what was said, so it is
-            not part of the error's text and never logged.
-        upstream_status: the HTTP status that the service answered with; None where it gave none.
-        retry_after_s: after how many seconds the service wants to be asked again; None where it has not said.
+        provider_message: the provider's own sentence, for the person in the chat. It may quote the conversation, so it
+            is not part of the error's text and never logged.
+        upstream_status: the HTTP status of the service's answer; None without one.
+        retry_after_s: seconds after which the service wants the next request; None if it has not said.
     """
 
     provider_message: str | None = None
@@ -373,7 +373,7 @@ class ModelError(AgentError):
 
 
 class ContextOverflow(ModelError):
-    """The conversation is larger than the model takes; compact the session and ask again."""
+    """The conversation is larger than the model accepts; compact the session and ask again."""
 
 
 class ModelRefused(ModelError):
@@ -381,7 +381,7 @@ class ModelRefused(ModelError):
 
 
 class ModelAccessDenied(ModelError):
-    """The model's service does not let this program in, because of its key, its credit or its rights."""
+    """The model's service refuses this program, because of its key, its credit or its rights."""
 
 
 class ModelUnavailable(ModelError):
@@ -393,11 +393,11 @@ class ModelTimeout(ModelError):
 
 
 class ModelOverloaded(ModelError):
-    """The model's service takes no more at the moment, also after retries; another model may answer."""
+    """The model's service accepts no more requests at the moment, also after retries; another model may answer."""
 
 
 class ModelRateLimited(ModelOverloaded):
-    """The model's service was asked too often, or for too much, for now; another model may answer."""
+    """The model's service got too many requests, or too large ones, for now; another model may answer."""
 
 
 class IterationLimit(AgentError):
@@ -405,14 +405,14 @@ class IterationLimit(AgentError):
 
 
 class BudgetSpent(AgentError):
-    """What may be spent in this chat or channel is spent; the model was not asked. The text says until when."""
+    """The budget of this chat or channel is spent; the model was not asked. The text says until when."""
 
 
 # --- dispatching -----------------------------------------------------------------------------------------------------
 
 
 class Busy(SessionsError):
-    """Too many messages wait for an answer; this one was not taken, and may be sent again later."""
+    """Too many messages wait for an answer; this one was not accepted, and may be sent again later."""
 
 
 class ChatBusy(Busy):
@@ -420,7 +420,7 @@ class ChatBusy(Busy):
 
 
 class TooManyTurns(Busy):
-    """Too many messages are under way in all chats together."""
+    """Too many messages of all chats wait or are being answered."""
 
 
 class MessageUnderWay(SessionsError):
@@ -428,13 +428,13 @@ class MessageUnderWay(SessionsError):
 
 
 class MessageStopped(SessionsError):
-    """Somebody stopped the chat while this message waited; the model was not asked."""
+    """The chat was stopped while this message waited; the model was not asked."""
 
 
 class TurnCutOff(SessionsError):
-    """The answer was cut off: nobody waited any longer, or the program stops. What was complete is saved.
+    """The answer was cut off: its client is gone, or the program stops. The completed steps are saved.
 
-    The message still waits for its answer: a turn that is resumed, or the message delivered again, goes on from there.
+    The message still waits for its answer: a resumed turn, or a repeated delivery of the message, goes on from there.
     """
 
     def __init__(
@@ -449,4 +449,4 @@ class TurnCutOff(SessionsError):
 
 
 class Unreachable(SessionsError):
-    """Nobody answers for the workspace, or the connection broke and the request cannot be repeated safely."""
+    """No process serves the workspace, or the connection broke and the request cannot be repeated safely."""

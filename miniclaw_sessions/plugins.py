@@ -1,12 +1,12 @@
-"""Plug-ins: what installed packages, or modules of one's own, add to the daemon; found, loaded and checked here alone.
+"""Plug-ins: what installed packages, or modules of your own, add to the daemon. Only this module loads and checks them.
 
-A package declares a plug-in as an entry point of a group, `miniclaw_sessions.channels` for channels and so on; what is
-in no package is named by where it is, `module:name`. A plug-in is called with its name, and where it has an attribute
-`Settings`, a struct, also with an instance of that, made of `[channels.NAME]`: `plugin(name, settings)`.
+A package declares a plug-in as an entry point of a group, `miniclaw_sessions.channels` for channels and so on. A
+plug-in outside of a package is named by its place, `module:name`. A plug-in is called with its name. If it has an
+attribute `Settings`, a struct, it also gets an instance of it, made of `[channels.NAME]`: `plugin(name, settings)`.
 
-It is other people's code: it may raise, end the program, or hang. Each is loaded and made in a thread of its own,
-which is left behind when its time is up. What is wrong in the configuration is a `ConfigError`, as with every setting;
-what is wrong in the plug-in is a `PluginFailed`, which concerns nothing else.
+A plug-in is other people's code: it may raise, end the program, or hang. Each is loaded and made in a thread of its
+own, which is left behind when its time is up. A mistake in the configuration is a `ConfigError`, as with every
+setting; a mistake in the plug-in is a `PluginFailed`, and everything else goes on.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Plugin(NamedTuple):
     """A plug-in that was loaded, and its settings.
 
     Attributes:
-        table: what turns it on.
-        factory: what makes it.
+        table: the table that turns it on.
+        factory: the callable that makes it.
         settings: its settings; None: it has none.
-        sources: where each of them came from, by its whole dotted name.
+        sources: the source of each setting, by its whole dotted name.
     """
 
     table: Table
@@ -55,7 +55,7 @@ class Plugin(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What errors call it."""
+        """Its name in errors."""
         return _title(self.table.section, self.table.name)
 
     def made(self, *parts: str) -> Any:
@@ -76,13 +76,13 @@ class Plugin(NamedTuple):
 
 
 def declared(kind: str) -> dict[str, list[EntryPoint]]:
-    """What installed packages declare of a kind, by name; nothing is loaded."""
+    """The plug-ins of a kind that installed packages declare, by name; nothing is loaded."""
     return _declared(kind, tuple(sys.path))
 
 
 @cache
 def _declared(kind: str, _: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
-    """What is in the directories of a path; they are looked through once, for that reads a file of every package."""
+    """The distributions on a path. They are listed once, because listing reads a file of every package."""
     found: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=_GROUP + kind):
         found.setdefault(point.name, []).append(point)
@@ -90,7 +90,7 @@ def _declared(kind: str, _: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
 
 
 def find(kind: str, name: str, source: str) -> EntryPoint:
-    """Where a plug-in is, by the name of its entry point or as `module:name`.
+    """Find a plug-in, by the name of its entry point or as `module:name`.
 
     Args:
         kind: `channels`, `tools`, ...
@@ -98,7 +98,7 @@ def find(kind: str, name: str, source: str) -> EntryPoint:
         source: where it was named, for the error.
 
     Raises:
-        ConfigError: there is none, or several packages declare one of this name.
+        ConfigError: no such plug-in exists, or several packages declare one of this name.
     """
     if ":" in name:
         return EntryPoint(name, name, _GROUP + kind)
@@ -135,10 +135,10 @@ def load(table: Table) -> Plugin:
 
 
 def loaded(point: EntryPoint, title: str) -> Any:
-    """What an entry point leads to.
+    """The object of an entry point.
 
     Raises:
-        ConfigError: it says itself what is lacking.
+        ConfigError: its own code names what is missing.
         PluginFailed: it cannot be loaded.
     """
     return in_time(point.load, f"{title} cannot be loaded from {point.value}")
@@ -165,10 +165,10 @@ def settings_of(factory: Any, title: str) -> type[msgspec.Struct] | None:
 
 
 def each_made(tables: Iterable[Table], *parts: str) -> tuple[list[Any], list[PluginFailed]]:
-    """Those that can be made, and why others cannot.
+    """The plug-ins that can be made, and the reasons why others cannot.
 
     Raises:
-        ConfigError: the settings of one are wrong, or it is none.
+        ConfigError: the settings of one are wrong, or no such plug-in exists.
     """
     made, failed = [], []
     for table in tables:
@@ -208,7 +208,7 @@ def _explained(structure: type[msgspec.Struct], section: str = "") -> Iterator[s
 
 
 class _NoSettings(msgspec.Struct):
-    """Of a plug-in without settings."""
+    """The comment for a plug-in without settings."""
 
 
 def _title(kind: str, name: str) -> str:
@@ -216,10 +216,10 @@ def _title(kind: str, name: str) -> str:
 
 
 def in_time(work: Callable[[], _T], failing: str) -> _T:
-    """What a stranger's code gives, if it does within `LOAD_TIMEOUT_S`.
+    """Run a stranger's code for at most `LOAD_TIMEOUT_S`, and return its result.
 
     Raises:
-        ConfigError: as the code itself does.
+        ConfigError: the code itself raised it.
         PluginFailed: it raised anything else, or its time is up.
     """
     outcome: Future[_T] = Future()

@@ -1,6 +1,6 @@
-"""Secrets: files that hold one, systemd's credentials, and a text that shows itself to nobody.
+"""Secrets: files that hold one, systemd's credentials, and a text that no output shows.
 
-A setting only names a file. What is read from it is a `Secret`, which no log, error or debugger can show (rule S19).
+A setting only names a file. Its content becomes a `Secret`, which no log, error or debugger can show (rule S19).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OTHERS_MAY_READ_OR_WRITE = 0o006
 
 
 class Secret:
-    """A text that shows itself only to those who ask with `reveal`: not in logs, errors, or debuggers."""
+    """A text that only `reveal` shows: logs, errors and debuggers do not."""
 
     __slots__ = ("_value",)
 
@@ -42,7 +42,7 @@ class Secret:
 
 
 def credential_path(name: str, environ: Mapping[str, str]) -> Path | None:
-    """Where systemd has put a credential; None where it has not."""
+    """The path of a systemd credential; None if systemd passed none of this name."""
     directory = environ.get("CREDENTIALS_DIRECTORY")
     path = Path(directory) / name if directory else None
     return path if path is not None and path.exists() else None
@@ -129,7 +129,7 @@ def _checked_secret(text: str, source: str, *, lines: bool) -> Secret:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """A regular file, open for reading; a pipe that nobody writes to would be waited for."""
+    """A regular file, open for reading; a pipe without a writer would block for ever."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)

@@ -1,4 +1,4 @@
-"""What a manager tells about itself: frozen snapshots, the same for tests, operators and the command line."""
+"""What a manager reports about itself: frozen snapshots, the same for tests, operators and the command line."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import Literal
 import msgspec
 
 ChannelState = Literal["listening", "failed", "ended", "not loaded"]
-"""How a channel of the daemon is; one that has failed is started again after a while, one that has ended is not."""
+"""The state of a channel of the daemon; a failed one is restarted after a pause, an ended one is not."""
 
 
 class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a list of sessions.
 
-    `messages` counts those of the window, `message_count` all of the transcript; `updated_at` is when the content last
-    changed, `last_accessed` when the session was last used. `lost` is how many older messages a former store
-    has taken with it, until that is acknowledged. `last_words` is how the newest thing that somebody said begins, and
-    `first_words`, for a session without a title, how the first thing that a person said does; where they were asked
-    for.
+    `messages` counts those of the window, `message_count` all of the transcript. `updated_at` is when the content last
+    changed, `last_accessed` when the session was last used. `lost` counts the older messages that a former store lost,
+    until the loss is acknowledged. `last_words` is the beginning of the newest message, and `first_words`, for a
+    session without a title, that of the first message of a person; both only on request.
     """
 
     session_id: str
@@ -70,12 +69,12 @@ class ManagerStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What the replies of a day, a model, a channel or a chat cost together.
+    """The usage and cost of the replies of a day, a model, a channel or a chat.
 
-    `name` says of which: a date in UTC, a model (empty: nobody said which one answered), a channel, a session id.
-    `input_tokens` are those that no cache had. `cost`, in the report's `currency`, is what services said of the
-    `replies`, or worked out when they came; of `unpriced` of them it is not known, and None if of none. Of `estimated`
-    of them all of this is estimated, because they were stopped, or failed in the middle, and no service said.
+    `name` says of which: a date in UTC, a model (empty: the reply names none), a channel, a session id. `input_tokens`
+    leaves out cached ones. `cost`, in the report's `currency`, sums up what services reported or prices gave for the
+    `replies`. `unpriced` of them have no known cost; `cost` is None if all of them are. `estimated` of them count by an
+    estimate, because they were stopped or failed in the middle, and their service reported nothing.
     """
 
     name: str
@@ -91,9 +90,9 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was used, in rows, and all of it together; `left_out` is how many rows were beyond the limit.
+    """Usage in rows, and the sum; `left_out` counts the rows beyond the limit.
 
-    `currency` is what all costs are in (`sessions.currency`), here and in messages.
+    `currency` is that of all costs (`sessions.currency`), here and in messages.
     """
 
     rows: list[UsageRow]
@@ -103,9 +102,9 @@ class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the promises are being kept, and which are not.
+    """Whether the promises are kept, and which are not.
 
-    `losses` tells what was lost with a former store and that nobody has acknowledged; it does not make `ok` false.
+    `losses` lists unacknowledged losses of a former store; they do not make `ok` false.
     """
 
     ok: bool

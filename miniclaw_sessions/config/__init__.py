@@ -1,4 +1,4 @@
-"""Every setting, and where its value came from: `settings` has them, `loading` puts them together."""
+"""Every setting and the source of its value: `settings` has them, `loading` puts them together."""
 
 from miniclaw_sessions.config.loading import (
     check_table,

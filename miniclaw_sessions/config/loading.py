@@ -1,9 +1,8 @@
 """Where the value of each setting comes from: defaults, file, environment and flags, the later one winning.
 
 A wrong value, an unknown key and an unknown `MINICLAW_` variable are refused with a `ConfigError` that names the field,
-the value and its source, so that nothing misspelt is silently ignored. What a table with a name of its own says, such
-as `[channels.telegram]`, is gathered here and checked in the same way as soon as it is known whose settings they are:
-`check_table`.
+the value and its source, so a misspelt name is never ignored in silence. Tables with names of their own, such as
+`[channels.telegram]`, are gathered here; `check_table` checks them the same way as soon as their struct is known.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ CONFIG_VARIABLE = "MINICLAW_CONFIG"
 
 _CONFIG_MAX_BYTES = 1_048_576
 _POSTGRESQL = "sessions.postgresql"
-_MISSPELT = 0.9  # so like a variable that there is, that it is meant rather than a table of a name of its own
+_MISSPELT = 0.9  # so similar to a known variable that it counts as misspelt, and not as a table of its own
 _StructT = TypeVar("_StructT", bound=msgspec.Struct)
 
 
 class _Given(NamedTuple):
-    """What one source says of an option; `is_text` if it is still to be parsed."""
+    """One source's value of an option; `is_text` if it is still to be parsed."""
 
     name: str
     value: Any
@@ -52,9 +51,10 @@ class _Schema:
 
     Args:
         kind: the struct.
-        path: what stands before these names in the file and in variables, with its dot: `channels.telegram.`.
+        path: the prefix of these names in the file and in variables, with its dot: `channels.telegram.`.
         shown: the same for people.
-        tables: here go the sections of tables with names of their own, and the struct of each; None: they are options.
+        tables: filled with the sections of tables with names of their own, and the struct of each; None: they are
+            options.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class _Schema:
         self.variables = {variable_of(path + name): name for name in self.fields}
 
     def stated(self, document: Mapping[str, Any], places: Mapping[str, str], elsewhere: str) -> Iterator[_Given]:
-        """What a file says."""
+        """The values in a file."""
         for name, value in _flat(document, self.sections):
             source = places.get(self.shown + name, elsewhere)
             if name not in self.fields:
@@ -81,7 +81,7 @@ class _Schema:
             yield _Given(name, value, source, is_text=False)
 
     def values(self, given: Iterable[_Given]) -> tuple[dict[str, Any], dict[str, str]]:
-        """The values that are given, each of its option's type, and where every option's value comes from."""
+        """The given values, each of its option's type, and the source of every option's value."""
         values, sources = {}, dict.fromkeys(self.fields, "default")
         for name, value, source, is_text in given:
             values[name] = _converted(self.shown + name, self.fields[name].type, value, source, is_text=is_text)
@@ -108,7 +108,7 @@ def variable_of(name: str) -> str:
 
 
 _CHECKED: dict[str, type[msgspec.Struct]] = {}
-"""The sections of tables with names of their own that are settings of ours."""
+"""The sections of tables with names of their own that are our settings."""
 
 _CORE = _Schema(Settings, tables=_CHECKED)
 _NAMED = (*PLUGINS, *_CHECKED)
@@ -134,7 +134,7 @@ def value_of(settings: msgspec.Struct, name: str) -> Any:
 
 
 def config_path(environ: Mapping[str, str]) -> Path | None:
-    """The file when no flag names one: `$MINICLAW_CONFIG`, else `~/.miniclaw/miniclaw.toml` if it exists."""
+    """The file if no flag names one: `$MINICLAW_CONFIG`, else `~/.miniclaw/miniclaw.toml` if it exists."""
     if named := environ.get(CONFIG_VARIABLE):
         return Path(named).expanduser()
     usual = Path("~/.miniclaw/miniclaw.toml").expanduser()
@@ -165,7 +165,7 @@ def load_settings(
         _table(tables, "channels", name, "--channel")
     given += [*_from_environment(environ or {}, tables), *_from_flags(overrides or {})]
     values, sources = _CORE.values(given)
-    if is_shared_url(values.get("workspace", "")):  # where a directory may be named, so may a shared store
+    if is_shared_url(values.get("workspace", "")):  # a shared store may be named in place of a directory
         values["sessions.store"], sources["sessions.store"] = values.pop("workspace"), sources["workspace"]
         sources["workspace"] = "default"
     values["plugins"] = {section: tables[section] for section in PLUGINS if tables[section]}
@@ -182,7 +182,7 @@ def load_settings(
 
 
 def check_table(table: Table, kind: type[_StructT]) -> tuple[_StructT, dict[str, str]]:
-    """The settings that a table makes, and where each of them comes from, by its whole dotted name.
+    """The settings of a table, and the source of each, by its whole dotted name.
 
     Raises:
         ConfigError: a value or a name in it is wrong.
@@ -202,13 +202,13 @@ def check_table(table: Table, kind: type[_StructT]) -> tuple[_StructT, dict[str,
     values, sources = schema.values(given)
     try:
         settings = msgspec.convert(_nested(values), kind)
-    except msgspec.ValidationError as error:  # one that must be set is not; or they do not go together
+    except msgspec.ValidationError as error:  # a required value is missing, or the values contradict each other
         raise ConfigError(f"[{table.shown}] ({table.source}) is wrong: {cut(str(error))}") from None
     return settings, {f"{table.shown}.{name}": source for name, source in sources.items()}
 
 
 def type_shown(table: Table) -> tuple[str, str, str]:
-    """Which plug-in a table is for: its `type`, by default its name. Its variable, its value, where that came from.
+    """The plug-in of a table: its `type`, by default its name. Returns its variable, its value, and the value's source.
 
     Raises:
         ConfigError: it is no text.
@@ -224,7 +224,7 @@ def type_shown(table: Table) -> tuple[str, str, str]:
 
 
 def options_shown(loaded: LoadedSettings) -> Iterator[tuple[str, str, Any, str]]:
-    """Every option of ours: its dotted name, its variable, its value, and where that came from."""
+    """Every option of ours: its dotted name, its variable, its value, and the value's source."""
     for name in option_names():
         yield name, variable_of(name), value_of(loaded.settings, name), loaded.sources[name]
     for section, kind in _CHECKED.items():
@@ -284,7 +284,7 @@ def _from_file(path: Path | None, tables: dict[str, dict[str, Table]]) -> Iterat
 
 
 def _taken_out(document: dict[str, Any], section: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The tables in a section, by their names; what is left in the document are options."""
+    """The tables in a section, by their names; the rest of the document are options."""
     inner = document.get(section[0])
     if not isinstance(inner, dict):
         return
@@ -297,7 +297,7 @@ def _taken_out(document: dict[str, Any], section: list[str]) -> Iterator[tuple[s
 
 
 def _flat(table: Mapping[str, Any], sections: frozenset[str], section: str = "") -> Iterator[tuple[str, Any]]:
-    """What a table says, and the sections in it, by dotted names."""
+    """The content of a table, and of the sections in it, by dotted names."""
     for key, value in table.items():
         name = f"{section}{key}"
         if name in sections and isinstance(value, dict):
@@ -319,7 +319,7 @@ def _from_environment(environ: Mapping[str, str], tables: dict[str, dict[str, Ta
 
 
 def _table_of(variable: str, tables: dict[str, dict[str, Table]]) -> Table | None:
-    """Whose variable it is: of a table that there is, else of one whose name is its next word."""
+    """The table of a variable: an existing one, else the one whose name is the variable's next word."""
     from difflib import get_close_matches  # noqa: PLC0415 - few variables are of tables
 
     for section in _NAMED:
@@ -361,7 +361,7 @@ def _converted(name: str, kind: Any, value: Any, source: str, *, is_text: bool) 
 
 
 def _line_numbers(text: str) -> dict[str, int]:
-    """Where each option stands, for messages only: a line inside a multi-line string may be taken for one."""
+    """The line of each option, for messages only: a line inside a multi-line string may be mistaken for one."""
     numbers: dict[str, int] = {}
     prefix = ""
     for number, line in enumerate(text.splitlines(), start=1):

@@ -1,7 +1,7 @@
 """Every setting, with its default and its bounds.
 
-Secrets are not settings: a setting only names the file (see `secret`). What the settings mean to the rest of the
-package is the business of those who use them; this module imports nothing heavy.
+Secrets are not settings: a setting only names the file (see `secret`). This module defines the values; their users give
+them meaning. It imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LARGEST_BYTES = 2**50
 PLUGINS = ("channels", "tools", "hooks", "providers")
 """The kinds of plug-ins that have settings, in `[KIND.NAME]`."""
 
-_SECRET = re.compile(r"passw|secret|token|credential|_?key$", re.IGNORECASE)  # a name of what is not to be shown
+_SECRET = re.compile(r"passw|secret|token|credential|_?key$", re.IGNORECASE)  # names of values that are never shown
 _HANDED_ON = re.compile(r"mcp\..+\.(?:args|env)", re.DOTALL)
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST_S)]
@@ -40,21 +40,21 @@ Days = Annotated[float, msgspec.Meta(ge=0, le=36_500)]
 
 
 class PostgreSQLSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a `postgresql:` store reaches its server. Each of these may also be an option in the store's URL.
+    """The connection of a `postgresql:` store. Each of these may also be an option in the store's URL.
 
     Attributes:
-        password_file: file with the role's password; empty: the systemd credential `postgresql_password`, else what
-            PostgreSQL's own programs read (`PGPASSFILE`, `~/.pgpass`).
-        sslmode: how far TLS is insisted on, by the names of PostgreSQL's own programs.
-        sslrootcert: file with the certificates that the server's must be signed by; empty: `~/.postgresql/root.crt`.
-        sslcert: file with our own certificate, where the server asks for one.
+        password_file: file with the role's password; empty: the systemd credential `postgresql_password`, else the
+            files of PostgreSQL's own programs (`PGPASSFILE`, `~/.pgpass`).
+        sslmode: how strictly TLS is required, by the names of PostgreSQL's own programs.
+        sslrootcert: file with the certificates that must have signed the server's; empty: `~/.postgresql/root.crt`.
+        sslcert: file with our own certificate, if the server asks for one.
         sslkey: file with its key.
         write_connections: connections that append and delete.
         read_connections: connections for everything else.
         connect_timeout_s: seconds for a new connection.
-        statement_timeout_s: seconds for one statement; then it is given up, and repeated where that changes nothing.
-        acquire_timeout_s: seconds to wait for a connection that others use.
-        allow_unsafe_commits: use a server also where it acknowledges what its crash could lose.
+        statement_timeout_s: seconds for one statement; then it is cancelled, and repeated if that changes nothing.
+        acquire_timeout_s: seconds to wait for a free connection.
+        allow_unsafe_commits: also accept a server that can lose acknowledged messages in a crash.
     """
 
     password_file: str = ""
@@ -71,7 +71,7 @@ class PostgreSQLSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RetentionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How long the conversations of one channel are kept; what is not said here is as in `sessions`.
+    """How long the conversations of one channel are kept; the defaults are those of `sessions`.
 
     Attributes:
         ttl_days: days without access after which a session expires; 0: never.
@@ -88,7 +88,7 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How conversations are kept.
 
     Attributes:
-        store: URL of the append-only home of every transcript: `sqlite:`, `jsonl:`, `postgresql:`, `memory:` or
+        store: URL of the append-only store of every transcript: `sqlite:`, `jsonl:`, `postgresql:`, `memory:` or
             `none:`.
         window: messages of one session that stay in memory and in its snapshot.
         flush_interval_s: seconds between two checkpoints of changed sessions.
@@ -101,19 +101,19 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_message_bytes: the largest message, encoded.
         max_metadata_bytes: the largest metadata of one session, all of it together, encoded.
         max_sessions: sessions beyond which none is created.
-        max_cached: sessions in memory beyond which those that were used longest ago are evicted, once they are saved;
-            they are loaded again when they are asked for.
-        quarantine_max_files: damaged files set aside beyond which further ones stay where they are.
+        max_cached: sessions in memory beyond which the least recently used ones are evicted, once they are saved; they
+            are loaded again at their next use.
+        quarantine_max_files: damaged files set aside beyond which further ones stay in place.
         quarantine_max_bytes: the same, in bytes.
-        snapshot_max_bytes: how large a session's file gets: beyond that its oldest messages stand in the store alone,
-            from which they come back at the next start (with `none:` they are gone then). A larger one from elsewhere
-            is not read but quarantined. Metadata and a compaction, up to their own limits, always find room.
-        shutdown_timeout_s: seconds after which the last commit and flush are given up, unless they advance.
-        lock_wait_s: seconds that the daemon and commands that write wait for another process that has the workspace.
-        turn_lease_s: seconds for which a turn belongs to the process that answers it, where several write one store;
-            it is prolonged while the turn runs.
-        currency: what the costs of replies are in, for people; by default that of `[prices]`, or USD.
-        postgresql: how a `postgresql:` store is reached.
+        snapshot_max_bytes: the largest session file: beyond it the oldest messages are in the store alone, from which
+            they come back at the next start (with `none:` they are lost then). A larger file from elsewhere is not read
+            but quarantined. Metadata and a compaction, up to their own limits, always find room.
+        shutdown_timeout_s: seconds without progress after which the last commit and flush are given up.
+        lock_wait_s: seconds that the daemon and commands that write wait for another process that holds the workspace.
+        turn_lease_s: for a store that several processes write: seconds for which a turn belongs to the process that
+            answers it. The lease is prolonged while the turn runs.
+        currency: the currency of shown costs; by default that of `[prices]`, or USD.
+        postgresql: the connection of a `postgresql:` store.
         retention: by the name of a channel, how long its conversations are kept.
     """
 
@@ -142,17 +142,17 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListenSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the daemon is reached, and by whom.
+    """Where the daemon listens, and to whom.
 
     Attributes:
-        socket: path of the Unix socket; empty: the usual place (see `socket_path`), `none`: no socket.
+        socket: path of the Unix socket; empty: the default path (see `socket_path`), `none`: no socket.
         tcp: address such as 127.0.0.1:8080; empty: no TCP.
-        token_file: file with the bearer token for everything; empty: the systemd credential `token`, else one that is
-            made, where TCP is for this machine alone.
+        token_file: file with the bearer token for everything; empty: the systemd credential `token`, else a new
+            one, if TCP is for this machine alone.
         tokens_file: file of further tokens, as `tokens create` writes it; empty: `tokens.json` in the workspace. Those
-            of the systemd credential `tokens` come on top.
-        token_rate: requests per second that a token may send, if it does not say so itself; 0: as many as it likes.
-        metrics: who may read `/metrics`: whoever has a `token`, everybody (`open`), or nobody (`off`).
+            of the systemd credential `tokens` are added.
+        token_rate: requests per second that a token may send, unless it has a rate of its own; 0: no limit.
+        metrics: access to `/metrics`: with a `token`, without one (`open`), or none (`off`).
         allowed_hosts: further `Host` values, with port, that TCP requests may carry.
         allowed_origins: `Origin` values of web pages that may call the API from a browser, beside the daemon's own.
         max_body_bytes: the largest request body.
@@ -176,32 +176,32 @@ class ListenSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Which model answers chats.
+    """The model that answers chats.
 
     Attributes:
-        provider: whose interface it has: `openai` (chat completions), `openai-responses`, `anthropic`, `google`, or
-            `pydantic-ai`, whose models are named `SERVICE:MODEL`; or what an installed package declares.
+        provider: its interface: `openai` (chat completions), `openai-responses`, `anthropic`, `google`, or
+            `pydantic-ai`, whose models are named `SERVICE:MODEL`; or a provider of an installed package.
         base_url: the provider's address; empty: the provider library's own default.
         model: the model's name; empty: the built-in responder, which needs no network.
         fallback: the model that answers while this one's service is overloaded, also after retries; `PROVIDER:MODEL`
-            where it is another provider's. Empty: none does.
+            for another provider's. Empty: none.
         choices: other models that a chat may change to with `/model`, written as `fallback` is.
-        thinking: how much the model thinks before it answers: `low`, `medium`, `high`, ... where it knows efforts; so
-            many tokens, or 0, or `adaptive`, where it has a budget. Empty: as it does by itself.
+        thinking: how much the model thinks before it answers: `low`, `medium`, `high`, ... for models with efforts; a
+            number of tokens, 0, or `adaptive`, for models with a budget. Empty: the model's default.
         api_key_file: file with the key; empty: the systemd credential `model_api_key`; without that, and without a
             `base_url`, the environment variable that the provider itself names, such as OPENAI_API_KEY.
-        api_key_env: environment variable with the key, where a file is not possible.
-        system_prompt: what the model is told first.
+        api_key_env: environment variable with the key, if a file is not possible.
+        system_prompt: the first instruction to the model.
         max_iterations: rounds of tool calls in one turn.
         tool_timeout_s: seconds for one tool call.
-        tools: what the model may call: `time`, `calculator`, `search_history`, what an installed package declares, or
-            patterns of names (`github_*`); empty: it is offered no tools.
-        search_all_chats: whether `search_history` searches all chats, and not only the one in which it is called:
-            whoever chats can then learn what was said in any other.
+        tools: the model's tools: `time`, `calculator`, `search_history`, those of installed packages, or patterns of
+            names (`github_*`); empty: none.
+        search_all_chats: whether `search_history` searches all chats, and not only its own: every person who chats can
+            then learn the content of all other chats.
         timeout_s: seconds without a sign of life from the model's service; such a request is repeated twice.
-        reply_timeout_s: seconds for one reply of the model, however busily it comes.
-        max_reply_bytes: how large one reply may be.
-        context_window: how many tokens the model takes; 0: unknown, and it is sent the window of messages.
+        reply_timeout_s: seconds for one reply of the model, however steadily it comes.
+        max_reply_bytes: the largest reply.
+        context_window: how many tokens the model accepts; 0: unknown, and it gets the messages of the window.
         reserve_tokens: how many of them stay free for the reply; beyond that the older part is summarized.
         keep_tokens: about how much of the newest part is not summarized.
     """
@@ -228,7 +228,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChannelSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How much may wait for an answer, whatever channel it came by.
+    """How many messages may wait for an answer, on whatever channel.
 
     Attributes:
         max_waiting_per_chat: messages of one chat that wait while another one is answered.
@@ -240,21 +240,21 @@ class ChannelSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MCPSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """An MCP server, whose tools models may call as `NAME_tool`, where `model.tools` lets them.
+    """An MCP server, whose tools models may call as `NAME_tool`, if `model.tools` allows them.
 
     Attributes:
         command: the program that is started; it speaks MCP on its standard input and output.
         args: its arguments.
         env: environment variables for it, beside `PATH`, `HOME` and the like; no others are passed on.
-        env_files: environment variables that are secrets: for each the file that has it.
-        url: where the server is, if it is reached by HTTP, in place of a command.
+        env_files: environment variables that are secrets: for each the file that holds it.
+        url: the server's address over HTTP, in place of a command.
         token_file: file with the bearer token that the URL asks for; empty: the systemd credential `mcp_NAME_token`.
         allow: the tools that may be used, by the server's names for them; `*` stands for anything.
-        deny: those that may not, although `allow` has them.
-        approve: those for which a person must agree to each call, in the chat.
+        deny: those that may not be used, although `allow` has them.
+        approve: those whose every call a person must approve, in the chat.
         timeout_s: seconds for one call.
-        start_timeout_s: seconds until it must have told its tools.
-        max_result_bytes: how much of a result's text the model is told.
+        start_timeout_s: seconds until it must have listed its tools.
+        max_result_bytes: the length of a result's text for the model.
     """
 
     command: str = ""
@@ -272,14 +272,14 @@ class MCPSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PriceSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model costs: `[prices."gpt-5"]`. What its service reports itself wins.
+    """The prices of a model: `[prices."gpt-5"]`. A cost that its service reports itself wins.
 
     Attributes:
-        input: a million tokens that it is sent.
-        output: a million tokens that it says, its thoughts included.
-        cache_read: a million tokens that its service had kept; -1: as `input`.
-        cache_write: a million tokens that its service keeps; -1: as `input`.
-        currency: of all these, one for all models; empty: `sessions.currency`.
+        input: the price of a million input tokens.
+        output: that of a million output tokens, thoughts included.
+        cache_read: that of a million tokens from its service's cache; -1: as `input`.
+        cache_write: that of a million tokens into its service's cache; -1: as `input`.
+        currency: that of these prices, one for all models; empty: `sessions.currency`.
     """
 
     input: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
@@ -290,10 +290,10 @@ class PriceSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BudgetSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How much may be spent before chats are answered no more, until the next day or month (UTC). 0: without bounds.
+    """How much may be spent before chats get no more answers, until the next day or month (UTC). 0: without bounds.
 
     Attributes:
-        unit: what the amounts are in: `cost` (as `prices` say, in their currency) or `tokens`.
+        unit: the unit of the amounts: `cost` (in the currency of `prices`) or `tokens`.
         chat_day: in one chat, a day.
         chat_month: in one chat, a month.
         channel_day: in all chats of a channel together, a day.
@@ -313,7 +313,7 @@ class BudgetSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EncryptionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether what is written is encrypted.
+    """Encryption of all written messages.
 
     Attributes:
         key_file: file with the keys, one a line: the first one encrypts, all of them decrypt. Empty: the systemd
@@ -324,28 +324,28 @@ class EncryptionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FollowSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Which other programs' sessions the daemon keeps up with; see docs/how-to/import-other-programs.md.
+    """The other programs whose sessions the daemon follows; see docs/how-to/import-other-programs.md.
 
     Attributes:
         programs: their names, of `pi`, `claude-code`, `codex`, `nanobot`, `openclaw`, `opencode`, `gemini-cli` and
-            `llm`; or `*`: all of them. They are looked for in the home of the user that the daemon runs as.
+            `llm`; or `*`: all of them. The daemon looks in the home of the user that it runs as.
     """
 
     programs: tuple[str, ...] = ()
 
 
 class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What is told of the daemon's work beside the log.
+    """Metrics and traces.
 
     Attributes:
-        channels: channels that have numbers of their own in the metrics, beside those that are turned on; all
-            others, whose names callers may choose, are `other` together.
+        channels: channels with labels of their own in the metrics, beside the connected ones; all other names,
+            which callers may choose, are counted as `other`.
         otlp_endpoint: where traces go, such as http://127.0.0.1:4318, by OTLP over HTTP; empty: none are made.
-        otlp_headers_file: file with headers for that, such as a key, one `name: value` a line; empty: the systemd
-            credential `otlp_headers`.
-        service_name: what the traces say that they are from.
-        sample_ratio: the part of traces that are kept, of those that no caller decides about.
-        propagate_traces: tell the model's service which trace a request belongs to (the header `traceparent`).
+        otlp_headers_file: file with headers for the collector, such as a key, one `name: value` a line; empty: the
+            systemd credential `otlp_headers`.
+        service_name: the service name in the traces.
+        sample_ratio: the part of traces that are kept, where the caller does not decide.
+        propagate_traces: send the model's service the trace of each request (the header `traceparent`).
     """
 
     channels: tuple[str, ...] = ("cli", "conv", "resp")
@@ -362,8 +362,8 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         level: the least severe records that are written.
         format: `json` (one object per line), `pretty`, or `auto`: pretty on a terminal, json otherwise.
-        audit: of which requests it is written down who sent them: `off`, `writes`, or `all`, also those that only read.
-        audit_file: the file for that; empty: where the log goes.
+        audit: which requests the audit log has: `off`, `writes`, or `all`, also those that only read.
+        audit_file: the file of the audit log; empty: where the log goes.
     """
 
     level: Literal["debug", "info", "warning", "error"] = "info"
@@ -375,15 +375,15 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Table(msgspec.Struct, frozen=True):
     """A table with a name of its own, such as `[channels.telegram]`, as it was written.
 
-    It is checked with `check_table`, when it is known whose settings they are.
+    `check_table` checks it, when its struct is known.
 
     Attributes:
-        section: of which kind it is.
+        section: its kind.
         name: its own name.
-        source: where it is said that there is one.
-        stated: what the file says in it.
-        places: where options stand in the file, by their whole dotted names.
-        variables: what the environment says, by the names of the variables.
+        source: where it was named.
+        stated: its content in the file.
+        places: the place of each option in the file, by its whole dotted name.
+        variables: its values in the environment, by the names of the variables.
     """
 
     section: str
@@ -404,11 +404,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that can be set.
 
     Attributes:
-        workspace: the directory that holds all files; or the URL of a shared store (`postgresql:`), which is as if that
-            was `sessions.store`. Beside a shared store a directory holds nothing but the daemon's socket.
+        workspace: the directory that holds all files; or the URL of a shared store (`postgresql:`), with the same
+            meaning as in `sessions.store`. With a shared store a directory holds nothing but the daemon's socket.
         sessions, listen, model, budgets, channels, follow, encryption, telemetry, log: the sections.
         mcp: MCP servers, by name: `[mcp.NAME]`.
-        prices: what models cost, by their names.
+        prices: the prices of models, by name.
         plugins: the tables of plug-ins, by kind and name: `[channels.NAME]`, `[tools.NAME]` and so on.
     """
 

@@ -1,8 +1,8 @@
-"""The public test kit: what this package's own tests use, and yours may. It needs no test framework.
+"""The public test kit: this package's own tests use it, and yours may. It needs no test framework.
 
-`FakeClock` moves time, `FaultyStore` fails on request, `ScriptedProvider` answers as it is told, and `check_store`
-proves the promises of a store of your own; `SHARED_STORE_CHECKS` those of one that several processes write,
-and `SEARCH_CHECKS` what is found.
+`FakeClock` moves time, `FaultyStore` fails on request, and `ScriptedProvider` gives scripted replies. `check_store`
+proves the promises of a store of your own, `SHARED_STORE_CHECKS` those of one that several processes write,
+and `SEARCH_CHECKS` those of its search.
 """
 
 from __future__ import annotations

@@ -18,17 +18,17 @@ _ROUNDING = 1e-6
 class FakeClock:
     """A `Clock` for tests: time passes as fast as the tasks that it wakes run, and always in the same way.
 
-    Thirty days in which nobody wakes cost nothing; each wake-up on the way, such as a flush every 30 s, costs some
-    tenths of a millisecond.
+    Thirty days without a wake-up cost nothing; each wake-up on the way, such as a flush every 30 s, costs some tenths
+    of a millisecond.
 
-    Time moves only by `advance` (everything) or `jump` (the wall clock alone, as when somebody sets it). Ids are UUIDv7
-    texts, made of the time and a counter: the same in every run, unique within one clock, ascending even when the wall
-    clock is set back. `jitter` returns what it is given.
+    Time moves only by `advance` (both clocks) or `jump` (the wall clock alone, as when a person sets it). Ids are
+    UUIDv7 texts, made of the time and a counter: the same in every run, unique within one clock, ascending even when
+    the wall clock is set back. `jitter` returns its argument.
     """
 
     def __init__(self, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
         self._wall = start
-        self._monotonic = 1000.0  # not 0: nobody shall take the origin for "never"
+        self._monotonic = 1000.0  # not 0, which code may treat as "never"
         self._sleepers: list[tuple[float, int, anyio.Event]] = []
         self._sleeps = 0
         self._ids = 0
@@ -66,10 +66,10 @@ class FakeClock:
                 heapq.heapify(self._sleepers)
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass: whoever sleeps wakes in order of deadline, and runs before the next one does.
+        """Let time pass: sleeping tasks wake in order of their deadlines, and each runs before the next one wakes.
 
-        The other tasks get to run until they wait, but what they do in worker threads is not waited for: await its
-        result before you look at it.
+        The other tasks run until they wait, but their work in threads is not waited for: await its result before you
+        look at it.
 
         Args:
             seconds: how far time moves, 0 or more; 0 lets the other tasks run.

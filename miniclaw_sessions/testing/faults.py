@@ -1,4 +1,4 @@
-"""A store that fails when a test wants it to."""
+"""A store that fails on a test's request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class FaultyStore(WrappingStore):
-    """A real store with faults on request; without any it does what the real one does.
+    """A real store with faults on request; without any it behaves like the real one.
 
     Attributes:
         calls: how often each method was called.
@@ -70,13 +70,13 @@ class FaultyStore(WrappingStore):
     # --- the contract ------------------------------------------------------------------------------------------------
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
-        """Append, but for the faults."""
+        """Append, or fail as requested."""
         hold = self._hold
         if hold is not None:
             hold.reached.set()
             await hold.released.wait()
         after = self._begin("append")
-        refused = dict(self._refused)  # what it is now: the test may heal the store meanwhile
+        refused = dict(self._refused)  # a copy: the test may heal the store meanwhile
         taken = [item for item in appends if item.head.session_id not in refused]
         outcomes = iter(await self._store.append(taken))
         if after is not None:
@@ -84,7 +84,7 @@ class FaultyStore(WrappingStore):
         return [refused.get(item.head.session_id) or next(outcomes) for item in appends]
 
     async def heads(self) -> AsyncIterator[StoredHead]:
-        """The real store's, but for the faults."""
+        """The real store's result, or the requested fault."""
         after = self._begin("heads")
         async for stored in self._store.heads():
             yield stored
@@ -99,7 +99,7 @@ class FaultyStore(WrappingStore):
         return result
 
     def _begin(self, method: str) -> Exception | None:
-        """Count the call and raise its fault, or return the fault that is to be raised when the work is done."""
+        """Count the call and raise its fault, or return a fault to raise when the work is done."""
         self.calls[method] += 1
         if (failing := self._failing.get(method)) is not None:
             raise failing
@@ -112,14 +112,14 @@ class FaultyStore(WrappingStore):
 
 
 class Hold:
-    """Appends that wait; `reached` is set as soon as there is one."""
+    """Appends that wait; `reached` is set as soon as one does."""
 
     def __init__(self) -> None:
         self.reached = anyio.Event()
         self.released = anyio.Event()
 
     def release(self) -> None:
-        """Let them go on."""
+        """Let them proceed."""
         self.released.set()
 
 

@@ -1,4 +1,4 @@
-"""A model that says what a test tells it to."""
+"""A model whose replies a test writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Script = Iterable[Message | str | Exception | anyio.Event] | Callable[[list[Mess
 
 
 class ScriptedProvider:
-    """A `Provider` for tests: its replies are given, and the contexts it was asked with are recorded.
+    """A `Provider` for tests: its replies are given, and the contexts of its requests are recorded.
 
     Args:
         script: either a function from the context to the reply, or the replies one after the other. A text is an
@@ -25,11 +25,11 @@ class ScriptedProvider:
         model: the model's name.
 
     Attributes:
-        contexts: what each request was asked with, in order.
+        contexts: the context of each request, in order.
         tools: the names of the tools that the last request offered.
         stalled: set when an event of the script is waited for; a new one is made when that wait is over.
         cancelled: how many requests were cancelled.
-        closed: how many requests have ended, in whatever way.
+        closed: how many requests have ended, on any way.
     """
 
     def __init__(self, script: Script = (), *, name: str = "scripted", model: str = "script-1") -> None:

@@ -1,4 +1,4 @@
-"""What holds of a store that is searched (`Store.search`), as checks: the same is found with an index and without."""
+"""The promises of a store's search (`Store.search`), as checks: the results are the same with an index and without."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SAID: tuple[Message, ...] = (
 
 
 async def what_was_said_is_found(stores: StoreMaker) -> None:
-    """Words, parts of words, and phrases; whatever their case, accents and white space; all of them in one entry."""
+    """Words, parts of words, and phrases, in any case, accents and white space; all of them in one entry."""
     async with stores.new() as store:
         await _say(store, 1, SAID)
         for query, sequences in {
@@ -95,7 +95,7 @@ async def filters_narrow_a_search(stores: StoreMaker) -> None:
 
 
 async def titles_labels_and_summaries_are_searched(stores: StoreMaker) -> None:
-    """What names a session or an entry, and what sums up; not what programs keep for themselves."""
+    """Names of sessions and entries, and summaries; but no entries that programs keep for themselves."""
     entries: list[Entry] = [
         SessionInfo(id="a", parent_id=None, timestamp=_NOON, sequence=1, name="Trip to Rome"),
         Label(id="b", parent_id="a", timestamp=_NOON, sequence=2, target_id="a", label="rome begins"),
@@ -111,7 +111,7 @@ async def titles_labels_and_summaries_are_searched(stores: StoreMaker) -> None:
 
 
 async def pages_of_a_search_follow_each_other(stores: StoreMaker) -> None:
-    """However small they are: each hit once, the newest first, also where several were said at one moment."""
+    """Pages of any size have each hit once, the newest first, also for entries of one moment."""
     async with stores.new() as store:
         for chat in range(5):
             await _say(store, chat, [Message.user(f"word {n}") for n in range(7)])
@@ -126,7 +126,7 @@ async def pages_of_a_search_follow_each_other(stores: StoreMaker) -> None:
 
 
 async def a_stretch_of_a_search_is_found_again(stores: StoreMaker) -> None:
-    """Up to the end of a page, whatever came or went since: `Search.until`."""
+    """A page repeats up to its end, whatever came or went since: `Search.until`."""
     async with stores.new() as store:
         for chat in range(6):
             await _say(store, chat, [Message.user(f"word {n}") for n in range(5)], first=_NOON + timedelta(hours=chat))
@@ -147,7 +147,7 @@ async def a_stretch_of_a_search_is_found_again(stores: StoreMaker) -> None:
 
 
 async def what_is_gone_is_not_found(stores: StoreMaker) -> None:
-    """A deleted session at once, though its name is used again; and not what is damaged."""
+    """Deleted sessions are gone at once, though their names are used again; damaged entries are not found."""
     async with stores.new() as store:
         await _say(store, 1, [Message.user("rome one"), Message.user("rome two")])
         await _say(store, 2, [Message.user("rome three")])
@@ -168,7 +168,7 @@ async def what_is_gone_is_not_found(stores: StoreMaker) -> None:
 
 
 async def an_index_catches_up(stores: StoreMaker) -> None:
-    """A little at a time, also after reopening; then nothing is behind, and what came last is found."""
+    """A little at a time, also after reopening; then nothing is behind, and the newest entry is found."""
     async with stores.new() as store:
         for chat in range(3):
             await _say(store, chat, [Message.user(f"rome {n}") for n in range(10)])
@@ -184,7 +184,7 @@ async def an_index_catches_up(stores: StoreMaker) -> None:
 
 
 async def hostile_searches_find_what_they_say(stores: StoreMaker) -> None:
-    """Operators, quotation marks and patterns are text; a cursor that is none is refused."""
+    """Operators, quotation marks and patterns are text; an invalid cursor is refused."""
     texts = [
         "a AND b",
         "NEAR(x y)",

@@ -1,7 +1,7 @@
-"""What holds of a store that several processes write at the same time (`Store.shared`), as checks.
+"""The promises of a store that several processes write at the same time (`Store.shared`), as checks.
 
-Two of the store at once, as two gateways have them: `StoreMaker.new` makes one that holds nothing, and `reopen` another
-one of the same place while the first is open.
+The checks open the store twice, as two gateways do: `StoreMaker.new` makes an empty one, and `reopen` another one of
+the same place while the first is open.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LONG_S = 3600.0
 
 
 async def one_of_two_writers_of_a_place_is_refused(stores: StoreMaker) -> None:
-    """Whoever comes second is told so, adds nothing, and may go on behind what the first has written."""
+    """The second writer of a place gets a conflict, adds nothing, and may go on behind the first one's entries."""
     async with _two(stores) as (one, other):
         await _append(one, sample_head(), sample_entries(1, 2))
         await _append(other, sample_head(), sample_entries(3, 3, prefix="other"))
@@ -84,7 +84,7 @@ async def a_session_that_another_made_is_not_mixed_with_ours(stores: StoreMaker)
 
 
 async def a_deleted_session_takes_nothing_more(stores: StoreMaker) -> None:
-    """Neither from whoever knew it before, nor at a later place: absence is deletion."""
+    """No writer that knew it before brings it back, nor an append at a later place: absence is deletion."""
     async with _two(stores) as (one, other):
         await _append(one, sample_head(), sample_entries(1, 3))
         _expect(await other.delete("telegram_1"), "each may delete what the other has made")
@@ -94,7 +94,7 @@ async def a_deleted_session_takes_nothing_more(stores: StoreMaker) -> None:
 
 
 async def a_deletion_takes_no_more_than_it_knows(stores: StoreMaker) -> None:
-    """Where others have gone on with the session, or made another one of its name, nothing is deleted."""
+    """A session that others have continued, or made again, is not deleted."""
     async with _two(stores) as (one, other):
         await _append(one, sample_head(), sample_entries(1, 2))
         await _not_deleted(one, StoredHead(sample_head(), 1))
@@ -102,12 +102,12 @@ async def a_deletion_takes_no_more_than_it_knows(stores: StoreMaker) -> None:
         _expect(await other.delete("telegram_1", known=known), "what is known is deleted")
         await _append(other, sample_head(incarnation="second"), sample_entries(1, 1, prefix="other"))
         await _not_deleted(one, known)
-        _expect(await one.delete("telegram_1"), "who says nothing of what he knows deletes whatever is there")
+        _expect(await one.delete("telegram_1"), "a deletion without `known` deletes the session as it is")
         _expect(not await one.delete("telegram_1", known=known), "what is gone is not deleted again")
 
 
 async def an_idempotency_key_is_taken_once(stores: StoreMaker) -> None:
-    """For ever, whoever brings it again; the same entry may be sent again, and each session has keys of its own."""
+    """For ever, from any process; the same entry may be sent again, and each session has keys of its own."""
     async with _two(stores) as (one, other):
         keyed = msgspec.structs.replace(sample_entries(1, 1)[0], idempotency_key="key")
         await _append(one, sample_head(1), [keyed])
@@ -122,7 +122,7 @@ async def an_idempotency_key_is_taken_once(stores: StoreMaker) -> None:
 
 
 async def a_turn_has_one_owner(stores: StoreMaker) -> None:
-    """While it runs nobody else takes it; given back or timed out, it goes to a higher number, and to no lower one."""
+    """While it runs no other process takes it; later it goes to a higher number, and to no lower one."""
     async with _two(stores) as (one, other):
         await _append(one, sample_head(), sample_entries(1, 1), TurnClaim(1, "one", _LONG_S))
         for refused in (TurnClaim(2, "other", _LONG_S), TurnClaim(1, "other", _LONG_S), TurnClaim(0, "one", _LONG_S)):
@@ -136,7 +136,7 @@ async def a_turn_has_one_owner(stores: StoreMaker) -> None:
 
 
 async def a_turn_is_taken_held_and_given_back_without_a_word(stores: StoreMaker) -> None:
-    """By an append of no entries, which changes nothing else; so it is prolonged while its owner has nothing to say."""
+    """An append of no entries claims a turn and changes nothing else; it also prolongs the turn."""
     async with _two(stores) as (one, other):
         await _append(one, sample_head(), sample_entries(1, 3))
         await _append(one, sample_head(), [], TurnClaim(4, "one", _LONG_S))
@@ -153,7 +153,7 @@ async def a_turn_is_taken_held_and_given_back_without_a_word(stores: StoreMaker)
 
 
 async def an_append_of_a_turn_may_be_sent_again(stores: StoreMaker) -> None:
-    """Whoever does not know whether it was taken sends it again, and it is there once, and the turn is theirs."""
+    """After a lost answer the owner sends it again: it is stored once, and the turn is still the owner's."""
     async with _two(stores) as (one, other):
         for _ in range(2):
             await _append(one, sample_head(), sample_entries(1, 2), TurnClaim(1, "one", _LONG_S))
@@ -164,7 +164,7 @@ async def an_append_of_a_turn_may_be_sent_again(stores: StoreMaker) -> None:
 
 
 async def a_late_write_of_a_former_turn_is_refused(stores: StoreMaker) -> None:
-    """Who stood still while his time ran out and somebody took over writes nothing more; without a turn anybody may."""
+    """A writer that lost its turn while it was paused writes nothing more; without a turn every process may write."""
     async with _two(stores) as (one, other):
         await _append(one, sample_head(), sample_entries(1, 1), TurnClaim(1, "one", 1e-6))
         await _append(other, sample_head(), sample_entries(2, 2), TurnClaim(2, "other", _LONG_S))
@@ -174,7 +174,7 @@ async def a_late_write_of_a_former_turn_is_refused(stores: StoreMaker) -> None:
 
 
 async def of_many_who_want_a_turn_one_has_it(stores: StoreMaker) -> None:
-    """However many ask at the same time for a session, new or not."""
+    """One of many that ask at the same time gets the turn of a session, new or not."""
     async with _two(stores) as two:
         for sequence in (1, 2):
             taken: list[int] = []
@@ -204,7 +204,7 @@ SHARED_STORE_CHECKS: tuple[StoreCheck, ...] = (
     a_late_write_of_a_former_turn_is_refused,
     of_many_who_want_a_turn_one_has_it,
 )
-"""Every promise of a shared store beside those of every store."""
+"""Every promise of a shared store, in addition to those of every store."""
 
 
 @asynccontextmanager

@@ -24,10 +24,10 @@ from miniclaw_sessions.core.stores.base import Append, SessionHead, Store, Store
 from miniclaw_sessions.errors import StoreConflict
 
 StoreFactory = Callable[[], Store]
-"""Makes a store, not yet opened, that holds nothing."""
+"""Makes an empty store, not yet opened."""
 
 Reopen = Callable[[Store], Store]
-"""Makes a store, not yet opened, of what a closed one has left behind."""
+"""Makes a store, not yet opened, with the content of a closed one."""
 
 _START = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
 _MANY = 1_200
@@ -35,11 +35,11 @@ _MANY = 1_200
 
 
 class StoreMaker(NamedTuple):
-    """How a check comes by the stores that it uses.
+    """How a check gets its stores.
 
     Attributes:
-        new: makes a store, not yet opened, that holds nothing; called once per check.
-        reopen: makes a store, not yet opened, of what a closed one has left; None when it forgets.
+        new: makes an empty store, not yet opened; called once per check.
+        reopen: makes a store, not yet opened, with the content of a closed one; None if the store forgets.
     """
 
     new: StoreFactory
@@ -47,14 +47,14 @@ class StoreMaker(NamedTuple):
 
 
 StoreCheck = Callable[[StoreMaker], Coroutine[Any, Any, None]]
-"""One promise: makes stores, uses them, and raises AssertionError if one does not keep it."""
+"""One promise: makes stores, uses them, and raises AssertionError if one breaks it."""
 
 
 async def check_store(factory: StoreFactory, *, reopen: Reopen | None = None) -> None:
     """Prove every promise of the contract over one implementation.
 
     Args:
-        factory: makes a store that holds nothing; called once per check.
+        factory: makes an empty store; called once per check.
         reopen: makes a store of what a closed one left; None when it forgets.
 
     Raises:
@@ -94,7 +94,7 @@ async def an_unknown_session_is_absent(stores: StoreMaker) -> None:
 
 
 async def entries_come_back_in_order(stores: StoreMaker) -> None:
-    """What was appended is read as it was given, all of it or the part that is asked for."""
+    """Entries are read as they were given, all of them or the requested part."""
     async with stores.new() as store:
         entries = sample_entries(1, 7)
         await _append(store, sample_head(), entries[:3])
@@ -130,7 +130,7 @@ async def a_head_comes_back_as_it_was_given(stores: StoreMaker) -> None:
 
 
 async def names_from_strangers_do_not_mix(stores: StoreMaker) -> None:
-    """Sessions whose names look alike, or are meant to do harm, are kept apart, and listed in order."""
+    """Sessions whose names look alike, or are malicious, are kept apart, and listed in order."""
     chat_ids = ["a", "A", "a_b", "a%", "ä", "a\u0308", "'; DROP TABLE sessions; --", "../..", "x" * 3000, "a\u2028b"]
     heads = [sample_head(chat_id) for chat_id in chat_ids]
     async with stores.new() as store:
@@ -148,7 +148,7 @@ async def names_from_strangers_do_not_mix(stores: StoreMaker) -> None:
 
 
 async def bytes_come_back_as_they_were(stores: StoreMaker) -> None:
-    """Line separators, NULs and megabytes are nothing special."""
+    """Line separators, NULs and megabytes are ordinary content."""
     texts = ["", "\n\r\u2028\u0085\x1c\0", "e\u0301 ä 你好 👩‍👩‍👧", "x" * 2_000_000]
     entries = [_entry(sequence, f"entry-{sequence}", text) for sequence, text in enumerate(texts, 1)]
     async with stores.new() as store:
@@ -158,7 +158,7 @@ async def bytes_come_back_as_they_were(stores: StoreMaker) -> None:
 
 
 async def appending_again_changes_nothing(stores: StoreMaker) -> None:
-    """The same entries, or some of them with newer ones, may be appended again: after a lost answer nobody knows."""
+    """The same entries, alone or with newer ones, may be appended again: after a lost answer the outcome is unknown."""
     entries = sample_entries(1, 5)
     async with stores.new() as store:
         await _append(store, sample_head(), entries[:3])
@@ -187,7 +187,7 @@ async def a_taken_place_is_never_overwritten(stores: StoreMaker) -> None:
 
 
 async def sequences_follow_each_other(stores: StoreMaker) -> None:
-    """From 1 on; a gap is refused, unless it is known that entries were lost, and then reported and never filled."""
+    """From 1 on; a gap is refused. After a known loss it is allowed, reported, and never filled."""
     async with stores.new() as store:
         for wrong in (sample_entries(2, 2) + sample_entries(1, 1), sample_entries(1, 1) * 2, sample_entries(0, 1)):
             (outcome,) = await store.append([Append(sample_head(), wrong)])
@@ -210,7 +210,7 @@ async def sequences_follow_each_other(stores: StoreMaker) -> None:
 
 
 async def another_incarnation_is_refused(stores: StoreMaker) -> None:
-    """A session that was deleted and made again takes nothing from those who knew the former one."""
+    """A session that was deleted and made again accepts no entries for the former one."""
     async with stores.new() as store:
         await _append(store, sample_head(incarnation="first"), sample_entries(1, 2))
         (outcome,) = await store.append([Append(sample_head(incarnation="second"), sample_entries(3, 3))])
@@ -235,7 +235,7 @@ async def one_conflict_does_not_fail_its_neighbours(stores: StoreMaker) -> None:
 
 
 async def an_entry_is_found_by_its_idempotency_key(stores: StoreMaker) -> None:
-    """However many came since, in its own session only, the oldest one that has it; also after reopening."""
+    """A key finds its oldest entry in its own session, however many entries came since; also after reopening."""
     odd = ["", "a b", 'quote " and \\', "ä你\u2028", "x" * 512, "%_", "1"]
     keyed = [_entry(sequence, f"entry-{sequence}", "keyed", key) for sequence, key in enumerate(odd, 1)]
     again = _entry(len(odd) + 1, "again", "keyed", "a b")
@@ -324,7 +324,7 @@ async def calls_may_overlap(stores: StoreMaker) -> None:
 
 
 async def a_cancelled_append_is_all_or_nothing(stores: StoreMaker) -> None:
-    """Whenever the caller is cancelled, a session has all of the append or nothing, and can be appended to again."""
+    """An append that is cancelled at any moment is stored whole or not at all, and the session accepts more."""
     async with stores.new() as store:
         for delay in range(8):
             head, entries = sample_head(delay), sample_entries(1, 50)
@@ -339,7 +339,7 @@ async def a_cancelled_append_is_all_or_nothing(stores: StoreMaker) -> None:
 
 
 async def what_was_acknowledged_survives_reopening(stores: StoreMaker) -> None:
-    """Closed and opened again, the store has everything and takes more; only for stores that remember."""
+    """Closed and opened again, the store has everything and accepts more; only for stores that remember."""
     if stores.reopen is None:
         return
     async with stores.new() as store:

@@ -14,7 +14,7 @@ from miniclaw_sessions.agent.asking import ReplyLimits
 from miniclaw_sessions.agent.budgets import Budgets
 from miniclaw_sessions.agent.orchestration import AgentSession
 from miniclaw_sessions.agent.provider import ModelEvent, Provider, ReasoningDelta, Reply, TextDelta
-from miniclaw_sessions.agent.providers.around import Priced, WithFallback
+from miniclaw_sessions.agent.providers.wrappers import Priced, WithFallback
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.config import BudgetSettings, PriceSettings
 from miniclaw_sessions.core.manager import SessionManager

@@ -1,7 +1,7 @@
 """Anthropic's Messages API, and services that speak it.
 
-The official `anthropic` package is the client; it is an extra and loaded only when a provider is made. Its own way to
-put a stream together completes the arguments of a call that was cut off, so that they look whole; here they stay the
+The official `anthropic` package is the client; it is an extra and loaded only when a provider is made. The package's
+own assembly of a stream completes the arguments of a call that was cut off, so that they look whole. Here they stay the
 text that came.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
 
 MAX_TOKENS = 8192
-"""How long an answer may be unless told otherwise; the service wants a number."""
+"""The default limit of an answer; the service requires a number."""
 
 LEAST_THINKING = 1024
 """Tokens; the service refuses a smaller budget."""
@@ -40,14 +40,14 @@ class AnthropicProvider(ServiceProvider):
 
     Args:
         model: the model's name.
-        max_tokens: how long an answer may be; what the model thinks within a budget is not counted.
-        thinking: how many tokens the model may think before it answers, at least 1024; "adaptive": as it sees fit,
-            where the model can; None or 0: not at all.
-        cache: whether the service is told to keep what it has read, so that the next request costs a tenth for it.
+        max_tokens: the limit of an answer; thinking within a budget is not counted.
+        thinking: how many tokens the model may think before it answers, at least 1024; "adaptive": the model decides,
+            if it can; None or 0: not at all.
+        cache: whether to ask the service to cache the input, so that the next request costs a tenth for it.
         service: see `ServiceOptions`.
 
     Raises:
-        ConfigError: the `anthropic` package is missing, no model is named, Anthropic's own service is to be used
+        ConfigError: the `anthropic` package is missing, no model is named, Anthropic's own service is used
             without a key, or an option is out of bounds.
     """
 
@@ -130,17 +130,17 @@ class AnthropicProvider(ServiceProvider):
         return request | self._wanted(has_tools=bool(tools))
 
     def with_options(self, options: Options) -> Self:
-        """The same model over the same connections, asked with these options.
+        """The same model over the same connections, with these options.
 
         Raises:
-            OptionRefused: the service has nothing like one of them; of formats, it takes one with a schema.
+            OptionRefused: the service does not support one of them; of formats, it accepts one with a schema.
         """
         if options.format is not None and options.format.schema is None:
             raise OptionRefused("format", "the provider anthropic takes a format with a schema, and no other")
         return super().with_options(options)
 
     def _wanted(self, *, has_tools: bool) -> dict[str, Any]:
-        """The options in the words of the Messages API; what is about tools only where there are any."""
+        """The options in the terms of the Messages API; those about tools only if there are tools."""
         wanted = self._options
         output: dict[str, Any] = {} if wanted.effort is None else {"effort": wanted.effort}
         if wanted.format is not None:
@@ -169,9 +169,9 @@ def _tool_choice(wanted: Options) -> dict[str, Any] | None:
 
 
 def _continues_without_thinking(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the last reply calls tools without having thought first, as other models' do.
+    """Whether the last reply calls tools without thinking first, as other models' replies do.
 
-    The service wants the answer to its results to be given the same way, and refuses a budget then.
+    After such a reply the service refuses a budget: the next answer must not think either.
     """
     replies = [message["content"] for message in messages if message["role"] == "assistant"]
     if not replies or isinstance(replies[-1], str):
@@ -184,9 +184,9 @@ def _continues_without_thinking(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _marked(conversation: Mapping[str, Any]) -> dict[str, Any]:
-    """The conversation with a mark behind the system prompt, and one behind the last message that is not a reply.
+    """The conversation with a cache mark behind the system prompt, and one behind the last message that is no reply.
 
-    The next request begins with all that stands before the second one, so it finds it kept.
+    The next request begins with everything up to the second mark, so the service finds it in its cache.
     """
     messages = list(conversation["messages"])
     last = next((index for index in reversed(range(len(messages))) if messages[index]["role"] == "user"), None)
@@ -202,7 +202,7 @@ def _marked_content(content: str | Sequence[dict[str, Any]]) -> list[dict[str, A
 
 
 def _without_marks(conversation: Mapping[str, Any]) -> dict[str, Any]:
-    """The conversation without the marks of other programs that it came from: the service takes four in all."""
+    """The conversation without the marks of other programs: the service accepts four in all."""
     messages = [{**message, "content": _unmarked(message["content"])} for message in conversation["messages"]]
     system = conversation.get("system")
     return {**({"system": _unmarked(system)} if system else {}), "messages": messages}
@@ -219,7 +219,7 @@ def _unmarked(content: Any) -> Any:
 
 
 class _Assembly:
-    """A reply that is still coming in."""
+    """A reply that is still streaming in."""
 
     def __init__(self) -> None:
         self.is_whole = False
@@ -229,7 +229,7 @@ class _Assembly:
         self._arguments: dict[int, str] = {}
 
     def add(self, event: Mapping[str, Any]) -> str:
-        """Take the next event in and return the text that it adds."""
+        """Add the next event, and return the text that it adds."""
         match event:
             case {"type": "message_start", "message": dict(message)}:
                 self._reply = message
@@ -263,7 +263,7 @@ class _Assembly:
         return ""
 
     def _count(self, usage: Any) -> None:
-        """The counts at the end replace those at the beginning; what is null was not counted."""
+        """The counts at the end replace those at the beginning; null means not counted."""
         if isinstance(usage, dict):
             self._usage |= {name: value for name, value in usage.items() if value is not None}
 
@@ -275,7 +275,7 @@ class _Assembly:
         return plain_reply(_with_arguments(message, [self._arguments.get(index, "") for index in calls]))
 
     def _block(self, index: int) -> dict[str, Any]:
-        """The block; what the service itself calls has its arguments as an object."""
+        """The block; the service's own calls have their arguments as an object."""
         block = self._blocks[index]
         if index in self._arguments and block.get("type") != "tool_use":
             return {**block, "input": arguments_object(self._arguments[index])}
@@ -283,7 +283,7 @@ class _Assembly:
 
 
 def _with_arguments(message: Message, texts: Iterable[str]) -> Message:
-    """The reply with the arguments of its calls as they were sent; where none were streamed, those it began with."""
+    """The reply with the arguments of its calls as they were sent; without streamed ones, those it began with."""
     if not message.tool_calls:
         return message
     calls = [

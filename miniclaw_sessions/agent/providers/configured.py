@@ -1,6 +1,6 @@
-"""Who answers chats, as the settings say: a model, or, where none is named, the built-in responder.
+"""The agent of the settings: its model, or the built-in responder if none is named, with tools, hooks and fallback.
 
-What it may call, and who takes part in its turns, are plug-ins; so are the providers, our own among them.
+Tools and hooks are plug-ins; so are the providers, our own included.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from miniclaw_sessions.agent.history_tool import history_tool
 from miniclaw_sessions.agent.hooks import Hooks, InTurn
 from miniclaw_sessions.agent.observer import Observer
 from miniclaw_sessions.agent.provider import Provider, adjusted
-from miniclaw_sessions.agent.providers.around import Priced, WithFallback
 from miniclaw_sessions.agent.providers.offline import OfflineProvider
+from miniclaw_sessions.agent.providers.wrappers import Priced, WithFallback
 from miniclaw_sessions.agent.tools import Tool, calculator_tool, time_tool
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.config import ModelSettings, Settings, Table
@@ -52,11 +52,11 @@ _KEYS = {
     "anthropic": ("ANTHROPIC_API_KEY",),
     "google": ("GEMINI_API_KEY", "GOOGLE_API_KEY"),
 }
-"""Under which names the services' own packages find their keys; pydantic-ai looks for those of its services itself."""
+"""The variables in which the services' own packages look for their keys; pydantic-ai does so itself."""
 
 
 class _Parts(NamedTuple):
-    """What an agent is put together of; the providers by the names of their models in the settings, the usual first."""
+    """The parts of an agent; the providers by the names of their models in the settings, the usual one first."""
 
     providers: dict[str, AbstractAsyncContextManager[Provider]]
     tools: list[Tool]
@@ -68,20 +68,20 @@ class _Parts(NamedTuple):
 async def open_agent(
     settings: Settings, manager: SessionReader | None = None, *, observer: Observer | None = None
 ) -> AsyncGenerator[Agent, None]:
-    """An agent with the tools that the settings name, which sends its model as much as a session's window holds.
+    """Make an agent with the configured tools; it sends its model as many messages as a session's window holds.
 
     Its model's connections are closed at the end of the block.
 
     Args:
-        settings: who answers, and how.
-        manager: whose sessions `search_history` may search, if the settings let it search them all.
-        observer: who counts and measures its turns, and the requests to its model.
+        settings: the settings.
+        manager: the manager whose sessions `search_history` may search, if the settings allow it to search all.
+        observer: counts and measures its turns, and the requests to its model.
 
     Raises:
         ConfigError: the key cannot be read, the model's library is not installed, a provider other than the
-            default is named without a model; or there is no such provider, tool or hook, or its settings are wrong.
-            A tool that cannot be loaded is left out, with a line in the log, and so are those of an MCP server that
-            is not there; without a hook, nothing is answered.
+            default is named without a model, no such provider, tool or hook exists, or its settings are wrong.
+            A tool that cannot be loaded is left out, with a line in the log, and so are those of a missing MCP
+            server. A missing hook stops every answer.
     """
     model = settings.model
     everywhere = manager if model.search_all_chats else None
@@ -123,7 +123,7 @@ _HOOKS = ("before_generation", "after_generation", "before_tool", "after_tool")
 
 
 def _tools(settings: Settings, manager: SessionReader | None) -> list[Tool]:
-    """What `model.tools` chooses, in its order."""
+    """The tools that `model.tools` selects, in its order."""
     tables = settings.plugins.get("tools", {})
     known = dict.fromkeys([*_TOOLS, *declared("tools"), *tables])
     chosen: dict[str, None] = {}
@@ -158,7 +158,7 @@ def _mcp_tools(settings: Settings) -> AbstractAsyncContextManager[Callable[[], I
 
 
 def _providers(settings: Settings) -> dict[str, AbstractAsyncContextManager[Provider]]:
-    """The providers of all models that the settings name."""
+    """The providers of all models in the settings."""
     model = settings.model
     others = dict.fromkeys(name for name in (*model.choices, model.fallback) if name and name != model.model)
     if model.provider == ModelSettings().provider and not (model.base_url or model.model):
@@ -169,7 +169,7 @@ def _providers(settings: Settings) -> dict[str, AbstractAsyncContextManager[Prov
 
 
 def _provider(settings: Settings, name: str) -> AbstractAsyncContextManager[Provider]:
-    """The provider of one model; what the settings say of an address and a key is for `model.provider` alone."""
+    """The provider of one model; the configured address and key are for `model.provider` alone."""
     model = settings.model
     service, named = _named(settings, name)
     is_usual = service == model.provider
@@ -197,7 +197,7 @@ def _provider(settings: Settings, name: str) -> AbstractAsyncContextManager[Prov
 
 
 def _named(settings: Settings, name: str) -> tuple[str, str]:
-    """Which provider a model is of, and its name there: `PROVIDER:MODEL` where it is not of `model.provider`."""
+    """The provider of a model, and the model's name there: `PROVIDER:MODEL` if it is not of `model.provider`."""
     usual, (service, _, rest) = settings.model.provider, name.partition(":")
     is_another = (
         rest and usual != "pydantic-ai" and service in {*declared("providers"), *settings.plugins.get("providers", ())}
@@ -206,7 +206,7 @@ def _named(settings: Settings, name: str) -> tuple[str, str]:
 
 
 def _key(model: ModelSettings, service: str, base_url: str) -> Secret | None:
-    """The key as set; else the one that the service's own package would find, but never for another address."""
+    """The configured key; else the one that the service's own package would find, but never for another address."""
     if service == model.provider:
         key = read_secret(model.api_key_file, "model_api_key", os.environ, variable=model.api_key_env)
         if key is not None or base_url:
@@ -216,7 +216,7 @@ def _key(model: ModelSettings, service: str, base_url: str) -> Secret | None:
 
 
 def _thinking(provider: Provider, model: ModelSettings, *, is_usual: bool) -> Provider:
-    """The provider, asked with the effort that is set, if it is `model.provider`."""
+    """The provider with the configured effort, if it is `model.provider`."""
     if not is_usual or not model.thinking or model.thinking == "adaptive" or model.thinking.isdecimal():
         return provider
     if model.thinking not in _EFFORTS:
@@ -228,7 +228,7 @@ def _thinking(provider: Provider, model: ModelSettings, *, is_usual: bool) -> Pr
 
 
 def _budgets(settings: Settings, manager: SessionReader | None, models: Iterable[str]) -> Budgets:
-    """What may be spent.
+    """The configured budgets.
 
     Raises:
         ConfigError: prices are in several currencies; or there are budgets in money, and a model without a price.

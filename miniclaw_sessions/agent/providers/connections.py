@@ -1,7 +1,7 @@
-"""The HTTP client of the model services' packages, with a bound on what one reply may bring.
+"""The HTTP client for the model services' packages, with a bound on the size of one reply.
 
-A reply is asked for uncompressed, and refused if it is compressed all the same: a small one could become any size. Its
-lines and its whole are bounded while they are read, because the packages gather a line until it ends.
+It asks for uncompressed replies, and refuses compressed ones: a small one could expand to any size. Each line and the
+whole reply are bounded while they are read, because the packages buffer a line until it ends.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 
 import httpx2
 
-from miniclaw_sessions.agent.providers.sent_along import sent_along
+from miniclaw_sessions.agent.providers.trace_headers import trace_headers
 
 WIRE_FACTOR = 16
-"""A reply takes at most this many times `max_reply_bytes` on the wire: each word of it comes in a document."""
+"""A reply has at most this many times `max_reply_bytes` on the wire: each word of it comes in a document."""
 
-_LIMITS = httpx2.Limits(max_connections=1000, max_keepalive_connections=100)  # as the packages have them
+_LIMITS = httpx2.Limits(max_connections=1000, max_keepalive_connections=100)  # the packages' own values
 
 
 class ReplyTooLarge(httpx2.TransportError):
-    """The reply has passed its bound, and was not read to its end."""
+    """The reply exceeded its bound, and was not read to its end."""
 
 
 def bounded_client(max_reply_bytes: int, *, hooks: Sequence[Any] = ()) -> httpx2.AsyncClient:
@@ -42,7 +42,7 @@ def bounded_client(max_reply_bytes: int, *, hooks: Sequence[Any] = ()) -> httpx2
             response.stream = _Bounded(response.stream, max_reply_bytes)
 
     async def add(request: httpx2.Request) -> None:
-        request.headers.update(sent_along.get())
+        request.headers.update(trace_headers.get())
 
     return httpx2.AsyncClient(
         headers={"Accept-Encoding": "identity"},
@@ -54,19 +54,19 @@ def bounded_client(max_reply_bytes: int, *, hooks: Sequence[Any] = ()) -> httpx2
 
 
 def trusted() -> ssl.SSLContext:
-    """The authorities that sign the services' certificates: one for all clients, for each takes 50 ms to read them."""
+    """The certificate authorities, one object for all clients: reading them takes 50 ms."""
     return _trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
 
 
 @cache
 def _trusted(file: str | None, directory: str | None) -> ssl.SSLContext:
-    """What httpx trusts by itself while its variables have these values."""
+    """The authorities that httpx trusts by default while its variables have these values."""
     del file, directory
     return httpx2.create_ssl_context()
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """The same bytes, as far as they are within the bound."""
+    """The same bytes, up to the bound."""
 
     def __init__(self, stream: httpx2.AsyncByteStream, max_line: int) -> None:
         self._stream = stream

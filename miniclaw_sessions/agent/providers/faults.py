@@ -1,7 +1,7 @@
-"""What a service's refusal means: which of our errors it is, and when the service wants to be asked again.
+"""The meaning of a service's refusal: which of our errors it is, and when the service wants the next request.
 
-The services' packages raise errors of their own classes. All of them keep the status of the reply, its headers and its
-body, under one of a few names; this is the one place that knows them.
+The services' packages raise errors of their own classes. All of them keep the reply's status, headers and body, under
+one of a few names; only this module knows them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from miniclaw_sessions.errors import (
 
 FIRST_ERROR = 400
 MAX_RETRY_AFTER_S = 7 * 86_400.0
-"""The longest wait that a service is believed, seconds."""
+"""The longest wait, in seconds, that is accepted from a service."""
 
 _FIRST_FAULT = 500
 _FAULTS: Mapping[int, type[ModelError]] = {
@@ -58,25 +58,25 @@ _NAMED = {
     "permission_error": 403,
     "billing_error": 402,
 }
-"""What an error is called within a reply that had begun, where no status can say it."""
+"""The name of an error within a reply that had begun, where no status can say it."""
 
 _NUMBER = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*")
 _DURATION = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)s")
 
 
 def fault_of(status: int) -> type[ModelError]:
-    """The class of the error for a service's status, from 400 on."""
+    """The class of our error for a service's status, from 400 on."""
     return _FAULTS.get(status, ModelRefused if status < _FIRST_FAULT else ModelUnavailable)
 
 
 def advice_for(status: int) -> str:
-    """What to do about a service's status, from 400 on."""
+    """The advice for a service's status, from 400 on."""
     wrong = "it found the request wrong: check the model's name and what it supports"
     return _ADVICE.get(status, wrong if status < _FIRST_FAULT else "try again later")
 
 
 def status_of(error: Exception) -> int | None:
-    """The HTTP status that an error of a service's package stands for; None if it stands for none."""
+    """The HTTP status of an error of a service's package; None if it has none."""
     status = getattr(error, "status_code", None) or getattr(error, "code", None)
     return status if isinstance(status, int) else None
 
@@ -88,14 +88,14 @@ def named_status(fields: Mapping[str, Any]) -> int | None:
 
 
 def fields_of(error: Exception) -> Mapping[str, Any]:
-    """What the service itself said of an error, where the packages keep it; empty if it said nothing."""
+    """The service's own text for an error, where the packages keep it; empty without one."""
     body = getattr(error, "body", None) or getattr(error, "details", None)
     fields = body.get("error", body) if isinstance(body, dict) else None
     return fields if isinstance(fields, dict) else {}
 
 
 def sentence_of(error: Exception) -> str:
-    """The service's own sentence, wherever it put it; empty if there is none."""
+    """The service's own sentence, from any of its places; empty without one."""
     body = getattr(error, "body", None) or getattr(error, "details", None)
     told = body.get("error", body) if isinstance(body, dict) else body
     if isinstance(told, dict):
@@ -104,7 +104,7 @@ def sentence_of(error: Exception) -> str:
 
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it was raised from, and so on."""
+    """The error, its cause, and so on."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause
@@ -112,23 +112,22 @@ def causes_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def retry_after_of(error: Exception) -> float | None:
-    """In how many seconds the service wants to be asked again; None if it has not said, or nothing that means a time.
+    """Seconds after which the service wants the next request; None if it has not said, or not in a known form.
 
-    It is said in the headers `retry-after-ms` and `retry-after`, there as seconds or as a date, and by Google in the
-    body.
+    The headers `retry-after-ms` and `retry-after` say it, there as seconds or as a date; Google says it in the body.
     """
     headers = _headers_of(error)
     for name, unit in (("retry-after-ms", 1000), ("retry-after", 1)):
         if found := _NUMBER.fullmatch(headers.get(name, "")):
             return min(float(found[1]) / unit, MAX_RETRY_AFTER_S)
     if (until := _date(headers.get("retry-after"))) is not None:
-        now = _date(headers.get("date")) or SystemClock().now()  # the service's own clock, as far as it is known
+        now = _date(headers.get("date")) or SystemClock().now()  # the service's own clock, if it is known
         return min(max((until - now).total_seconds(), 0.0), MAX_RETRY_AFTER_S)
     return _delay_in(fields_of(error).get("details"))
 
 
 def _headers_of(error: Exception) -> Mapping[str, str]:
-    """The headers of the reply that an error was made of, their names in lower case."""
+    """The headers of the reply behind an error, their names in lower case."""
     for one in causes_of(error):
         for holder in (one, getattr(one, "response", None)):
             headers = getattr(holder, "headers", None)

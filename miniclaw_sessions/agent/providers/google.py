@@ -1,7 +1,7 @@
 """Google's Gemini API, through the official `google-genai` package.
 
 The package is an extra and loaded only when a provider is made. Its automatic function calling is off: the loop runs
-the tools. The signatures that the service puts on its thoughts and calls are kept in the reply and go back verbatim.
+the tools. The service's signatures on its thoughts and calls are kept in the reply and go back verbatim.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class GoogleProvider(ServiceProvider):
 
     Args:
         model: the model's name.
-        max_output_tokens: how long a reply may be, thoughts included; None: as long as the model can.
-        thinking: how many tokens the model may think, -1 or "adaptive": as it sees fit, 0: not at all. Its
-            thoughts are asked for then. None: as it does by itself, without telling.
+        max_output_tokens: the limit of a reply, thoughts included; None: the model's own.
+        thinking: how many tokens the model may think, -1 or "adaptive": the model decides, 0: not at all. It then
+            shows its thoughts. None: the model's default, without its thoughts.
         service: see `ServiceOptions`.
 
     Raises:
-        ConfigError: the `google-genai` package is missing, no model is named, or Google's own service is to be used
+        ConfigError: the `google-genai` package is missing, no model is named, or Google's own service is used
             without a key.
     """
 
@@ -108,10 +108,10 @@ class GoogleProvider(ServiceProvider):
         yield Reply(reply.message(self.model))
 
     def with_options(self, options: Options) -> Self:
-        """The same model over the same connections, asked with these options.
+        """The same model over the same connections, with these options.
 
         Raises:
-            OptionRefused: the service has nothing like one of them; it cannot be told to call one tool at a time.
+            OptionRefused: the service does not support one of them; it cannot be limited to one tool call at a time.
         """
         if options.parallel_tool_calls is False:
             raise OptionRefused("parallel_tool_calls", "the provider google always may call several tools at once")
@@ -145,7 +145,7 @@ class GoogleProvider(ServiceProvider):
 
 
 def _tool_config(chosen: str | None) -> ToolConfig | None:
-    """Which tool is to be called, in the service's words; None: as the model likes."""
+    """The tool that must be called, in the service's terms; None: the model decides."""
     from google.genai import types  # noqa: PLC0415 - loaded with the client
 
     if chosen is None:
@@ -161,13 +161,13 @@ def _tool_config(chosen: str | None) -> ToolConfig | None:
 async def _note(response: Response) -> None:
     """Remember a response for the request that it answers.
 
-    The package leaves a stream that is not read to its end to the garbage collector, and with it the connection.
+    The package leaves a partly read stream to the garbage collector, and with it the connection.
     """
     _responses.get([]).append(response)
 
 
 def _contents(contents: Sequence[Mapping[str, Any]]) -> Any:
-    """The contents in the package's own types, which alone it encodes as they are."""
+    """The contents in the package's own types; it encodes only these as they are."""
     from google.genai import types  # noqa: PLC0415 - loaded with the client
 
     try:
@@ -192,8 +192,8 @@ def _make_client(url: str, key: str, timeout_s: float, max_retries: int, connect
         api_version="v1beta",
         timeout=max(1, round(timeout_s * 1000)),
         retry_options=waiting,
-        httpx_async_client=connections,  # the package's own choice depends on what else is installed, and on variables
-        client_args={"verify": trusted()},  # of clients that we do not use, but the package makes them all the same
+        httpx_async_client=connections,  # the package's own choice depends on other packages and on variables
+        client_args={"verify": trusted()},  # for clients that we do not use, but the package makes anyway
         async_client_args={"ssl": trusted()},
     )
     return genai.Client(api_key=key, vertexai=False, http_options=options)
@@ -203,7 +203,7 @@ def _make_client(url: str, key: str, timeout_s: float, max_retries: int, connect
 
 
 class _Assembly:
-    """A reply that is still coming in."""
+    """A reply that is still streaming in."""
 
     def __init__(self) -> None:
         self.was_blocked = False
@@ -213,11 +213,11 @@ class _Assembly:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the service has said why the model stopped."""
+        """Whether the service has given the reason why the model stopped."""
         return self._finish_reason is not None
 
     def add(self, chunk: GenerateContentResponse) -> str:
-        """Take the next piece in and return the text that it adds."""
+        """Add the next piece, and return the text that it adds."""
         fields = msgspec.to_builtins(chunk.model_dump(exclude_none=True, exclude={"sdk_http_response", "parsed"}))
         self._reply |= {name: fields[name] for name in ("usage_metadata", "model_version") if name in fields}
         self.was_blocked = self.was_blocked or "block_reason" in fields.get("prompt_feedback", {})
@@ -231,7 +231,7 @@ class _Assembly:
         return "".join(part.get("text", "") for part in parts if not part.get("thought"))
 
     def _add_part(self, part: dict[str, Any]) -> None:
-        """Text goes to the text before it; a part with a signature stays one of its own, as it must come back."""
+        """Text is added to the text before it; a part with a signature stays separate, as it must go back unchanged."""
         last = self._parts[-1] if self._parts else {}
         if part.keys() <= {"text", "thought"} and part.keys() == last.keys() and "text" in part:
             last["text"] += part["text"]

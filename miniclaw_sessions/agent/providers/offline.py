@@ -25,13 +25,13 @@ from miniclaw_sessions.core.protocol.options import Options
 from miniclaw_sessions.errors import OptionRefused
 
 LABEL = "(offline) "
-"""How every answer begins, so that nobody takes it for a model's."""
+"""The beginning of every answer, so that it is never mistaken for a model's."""
 
 _QUOTED = 80  # characters of a message that are quoted
-_READ = 1000  # characters of a message that are looked at: some patterns take the square of it
+_READ = 1000  # characters of a message that are searched: some patterns take the square of it
 _CHUNK = 4  # words of the answer that are streamed at once
 _SUMMARY = "Summary made without a model, of what the user said:"
-_FIRST_LINES, _LAST_LINES = 10, 90  # of a summary; what stands between them is left out
+_FIRST_LINES, _LAST_LINES = 10, 90  # of a summary; the lines between them are left out
 _LEFT_OUT = "- …"
 _NOTHING_SAID = "You have not told me that in this conversation."
 
@@ -74,10 +74,10 @@ class OfflineProvider:
         self._tool_choice = tool_choice
 
     def with_options(self, options: Options) -> OfflineProvider:
-        """The same responder; of the options, only that it may call no tools means anything to it.
+        """The same responder; of the options, it obeys only that it may call no tools.
 
         Raises:
-            OptionRefused: it cannot give JSON, nor call a tool because it has to.
+            OptionRefused: it cannot give JSON, nor be made to call a tool.
         """
         if options.format is not None:
             raise OptionRefused("format", "no model is configured, and the built-in responder gives no JSON")
@@ -101,8 +101,8 @@ def respond(messages: Sequence[Message], tools: Collection[str] = ()) -> Message
     """The answer to a context: an assistant's message with text, or with one tool call.
 
     Args:
-        messages: the context; any history will do.
-        tools: the names of the tools that may be called; it knows `time` and `calculator`.
+        messages: the context; any history works.
+        tools: the names of the available tools; it knows `time` and `calculator`.
     """
     context = build_context(messages)
     if context and context[-1].is_tool_result:
@@ -132,7 +132,7 @@ def _respond_to_question(context: Sequence[Message], tools: Collection[str]) -> 
 
 
 def _stated(fact: str, texts: Sequence[str]) -> list[str]:
-    """What was said of this kind, oldest first."""
+    """The stated facts of this kind, oldest first."""
     found = [match for text in texts for match in _FACTS[fact].finditer(text)]
     return [match[1].strip() for match in found if not match.string.startswith("?", match.end())]
 
@@ -199,7 +199,7 @@ def _summary_lines(text: str) -> list[str]:
 
 
 def _acknowledge(text: str) -> str | None:
-    """What to say to a statement worth recalling."""
+    """The answer to a statement worth recalling."""
     if names := _stated("name", [text]):
         return f"Nice to meet you, {names[-1]}. Ask me for your name whenever you like."
     if homes := _stated("home", [text]):
@@ -218,7 +218,7 @@ def _introduce(text: str) -> str:
 
 
 def _report(context: Sequence[Message]) -> str:
-    """The answer that the tool results at the end of the context give."""
+    """The answer from the tool results at the end of the context."""
     results = list(itertools.takewhile(lambda message: message.is_tool_result, reversed(context)))
     return " ".join(_report_one(result) for result in reversed(results))
 
@@ -235,7 +235,7 @@ def _report_one(result: Message) -> str:
 
 
 def _expression_in(text: str) -> str | None:
-    """The arithmetic expression that a question consists of; a date or a phone number in a sentence is none."""
+    """The arithmetic expression that a question consists of; a date or a phone number in a sentence does not count."""
     asked = _ASKS_VALUE.fullmatch(text)
     if asked is None or not _OPERATION.search(asked[1]):
         return None
@@ -247,7 +247,7 @@ def _answer(text: str) -> Message:
 
 
 def _call(name: str, arguments: dict[str, str], context: Sequence[Message]) -> Message:
-    """A tool call whose id follows from the context, so that the same question has the same answer."""
+    """A tool call whose id is derived from the context, so that the same question has the same answer."""
     digest = hashlib.blake2b(digest_size=8)
     for message in context:
         digest.update(f"{message.role.value}\0{message.text}\0{message.timestamp}\0".encode(errors="replace"))

@@ -1,7 +1,7 @@
 """Any service that speaks OpenAI's chat completions: OpenAI itself, and most model servers.
 
-The official `openai` package is the client; it is an extra and loaded only when a provider is made. What streams in is
-put together before anything leaves here: a reply is complete or a `ModelError`, never half.
+The official `openai` package is the client; it is an extra and loaded only when a provider is made. The stream is
+assembled before anything leaves this module: a reply is complete or a `ModelError`, never half.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 class OpenAIClientProvider(ServiceProvider):
-    """What the providers share that use the `openai` package.
+    """The common part of the providers that use the `openai` package.
 
     Args:
         model: the model's name.
         service: see `ServiceOptions`; a `base_url` has its version, such as http://localhost:11434/v1.
 
     Raises:
-        ConfigError: the `openai` package is missing, no model is named, or OpenAI's own service is to be used without
+        ConfigError: the `openai` package is missing, no model is named, or OpenAI's own service is used without
             a key.
     """
 
@@ -98,7 +98,7 @@ class OpenAIProvider(OpenAIClientProvider):
         return request | self._wanted(has_tools=bool(tools))
 
     def _wanted(self, *, has_tools: bool) -> dict[str, Any]:
-        """The options in the words of chat completions; what is about tools only where there are any."""
+        """The options in the terms of chat completions; those about tools only if there are tools."""
         wanted = self._options
         longest = "max_completion_tokens" if self._url == self.service_url else "max_tokens"  # others know the old name
         fields = {
@@ -126,13 +126,13 @@ def _response_format(wanted: TextFormat) -> dict[str, Any]:
 
 
 def schema_fields(wanted: TextFormat) -> dict[str, Any]:
-    """A schema for a reply's text, in OpenAI's words."""
+    """A schema for a reply's text, in OpenAI's terms."""
     fields = {"name": wanted.name, "description": wanted.description or None, "schema": wanted.schema}
     return {name: value for name, value in (fields | {"strict": wanted.strict}).items() if value is not None}
 
 
 def function_of(tool: Tool) -> dict[str, Any]:
-    """What a tool is called, does and takes, in OpenAI's words."""
+    """A tool's name, description and parameters, in OpenAI's terms."""
     return {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
 
 
@@ -140,7 +140,7 @@ def function_of(tool: Tool) -> dict[str, Any]:
 
 
 class _Call:
-    """A tool call that is still coming in."""
+    """A tool call that is still streaming in."""
 
     def __init__(self) -> None:
         self.id = ""
@@ -161,7 +161,7 @@ class _Call:
 
 
 class _Assembly:
-    """A reply that is still coming in."""
+    """A reply that is still streaming in."""
 
     def __init__(self) -> None:
         self.stop_reason: str | None = None
@@ -172,7 +172,7 @@ class _Assembly:
         self._usage: CompletionUsage | None = None
 
     def add(self, chunk: ChatCompletionChunk) -> list[TextDelta | ReasoningDelta]:
-        """Take the next piece in and return what it adds."""
+        """Add the next piece, and return what it adds."""
         self._model = chunk.model or self._model
         self._usage = chunk.usage or self._usage
         if not chunk.choices:
@@ -188,7 +188,7 @@ class _Assembly:
         return [piece for piece in added if self._gather(piece)]
 
     def _gather(self, piece: TextDelta | ReasoningDelta) -> bool:
-        """Keep it, if it says anything."""
+        """Keep it, if it is not empty."""
         if not piece.text:
             return False
         if not self._pieces or self._pieces[-1][0] is not type(piece):
@@ -197,7 +197,7 @@ class _Assembly:
         return True
 
     def _call_of(self, fragment: ChoiceDeltaToolCall) -> _Call:
-        """The call that a fragment belongs to: that of its index, unless another id shows that a new one begins."""
+        """The call that a fragment belongs to: the one of its index, unless another id shows that a new one begins."""
         index = cast("int | None", fragment.index)  # some services send none
         if index is None:
             index = len(self._calls) if fragment.id else len(self._calls) - 1
@@ -224,7 +224,7 @@ class _Assembly:
 
 
 def _reasoning_of(delta: ChoiceDelta) -> str:
-    """What a piece shows of the model's thinking: OpenAI has no field for it, and others have two."""
+    """The model's thinking in a piece: OpenAI has no field for it, and others have two."""
     fields = delta.model_extra or {}
     found = (fields.get(name) for name in ("reasoning_content", "reasoning"))
     return next((text for text in found if isinstance(text, str) and text), "")
@@ -236,7 +236,7 @@ def _usage_of(usage: CompletionUsage | None) -> Usage | None:
     details = usage.prompt_tokens_details
     cached = (details.cached_tokens or 0) if details else 0
     thought = usage.completion_tokens_details
-    cost = getattr(usage, "cost", None)  # some services beside OpenAI's own tell it
+    cost = getattr(usage, "cost", None)  # some services other than OpenAI's own report it
     return Usage(
         input_tokens=(usage.prompt_tokens or 0) - cached,
         output_tokens=usage.completion_tokens or 0,

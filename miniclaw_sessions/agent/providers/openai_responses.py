@@ -1,7 +1,7 @@
-"""OpenAI's Responses, and servers that speak it: the one interface of OpenAI's that keeps a model's reasoning.
+"""OpenAI's Responses, and servers that speak it: the only interface of OpenAI's that keeps a model's reasoning.
 
-Nothing is stored at the service: each request holds the whole conversation, with the reasoning as the encrypted items
-that the service gave. They are kept in the reply and go back verbatim, at their place.
+Nothing is stored at the service: each request holds the whole conversation, with the reasoning as the service's
+encrypted items. They are kept in the reply and go back verbatim, at their place.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class OpenAIResponsesProvider(OpenAIClientProvider):
 
     Args:
         model: the model's name.
-        reasoning: whether the model's reasoning is asked for. A model that does not reason (gpt-4o) refuses the
+        reasoning: whether to ask for the model's reasoning. A model that does not reason (gpt-4o) refuses the
             question, and is not asked again.
-        effort: how much the model reasons, such as "low"; empty: as it does by itself.
-        max_output_tokens: how long a reply may be, reasoning included; None: as long as the model can.
+        effort: how much the model reasons, such as "low"; empty: the model's default.
+        max_output_tokens: the limit of a reply, reasoning included; None: the model's own.
         service: see `ServiceOptions`.
 
     Raises:
-        ConfigError: the `openai` package is missing, no model is named, or OpenAI's own service is to be used without
+        ConfigError: the `openai` package is missing, no model is named, or OpenAI's own service is used without
             a key.
     """
 
@@ -115,7 +115,7 @@ class OpenAIResponsesProvider(OpenAIClientProvider):
         return request
 
     def _wanted(self, *, has_tools: bool) -> dict[str, Any]:
-        """The options in the words of Responses; what is about tools only where there are any."""
+        """The options in the terms of Responses; those about tools only if there are tools."""
         wanted = self._options
         text: dict[str, Any] = {} if wanted.verbosity is None else {"verbosity": wanted.verbosity}
         if wanted.format is not None:
@@ -138,7 +138,7 @@ class OpenAIResponsesProvider(OpenAIClientProvider):
         return {name: value for name, value in fields.items() if value is not None}
 
     def _failed(self, said: Any) -> ModelError:
-        """The error for a reply that the service itself ended with one."""
+        """The error for a reply that the service itself ended with an error."""
         fields = {"code": getattr(said, "code", None), "message": getattr(said, "message", None)}
         return self._overflowed() if self._is_about_overflow(fields) else self._broken_off(fields)
 

@@ -1,8 +1,8 @@
 """Any model that pydantic-ai knows: some thirty services by their own names, such as `mistral:mistral-large-latest`.
 
-Only its model layer is used: it is sent the context and streams one reply, which is kept as the adapter for pydantic-ai
-keeps it. Turns, tools and retries of turns stay ours. A key that the settings do not name is looked for where
-pydantic-ai looks for it: under the service's own name in the environment, such as MISTRAL_API_KEY.
+Only its model layer is used: it gets the context and streams one reply, stored as the adapter for pydantic-ai stores
+it. Turns, tools and retries of turns stay ours. If the settings name no key, pydantic-ai looks for it under the
+service's own name in the environment, such as MISTRAL_API_KEY.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class PydanticAIProvider(ServiceProvider):
 
     Args:
         model: `service:model`, as pydantic-ai names it.
-        thinking: how many tokens the model may think, or "adaptive"; of Anthropic's and Google's models.
-            None: as it does by itself.
-        service: see `ServiceOptions`; a `base_url` only where that service takes one.
+        thinking: how many tokens the model may think, or "adaptive"; for Anthropic's and Google's models.
+            None: the model's default.
+        service: see `ServiceOptions`; a `base_url` only if that service accepts one.
 
     Raises:
         ConfigError: pydantic-ai, or the package that it needs for this service, is missing, it does not know the
-            model's service, or there is no key for it.
+            model's service, or the key is missing.
     """
 
     name = "pydantic-ai"
@@ -97,7 +97,7 @@ class PydanticAIProvider(ServiceProvider):
             if lacking := [one for one, value in given.items() if value and one not in takes]:
                 raise ConfigError(f"{name} takes no {lacking[0]} in pydantic-ai; leave it out of [model]")
             given["http_client"] = self._connections
-            if self._url:  # else it would look for a key in the environment, and send it to somebody else
+            if self._url:  # else it would look for a key in the environment, and send it to another service
                 given["api_key"] = self._key_to_send
             return kind(**{one: value for one, value in given.items() if value and one in takes})
 
@@ -141,7 +141,7 @@ class PydanticAIProvider(ServiceProvider):
         yield Reply(msgspec.structs.replace(message, model=message.model or self.model, timestamp=None))
 
     def _settings(self) -> dict[str, Any]:
-        """The options in the words of pydantic-ai."""
+        """The options in the terms of pydantic-ai."""
         wanted = self._options
         choice: Any = wanted.tool_choice
         fields = {

@@ -1,8 +1,8 @@
-"""What the providers of remote models have in common: their settings, their connections, and errors in our words.
+"""The common part of all providers of remote models: settings, connections, and errors in our terms.
 
-A service's own error may quote the conversation, or the key, and errors go into logs; so only what it is about is taken
-from it. Its own sentence goes to the person who asked, as `ModelError.provider_message`. Keys and addresses are not
-looked for here in the environment, where the services' packages would: `configured` says when a key is.
+A service's own error may quote the conversation, or the key, and errors go into logs. So only its subject is taken from
+it. Its own sentence goes to the person in the chat, as `ModelError.provider_message`. The services' packages would look
+for keys and addresses in the environment; here they do not. `configured` says when a key is looked for.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ log = get_logger(__name__)
 
 _BAD_REQUEST = 400
 _TOO_LARGE = 413
-_BEGINNING = 200  # characters of a service's error that say what it is about; further on it may quote what was said
+_BEGINNING = 200  # characters of a service's error that name its subject; later ones may quote the conversation
 _ABOUT_REASONING = re.compile(
     r"signature|encrypted content|thinking`? blocks|expected `thinking`|required following item|reasoning item"
     r"|items are not persisted"
@@ -65,21 +65,21 @@ _ABOUT_TOOLS = re.compile(
     r"|tool choice requires|tools? param requires|function calling is not (enabled|supported)",
     re.IGNORECASE,
 )
-_SHOWN = 500  # characters of a service's own sentence that a person is shown
+_SHOWN = 500  # characters of a service's own sentence that a person sees
 
 MAX_REPLY_BYTES = 8 * 2**20
-"""How large a reply may be unless told otherwise."""
+"""The default limit of a reply."""
 
 
 class ServiceOptions(TypedDict, total=False):
-    """What every provider of a service takes.
+    """The options of every provider of a service.
 
     Attributes:
         base_url: the service's address, with its version where `service_url` has one; by default `service_url`.
         api_key: the key; by default none, which a service of your own may not need.
         timeout_s: seconds for a connection, and between two pieces of a reply; 120 by default.
         max_retries: how often a request is repeated that failed before its reply began; twice by default.
-        max_reply_bytes: how large a reply may be; `MAX_REPLY_BYTES` by default.
+        max_reply_bytes: the limit of a reply; `MAX_REPLY_BYTES` by default.
     """
 
     base_url: str
@@ -92,28 +92,28 @@ class ServiceOptions(TypedDict, total=False):
 class ServiceProvider(ABC):
     """A `Provider` for one model of a service; an async context manager that closes its connections.
 
-    Subclasses make the client of the service's own package, and put what streams in together.
+    Subclasses make the client of the service's own package, and assemble its stream.
 
     Args:
         model: the model's name.
         service: see `ServiceOptions`.
 
     Raises:
-        ConfigError: no model is named, or the service itself is to be used without a key.
+        ConfigError: no model is named, or the service itself is used without a key.
     """
 
     name: ClassVar[str]
     service_url: ClassVar[str]
-    """Where requests go unless told otherwise."""
+    """The default address of requests."""
 
     overflow: ClassVar[re.Pattern[str]]
-    """What the service writes into the error for a conversation that is too large for its model."""
+    """The service's words in the error for a conversation that is too large for its model."""
 
     known_options: ClassVar[frozenset[str]]
-    """Which of `Options` it can do."""
+    """The supported fields of `Options`."""
 
     failures: tuple[type[Exception], ...]
-    """What the service's package raises; everything else is a fault of ours."""
+    """The exceptions of the service's package; any other is a fault of ours."""
 
     def __init__(self, model: str, **service: Unpack[ServiceOptions]) -> None:
         base_url, api_key = service.get("base_url", ""), service.get("api_key")
@@ -133,9 +133,9 @@ class ServiceProvider(ABC):
 
     @property
     def _key_to_send(self) -> str:
-        """The key; a stand-in where there is none: given none, the packages would take one from the environment.
+        """The key, or a stand-in: without one, the packages would take a key from the environment.
 
-        That key would go to whatever `base_url` says.
+        They would send that key to the address in `base_url`, whoever runs it.
         """
         return self._key or "none"
 
@@ -151,10 +151,10 @@ class ServiceProvider(ABC):
         await self.close()
 
     def with_options(self, options: Options) -> Self:
-        """The same model over the same connections, asked with these options.
+        """The same model over the same connections, with these options.
 
         Raises:
-            OptionRefused: the service has nothing like one of them.
+            OptionRefused: the service does not support one of them.
         """
         refuse_but(self.name, options, self.known_options)
         other = copy(self)
@@ -169,9 +169,9 @@ class ServiceProvider(ABC):
     async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
         """Ask the model and stream its reply.
 
-        Where the service refuses the reasoning in the history (signed for another model or account, or too long ago),
-        it is asked once more without any: it would refuse every later request, too. Where it says that its model takes
-        no tools, it is asked once more without them, and from then on.
+        If the service refuses the reasoning in the history (signed for another model or account, or too long ago), it
+        is asked once more without any reasoning: it would refuse every later request, too. If it says that its model
+        supports no tools, it is asked once more without them, and never with them again.
 
         Raises:
             ContextOverflow: the conversation is too large for the model.
@@ -204,7 +204,7 @@ class ServiceProvider(ABC):
 
     @abstractmethod
     def _ask(self, context: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
-        """Send one request and read its reply; closes the stream however it is left."""
+        """Send one request and read its reply; closes the stream on every way out."""
 
     @abstractmethod
     async def _close(self) -> None:
@@ -213,7 +213,7 @@ class ServiceProvider(ABC):
     # --- errors in our words -----------------------------------------------------------------------------------------
 
     def _explained(self, error: Exception) -> ModelError:
-        """The error in our words, for everybody; and in the service's own, for the person who asked."""
+        """The error in our terms, for logs and callers; and the service's own sentence, for the person in the chat."""
         explained = self._in_our_words(error)
         said = sentence_of(error)
         if said and self._key:
@@ -257,7 +257,7 @@ class ServiceProvider(ABC):
         return status in (None, 200, 400) and self._is_about_overflow(fields_of(error))
 
     def _is_about_overflow(self, fields: Mapping[str, Any]) -> bool:
-        """Whether an error of the service, on whatever way it came, is about the size of the conversation."""
+        """Whether an error of the service is about the size of the conversation, on whatever way it came."""
         if fields.get("code") == "context_length_exceeded":
             return True
         message = fields.get("message")
@@ -267,7 +267,7 @@ class ServiceProvider(ABC):
         return ContextOverflow(f"the conversation is too large for {self.model} at {self._host}: compact the session")
 
     def _broken_off(self, fields: Mapping[str, Any] = MappingProxyType({})) -> ModelError:
-        """The error for a reply that does not come to its end; the fields are what the service said of it."""
+        """The error for a reply that does not come to its end; the fields are the service's description of it."""
         if (status := named_status(fields)) is None:
             return ModelError(f"{self._host} broke off the reply of {self.model}; try again")
         return fault_of(status)(f"{self._host} broke off the reply of {self.model}: {advice_for(status)}")
@@ -306,6 +306,6 @@ def missing(package: str, extra: str) -> ConfigError:
 
 
 def plain_reply(message: Message) -> Message:
-    """The reply with its content as text where it is nothing else, as every other message has it."""
+    """The reply with its content as a plain text if it is only text, like every other message."""
     content = message.content if isinstance(message.content, str) else plain(message.content)
     return msgspec.structs.replace(message, content=content)

@@ -26,7 +26,7 @@ from miniclaw_sessions.agent.events import (
     TurnSuspended,
 )
 from miniclaw_sessions.agent.provider import AroundProvider, ModelEvent, Provider, Reply, TextDelta
-from miniclaw_sessions.agent.providers.sent_along import sent_along
+from miniclaw_sessions.agent.providers.trace_headers import trace_headers
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.channels.base import Answered, Last, NotAnswered
 from miniclaw_sessions.channels.watch import Watch
@@ -387,8 +387,8 @@ def _tokens_of(usage: Usage) -> Mapping[str, int]:
 
 @contextmanager
 def _sending_along(headers: Mapping[str, str]) -> Iterator[None]:
-    before = sent_along.set(headers)
+    before = trace_headers.set(headers)
     try:
         yield
     finally:
-        sent_along.reset(before)
+        trace_headers.reset(before)

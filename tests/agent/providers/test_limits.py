@@ -17,7 +17,7 @@ from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.asking import ReplyLimits
 from miniclaw_sessions.agent.provider import ModelEvent, TextDelta
 from miniclaw_sessions.agent.providers.configured import open_agent
-from miniclaw_sessions.agent.providers.sent_along import sent_along
+from miniclaw_sessions.agent.providers.trace_headers import trace_headers
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.agent.tools import Tool, calculator_tool
 from miniclaw_sessions.channels.base import Incoming, NotAnswered, Reason
@@ -212,9 +212,9 @@ async def test_what_is_sent_along_goes_with_a_request_and_only_then(service: str
         url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
         async with CLASSES[service](MODEL, base_url=url, api_key=KEY, max_retries=0) as provider:
             for headers in ({}, {"traceparent": "00-1-2-01"}, {}):
-                before = sent_along.set(headers)
+                before = trace_headers.set(headers)
                 with pytest.raises(ModelError):
                     await reply_of(provider, HELLO)
-                sent_along.reset(before)
+                trace_headers.reset(before)
         tasks.cancel_scope.cancel()
     assert [b"traceparent: 00-1-2-01\r\n" in head.lower() for head in heads] == [False, True, False]

@@ -12,7 +12,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 
-from miniclaw_sessions.agent.providers.sent_along import sent_along
+from miniclaw_sessions.agent.providers.trace_headers import trace_headers
 from miniclaw_sessions.config import Settings, TelemetrySettings
 from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall
 from miniclaw_sessions.errors import ConfigError
@@ -202,7 +202,7 @@ async def test_the_model_is_told_of_the_trace_only_if_that_is_set(
 
     class Listening(EchoProvider):
         async def generate(self, messages, tools):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-            told.append(dict(sent_along.get()))
+            told.append(dict(trace_headers.get()))
             async for event in super().generate(messages, tools):
                 yield event
 
@@ -213,7 +213,7 @@ async def test_the_model_is_told_of_the_trace_only_if_that_is_set(
     (model,) = kept.named("chat echo")
     assert model.context is not None
     assert told == [{"traceparent": f"00-{TRACE}-{model.context.span_id:016x}-01"} if propagate else {}]
-    assert not sent_along.get()
+    assert not trace_headers.get()
 
 
 # --- the daemon, a collector and a model's service, over real sockets ------------------------------------------------

@@ -1,4 +1,4 @@
-"""Around a provider of a model: what its replies cost by a table of prices, and who answers while it is overloaded."""
+"""Wrappers around a model's provider: costs by a table of prices, and a fallback while it is overloaded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = get_logger(__name__)
 
 
 def priced(usage: Usage, price: PriceSettings) -> Usage:
-    """The usage with its cost; what the service reports wins."""
+    """The usage with its cost; a cost that the service reports wins."""
     if usage.cost is not None:
         return usage
     read, written = (price.input if one < 0 else one for one in (price.cache_read, price.cache_write))
@@ -40,12 +40,12 @@ def priced(usage: Usage, price: PriceSettings) -> Usage:
 
 
 class Priced(AroundProvider):
-    """A provider whose replies say what they cost, by the prices of this moment, so that later ones change no past.
+    """A provider that adds the cost to its replies, at the prices of this moment, so later ones change no past cost.
 
     Args:
-        provider: who answers.
-        prices: by the model's name, as the settings, the provider or the reply has it.
-        named: what the settings call the model, such as `anthropic:claude-...`; its price comes before the others.
+        provider: the wrapped provider.
+        prices: by the model's name in the settings, in the provider or in the reply.
+        named: the model's name in the settings, such as `anthropic:claude-...`; its price comes first.
     """
 
     def __init__(self, provider: Provider, prices: Mapping[str, PriceSettings], named: str = "") -> None:
@@ -72,11 +72,11 @@ class Priced(AroundProvider):
 
 
 class WithFallback(AroundProvider):
-    """A provider in whose place another one answers while it is overloaded; the reply names the model that gave it.
+    """A provider with a fallback that answers while it is overloaded; the reply names the model that gave it.
 
     Args:
-        first: who answers.
-        second: who answers what the first one refuses for its load, before it has said anything.
+        first: the usual provider.
+        second: the fallback, for requests that the first refuses because of its load, before any text has come.
     """
 
     def __init__(self, first: Provider, second: Provider) -> None:
@@ -90,7 +90,7 @@ class WithFallback(AroundProvider):
         """Both with these options.
 
         Raises:
-            OptionRefused: one of them cannot do what one of them asks for.
+            OptionRefused: one of the two does not support one of the options.
         """
         other = super().with_options(options)
         other._second = adjusted(self._second, options)  # noqa: SLF001 - its own class
@@ -102,7 +102,7 @@ class WithFallback(AroundProvider):
         return super().takes_items and takes_items(self._second)
 
     async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
-        """Ask the first one, and where it is overloaded the second one."""
+        """Ask the first one, and if it is overloaded the second one."""
         has_begun = False
         try:
             async with aclosing(self.provider.generate(messages, tools)) as answer:

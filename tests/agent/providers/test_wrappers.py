@@ -9,9 +9,9 @@ import pytest
 from openai.types.completion_usage import CompletionUsage
 
 from miniclaw_sessions.agent.providers.anthropic import AnthropicProvider
-from miniclaw_sessions.agent.providers.around import priced
 from miniclaw_sessions.agent.providers.configured import open_agent
 from miniclaw_sessions.agent.providers.openai import _usage_of
+from miniclaw_sessions.agent.providers.wrappers import priced
 from miniclaw_sessions.config import PriceSettings, load_settings
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.entries import ModelChange
