@@ -43,7 +43,7 @@ from miniclaw_sessions.channels.base import (
     Reason,
 )
 from miniclaw_sessions.channels.commands import COMMANDS, Said, command_in, told_before
-from miniclaw_sessions.channels.documents import Overheard
+from miniclaw_sessions.channels.documents import TurnPublisher
 from miniclaw_sessions.channels.watch import Watch
 from miniclaw_sessions.config import ChannelSettings
 from miniclaw_sessions.core.manager import SessionManager
@@ -336,10 +336,10 @@ class Dispatcher:
                 async with anyio.create_task_group() as tasks:
                     if asked.channel is not None:
                         tasks.start_soon(self._tell, asked.channel, asked, name="telling")
-                    overheard = Overheard(self._manager.events.turns, key)
-                    last = await self._answer_in_time(asked, key, overheard)
+                    publisher = TurnPublisher(self._manager.events.turns, key)
+                    last = await self._answer_in_time(asked, key, publisher)
                     asked.standing = None  # from here on, people know what the turn has asked
-                    overheard.end(last)
+                    publisher.end(last)
                     self._end(asked, last)
                 self._forget(waiting.popleft())
         finally:
@@ -351,13 +351,13 @@ class Dispatcher:
         self._under_way.discard(asked)
         self._idle.set()
 
-    async def _answer_in_time(self, asked: Asked, key: SessionKey, overheard: Overheard) -> Last:
+    async def _answer_in_time(self, asked: Asked, key: SessionKey, publisher: TurnPublisher) -> Last:
         last: Last | None = None
         with asked.answering, asked.answered_in:
             async with anyio.create_task_group() as tasks:
                 if asked.channel is not None:
                     tasks.start_soon(self._show_typing, asked.channel, asked.incoming.chat_id, name="typing")
-                last = await self._answer(asked, key, overheard)
+                last = await self._answer(asked, key, publisher)
                 tasks.cancel_scope.cancel()
         if last is not None:
             return last
@@ -366,13 +366,13 @@ class Dispatcher:
             return NotAnswered(asked.incoming, Reason.STOPPED, error)
         return NotAnswered(asked.incoming, Reason.CUT_OFF, TurnCutOff())
 
-    async def _answer(self, asked: Asked, key: SessionKey, overheard: Overheard) -> Last:
+    async def _answer(self, asked: Asked, key: SessionKey, publisher: TurnPublisher) -> Last:
         """Let the assistant answer."""
         incoming = asked.incoming
 
         def tell(event: AgentEvent) -> None:
-            if incoming.session is None:  # else there is nothing that anybody could follow
-                overheard.tell(event)
+            if incoming.session is None:  # else no session of the manager can be followed
+                publisher.publish(event)
             asked.put(Accepted(incoming, event) if isinstance(event, MessageAccepted) else Progress(incoming, event))
 
         try:

@@ -34,7 +34,7 @@ from miniclaw_sessions.service.api.sessions import usage_reply
 Document = dict[str, Any]
 
 
-class Overheard:
+class TurnPublisher:
     """One answer, as it is published to those who follow the session, or watch all.
 
     Args:
@@ -47,7 +47,7 @@ class Overheard:
         self._key = key
         self._has_begun = False
 
-    def tell(self, event: AgentEvent) -> None:
+    def publish(self, event: AgentEvent) -> None:
         """Publish an event of the turn; its message is acknowledged before the first one."""
         if isinstance(event, MessageAccepted):
             self._has_begun = True

@@ -16,7 +16,7 @@ import msgspec
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.core.events.feed import Event, Feed, Only, everything
 from miniclaw_sessions.core.events.heartbeat import Heartbeat
-from miniclaw_sessions.core.events.listeners import Topic, Topics, TurnEvent
+from miniclaw_sessions.core.events.listeners import Topics, TurnEvent
 from miniclaw_sessions.core.events.polling import SharedFeed
 from miniclaw_sessions.core.events.tail import Tails
 from miniclaw_sessions.core.protocol.encoding import encode_entry
@@ -58,7 +58,7 @@ class Events(Topics):
         self.making: set[str] = set()
 
     def __repr__(self) -> str:
-        return f"<Events of {sorted(name for name, one in vars(self).items() if isinstance(one, Topic))}>"
+        return f"<Events, {len(self.commits.listeners)} listeners to commits>"
 
     @property
     def followers(self) -> int:

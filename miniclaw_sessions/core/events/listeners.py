@@ -9,10 +9,12 @@ nothing. So a listener that is only needed for a while subscribes for that while
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 from miniclaw_sessions.core.protocol.keys import SessionKey
-from miniclaw_sessions.core.stores.base import SessionHead, StoredEntry
+
+if TYPE_CHECKING:  # a client has these events, and no store
+    from miniclaw_sessions.core.stores.base import SessionHead, StoredEntry
 
 E = TypeVar("E")
 

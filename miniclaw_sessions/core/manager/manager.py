@@ -292,7 +292,7 @@ class SessionManager(SessionKeeper):
             topics=self.events,
         )
         self.events.open(self._store)
-        self.events.flushes.subscribe(lambda _: self._cache.evict())
+        self.events.flushes.subscribe(lambda _: self._cache.evict())  # what was dirty may leave the memory now
         self._registry = SessionRegistry(
             storage, self._saving, background, settings=settings, clock=clock, cache=self._cache, events=self.events
         )

@@ -1,4 +1,4 @@
-"""Live: what happens in one session, and in all of them, as server-sent events that whoever was cut off resumes."""
+"""Live: what happens in one session, and in all of them, as server-sent events that resume after a cut."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from miniclaw_sessions.core.events.listeners import TurnEvent
 from miniclaw_sessions.core.protocol.encoding import encode_entry
 from miniclaw_sessions.core.protocol.keys import SessionKey, of_channel
 from miniclaw_sessions.errors import ManagerClosed
@@ -80,10 +81,8 @@ async def follow_session(context: Context, request: FollowSession) -> Stream:
 
 
 async def _followed(context: Context, session_id: str, after: int) -> AsyncGenerator[bytes, None]:
-    from miniclaw_sessions.core.events.listeners import TurnEvent  # noqa: PLC0415 - a client has these shapes, and no manager
-
     async with aclosing(context.manager.events.watch(session_id, after=after)) as watched:
-        yield HEARTBEAT + b"id: %d\n\n" % after  # before there is anything to tell: the status, and where it begins
+        yield HEARTBEAT + b"id: %d\n\n" % after  # before anything happens: the status, and where it begins
         try:
             async for told in watched:
                 pieces = [
