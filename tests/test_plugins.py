@@ -404,10 +404,9 @@ def test_a_format_of_another_package_is_read_like_ours_and_one_that_fails_says_s
     (tmp_path / "some_talk.py").write_text(TALK)
     package(tmp_path, "talks", formats="talk = some_talk:TALK\npi = some_talk:TALK\nbroken = some_talk:NOTHING")
     monkeypatch.syspath_prepend(str(tmp_path))
-    others = [*registry._others()]
+    others = registry.others.__wrapped__()
     assert [form.name for form in others] == ["talk"]
-    monkeypatch.setattr(registry, "FORMATS", (*registry.FORMATS, *others))
-    monkeypatch.setattr(registry, "READABLE", (*registry.READABLE, *others))
+    monkeypatch.setattr(registry, "others", lambda: others)
     (tmp_path / "one.talk").write_text('{"talk": "hello"}')
     cli = Cli(tmp_path / "workspace", monkeypatch)
     for options in ((), ("--format", "talk", "--as", "cli_2")):
@@ -426,9 +425,9 @@ def test_a_format_of_another_package_that_fails_at_recognizing_is_named_once_and
     def fail(sample: Sample) -> bool:
         raise KeyError(sample)
 
-    strange = Format(name="strange", about="Strange.", suffix=".x", recognize=fail, reader=registry.READABLE[0].reader)
-    for name in ("FORMATS", "READABLE"):
-        monkeypatch.setattr(registry, name, (strange, *getattr(registry, name)))
+    reader = registry.format_named("pi").reader
+    strange = Format(name="strange", about="Strange.", suffix=".x", recognize=fail, reader=reader)
+    monkeypatch.setattr(registry, "others", lambda: (strange,))
     (tmp_path / "unknown.jsonl").write_text('{"of": "nobody"}\n')
     for _ in range(2):
         assert registry.recognize(Sample(lines=[{"sessionId": "x", "projectHash": "y"}])).name == "gemini-cli"

@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from miniclaw_sessions.files.formats.registry import FORMATS
+from miniclaw_sessions.files.formats.registry import all_formats
 from miniclaw_sessions.service.cli.app import app
 from tests import http_page
 from tests.command_line import serving
 from tests.test_architecture import LAYERS
+
+FORMATS = all_formats()
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

@@ -16,7 +16,7 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, TextPart, ToolCall, Usage
 from miniclaw_sessions.core.session import Session
-from miniclaw_sessions.files.formats.registry import WRITABLE
+from miniclaw_sessions.files.formats.registry import all_formats
 from miniclaw_sessions.files.transfer.exporting import export_session
 from miniclaw_sessions.testing.clock import FakeClock
 from tests.core.persistence.test_snapshot_file import RUST_FILE, SAMPLE, without_checksum
@@ -32,6 +32,8 @@ from tests.files.formats.test_dive import SESSION as DIVE_SESSION
 from tests.files.formats.test_nanobot import NEWEST, OLDEST
 from tests.files.formats.test_rust_miniclaw import DOCUMENT
 from tests.fuzz.reader import SECRET
+
+WRITABLE = [form for form in all_formats() if form.is_written]
 
 CHANNEL = "fuzz"
 CHAT = "chat00000"  # replaced by another number where many such sessions lie side by side

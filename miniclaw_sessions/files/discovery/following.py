@@ -34,8 +34,8 @@ from miniclaw_sessions.files.discovery.growing import Growing
 from miniclaw_sessions.files.discovery.names import Names
 from miniclaw_sessions.files.discovery.programs import Program, Source, id_in
 from miniclaw_sessions.files.discovery.reading import BLOCK_BYTES, blocks, lines_in, opened, tail, whole_lines, why
-from miniclaw_sessions.files.formats.codec import Chain, Sample, SessionFacts
-from miniclaw_sessions.files.formats.entry_line import ENTRY_LINE, IS_PART
+from miniclaw_sessions.files.formats.codec import IS_PART, Chain, Sample, SessionFacts
+from miniclaw_sessions.files.formats.entry_line import ENTRY_LINE
 from miniclaw_sessions.files.formats.registry import format_named, recognize
 from miniclaw_sessions.files.transfer.incoming import HEAD_BYTES, MAX_LINE_BYTES, parsed_lines
 from miniclaw_sessions.service.api.shapes import ImportReply

@@ -31,6 +31,9 @@ W_contra = TypeVar("W_contra", contravariant=True)
 MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
 """The largest file that is one JSON document; one of lines may have any size."""
 
+IS_PART = "is_part"
+"""A field of a header: the file is a part of a session, and its entries may name others that are in it already."""
+
 _NO_TIME = datetime.fromtimestamp(0, UTC)
 _MOST_MET = 131_072  # so many different entries a chain remembers, to tell those that say the same
 
@@ -205,6 +208,11 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
     branch_only: bool = False
     message_writer: Callable[[SessionFacts], Writer[Message]] | None = None
     page: Callable[[SessionFacts], PageWriter] | None = None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether a file of it can be imported."""
+        return self.reader is not None
 
     @property
     def is_written(self) -> bool:

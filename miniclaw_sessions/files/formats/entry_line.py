@@ -24,6 +24,7 @@ from miniclaw_sessions.core.protocol.entries import Entry, LeafMove, MessageEntr
 from miniclaw_sessions.core.protocol.json_values import STORED_DEPTH
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
 from miniclaw_sessions.files.formats.codec import (
+    IS_PART,
     Chain,
     Finding,
     Format,
@@ -40,9 +41,6 @@ from miniclaw_sessions.files.formats.tree import Tree
 
 VERSION = 1
 """The version of document 003's form, and of ours."""
-
-IS_PART = "is_part"
-"""A field of the header: the file is a part of a session, whose entries may name others that stand in it already."""
 
 _HEADER = "session"
 _PIECE_OF = "piece_of"  # in the `extra` of a piece, under KEPT: the id of the first

@@ -1,64 +1,108 @@
-"""All formats of session files, in the order in which a file is compared with them: ours, then other packages'."""
+"""All formats of session files, in the order in which a file is compared with them: ours, then other packages'.
+
+A codec is loaded when its format is meant. Which one is meant, a file's signs decide first: names of fields without
+which the codec would not recognize the file. Then the codec itself looks, so that its `recognize` has the last word.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
 
 from miniclaw_sessions.errors import ConfigError, ImportRefused, PluginFailed
-from miniclaw_sessions.files.formats.anthropic import ANTHROPIC
-from miniclaw_sessions.files.formats.claude_code import CLAUDE_CODE
 from miniclaw_sessions.files.formats.codec import Format, Sample
-from miniclaw_sessions.files.formats.codex import CODEX
-from miniclaw_sessions.files.formats.dive import DIVE
-from miniclaw_sessions.files.formats.entry_line import ENTRY_LINE
-from miniclaw_sessions.files.formats.gemini_cli import GEMINI_CLI, GEMINI_CLI_JSON
-from miniclaw_sessions.files.formats.google import GOOGLE
-from miniclaw_sessions.files.formats.html import HTML
-from miniclaw_sessions.files.formats.llm import LLM
-from miniclaw_sessions.files.formats.markdown import MARKDOWN
-from miniclaw_sessions.files.formats.nanobot import NANOBOT
-from miniclaw_sessions.files.formats.openai_chat import OPENAI_CHAT
-from miniclaw_sessions.files.formats.openai_items import OPENAI_ITEMS
-from miniclaw_sessions.files.formats.opencode import OPENCODE, OPENCODE_EXPORT
-from miniclaw_sessions.files.formats.pi import PI
-from miniclaw_sessions.files.formats.rust_miniclaw import RUST_MINICLAW
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.plugins import declared, find, loaded
 
 log = get_logger(__name__)
 
-_OURS: tuple[Format, ...] = (
-    ENTRY_LINE,
-    PI,
-    DIVE,
-    CLAUDE_CODE,
-    CODEX,
-    GEMINI_CLI,
-    GEMINI_CLI_JSON,
-    OPENCODE,
-    OPENCODE_EXPORT,
-    LLM,
-    NANOBOT,
-    RUST_MINICLAW,
-    OPENAI_ITEMS,
-    GOOGLE,
-    ANTHROPIC,
-    OPENAI_CHAT,
-    MARKDOWN,
-    HTML,
-)
 
-_FAILING: set[str] = set()  # those whose `recognize` has failed, which was told
+class OwnFormat(NamedTuple):
+    """A format of ours, and what its files cannot be without.
+
+    Attributes:
+        name: as the command line has it.
+        module, constant: where its `Format` is.
+        signs: sets of names in one text each; a file of this format has one set whole, in one line or at the top of
+            its document. `type=x` is a field `type` with the value `x`, `[]` a document that is a list, whose names
+            are those of its first element.
+        never: a name that no line of such a file has; None: there is no such name.
+    """
+
+    name: str
+    module: str
+    constant: str
+    signs: tuple[str, ...] = ()
+    never: str | None = None
+
+    def load(self) -> Format:
+        """The format itself."""
+        form: Format = getattr(import_module(f"miniclaw_sessions.files.formats.{self.module}"), self.constant)
+        return form
+
+    def is_possible(self, names: Collection[frozenset[str]]) -> bool:
+        """Whether a file with these names, line by line, has the signs of this format."""
+        if self.never is not None and any(self.never in line for line in names):
+            return False
+        return any(line.issuperset(sign) for sign in map(str.split, self.signs) for line in names)
+
+
+OURS = (
+    OwnFormat(
+        "jsonl",
+        "entry_line",
+        "ENTRY_LINE",
+        ("id parent_id", "type=session session_id", "type=session version"),
+        never="parentId",
+    ),
+    OwnFormat("pi", "pi", "PI", ("type parentId", "type=session cwd", "type timestamp message", "type=agent_start")),
+    OwnFormat("dive", "dive", "DIVE", ("line_type data",)),
+    OwnFormat(
+        "claude-code",
+        "claude_code",
+        "CLAUDE_CODE",
+        (
+            "uuid parentUuid sessionId",
+            "type=summary leafUuid",
+            "type=file-history-snapshot snapshot",
+            "type=queue-operation operation",
+        ),
+    ),
+    OwnFormat("codex", "codex", "CODEX", ("type payload", "id timestamp instructions")),
+    OwnFormat("gemini-cli", "gemini_cli", "GEMINI_CLI", ("sessionId projectHash",)),
+    OwnFormat("gemini-cli-json", "gemini_cli", "GEMINI_CLI_JSON", ("sessionId projectHash messages",)),
+    OwnFormat("opencode", "opencode", "OPENCODE", ("info",)),
+    OwnFormat("opencode-export", "opencode", "OPENCODE_EXPORT", ("info messages",)),
+    OwnFormat("llm", "llm", "LLM", ("thread", "conversation")),
+    OwnFormat("nanobot", "nanobot", "NANOBOT", ("_type created_at", "_type key")),
+    OwnFormat("miniclaw", "rust_miniclaw", "RUST_MINICLAW", ("session_id channel chat_id created_at messages",)),
+    OwnFormat("openai-items", "openai_items", "OPENAI_ITEMS", ("input", "output", "items", "[]")),
+    OwnFormat("google", "google", "GOOGLE", ("contents", "[] parts")),
+    OwnFormat("anthropic", "anthropic", "ANTHROPIC", ("messages", "[] role")),
+    OwnFormat("openai", "openai_chat", "OPENAI_CHAT", ("messages", "[] role")),
+    OwnFormat("markdown", "markdown", "MARKDOWN"),
+    OwnFormat("html", "html", "HTML"),
+)
 
 FAILED: dict[str, str] = {}
 """The formats of other packages that cannot be used, by name, and why."""
 
+_failing: set[str] = set()  # the names of those whose `recognize` has failed, which was logged
 
-def _others() -> Iterator[Format]:
+
+@cache
+def others() -> tuple[Format, ...]:
+    """The formats of other packages; one that cannot be used is in `FAILED`."""
+    return tuple(_load_others())
+
+
+def _load_others() -> Iterator[Format]:
     for name in declared("formats"):
         try:
             form = loaded(find("formats", name, "an entry point"), f"the format {name!r}")
-            if not isinstance(form, Format) or form.name != name or any(name == ours.name for ours in _OURS):
+            if not isinstance(form, Format) or form.name != name or any(name == ours.name for ours in OURS):
                 raise PluginFailed(
                     f"the format {name!r} of another package is no Format of this name, or has one of ours"
                 )
@@ -67,9 +111,9 @@ def _others() -> Iterator[Format]:
             FAILED[name] = str(error)
 
 
-FORMATS = (*_OURS, *_others())
-READABLE = tuple(form for form in FORMATS if form.reader is not None)
-WRITABLE = tuple(form for form in FORMATS if form.is_written)
+def all_formats() -> tuple[Format, ...]:
+    """Every format, ours first. Loads them all."""
+    return (*(ours.load() for ours in OURS), *others())
 
 
 def recognize(sample: Sample) -> Format:
@@ -78,19 +122,40 @@ def recognize(sample: Sample) -> Format:
     Raises:
         ImportRefused: it is none of them, or something that is known not to be a session.
     """
-    for form in READABLE:
+    names = [*_names_in(sample)]
+    for ours in OURS:
+        if ours.is_possible(names) and (form := ours.load()).recognize(sample):
+            return form
+    for form in others():
         if recognizes(form, sample):
             return form
-    names = ", ".join(form.name for form in READABLE)
+    known = ", ".join(form.name for form in all_formats() if form.is_read)
     raise ImportRefused(
-        f"this is not a session in any known format ({names}); name the one that is meant, if it is one"
+        f"this is not a session in any known format ({known}); name the one that is meant, if it is one"
     )
+
+
+def _names_in(sample: Sample) -> Iterator[frozenset[str]]:
+    """What `OwnFormat.signs` are looked for in, for each line and for the document."""
+    for line in sample.lines:
+        if isinstance(line, dict):
+            yield _names_of(line)
+    document = sample.document
+    if isinstance(document, dict):
+        yield _names_of(document)
+    elif isinstance(document, list):
+        first = document[0] if document and isinstance(document[0], dict) else {}
+        yield _names_of(first) | {"[]"}
+
+
+def _names_of(fields: dict[str, Any]) -> frozenset[str]:
+    return frozenset(fields) | {f"type={kind}"} if isinstance(kind := fields.get("type"), str) else frozenset(fields)
 
 
 def recognizes(form: Format, sample: Sample) -> bool:
     """Whether a file that begins like this has this format.
 
-    One of another package that fails at that names itself, once, and recognizes nothing.
+    A format of another package that fails at that is logged once, and recognizes nothing.
 
     Raises:
         ImportRefused: it is something that is known not to be a session.
@@ -100,10 +165,10 @@ def recognizes(form: Format, sample: Sample) -> bool:
     except ImportRefused:
         raise
     except Exception as error:
-        if form in _OURS:
+        if any(form.name == ours.name and form is ours.load() for ours in OURS):
             raise
-        if form.name not in _FAILING:
-            _FAILING.add(form.name)
+        if form.name not in _failing:
+            _failing.add(form.name)
             sentence = f"the format {form.name!r} of another package fails with a file, and is passed over"
             log.warning(sentence, action="format.failed", error_type=type(error).__name__)
         return False
@@ -113,10 +178,13 @@ def format_named(name: str) -> Format:
     """The format of this name.
 
     Raises:
-        ImportRefused: there is none.
+        ImportRefused: there is none, or it cannot be used.
     """
-    for form in FORMATS:
+    for ours in OURS:
+        if ours.name == name:
+            return ours.load()
+    for form in others():
         if form.name == name:
             return form
-    there_are = f"there is no format {name!r}; there are {', '.join(form.name for form in FORMATS)}"
-    raise ImportRefused(FAILED.get(name, there_are))
+    known = ", ".join(form.name for form in all_formats())
+    raise ImportRefused(FAILED.get(name, f"there is no format {name!r}; there are {known}"))

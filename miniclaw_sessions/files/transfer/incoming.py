@@ -40,6 +40,7 @@ from miniclaw_sessions.core.session.journal import Journal
 from miniclaw_sessions.core.stores.reading import PAGE
 from miniclaw_sessions.errors import EntryNotFound, ImportRefused, InvalidKey, InvalidMessage
 from miniclaw_sessions.files.formats.codec import (
+    IS_PART,
     MAX_DOCUMENT_BYTES,
     MAX_ELEMENTS,
     Chain,
@@ -50,7 +51,6 @@ from miniclaw_sessions.files.formats.codec import (
     Sample,
     SessionFacts,
 )
-from miniclaw_sessions.files.formats.entry_line import IS_PART
 from miniclaw_sessions.files.formats.registry import recognize, recognizes
 
 HEAD_BYTES = 262_144
@@ -322,7 +322,7 @@ class Import:
     async def _doubted(self, head: bytes, form: Format, sample: Sample) -> str:
         """What a file looks like that does not look like the format it is said to have; empty where it does."""
         with suppress(ImportRefused):  # or it looks like something that is refused, as its reader will say
-            if form.reader is None or await to_thread.run_sync(recognizes, form, sample):
+            if not form.is_read or await to_thread.run_sync(recognizes, form, sample):
                 return ""
         with suppress(ImportRefused):
             other: Format = await to_thread.run_sync(recognize, await self._sample(head, None))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -55,13 +56,13 @@ async def list_formats(context: Context, request: Nothing) -> FormatsReply:
 
 def format_rows() -> list[FormatRow]:
     """The formats that this program knows; `json`, which is not a format of others, comes last."""
-    from miniclaw_sessions.files.formats.registry import FORMATS, READABLE, WRITABLE  # noqa: PLC0415 - heavy
+    from miniclaw_sessions.files.formats.registry import all_formats  # noqa: PLC0415 - loads every codec
 
     about = "one document: the session and its entries as stored, for programs such as jq; written by `export` only"
     return [
         *(
-            FormatRow(name=one.name, about=one.about, suffix=one.suffix, read=one in READABLE, write=one in WRITABLE)
-            for one in FORMATS
+            FormatRow(name=one.name, about=one.about, suffix=one.suffix, read=one.is_read, write=one.is_written)
+            for one in all_formats()
         ),
         FormatRow(name=JSON, about=about, suffix=".json", read=False, write=True),
     ]
@@ -196,12 +197,12 @@ def file_name(session_id: str, suffix: str) -> str:
 
 
 def _format_to_write(name: str) -> Format:
-    from miniclaw_sessions.files.formats.registry import FAILED, WRITABLE  # noqa: PLC0415 - heavy
+    from miniclaw_sessions.files.formats.registry import FAILED, all_formats, format_named  # noqa: PLC0415 - heavy
 
-    for form in WRITABLE:
-        if form.name == name:
+    with suppress(ImportRefused):
+        if (form := format_named(name)).is_written:
             return form
-    names = ", ".join([*(form.name for form in WRITABLE), JSON])
+    names = ", ".join([*(form.name for form in all_formats() if form.is_written), JSON])
     why = FAILED.get(name, f"nothing is written as {name!r}; there are {names}")
     raise RequestError(422, "import_refused", why, param="format")
 

@@ -36,7 +36,7 @@ from miniclaw_sessions.files.formats.openai_chat import OPENAI_CHAT
 from miniclaw_sessions.files.formats.openai_items import OPENAI_ITEMS
 from miniclaw_sessions.files.formats.opencode import OPENCODE, OPENCODE_EXPORT
 from miniclaw_sessions.files.formats.pi import PI
-from miniclaw_sessions.files.formats.registry import FORMATS, READABLE, WRITABLE, recognize
+from miniclaw_sessions.files.formats.registry import all_formats, recognize
 from miniclaw_sessions.files.formats.rust_miniclaw import RUST_MINICLAW
 from tests.files.formats import test_claude_code as claude
 from tests.files.formats import test_codex as codex
@@ -60,6 +60,10 @@ from tests.files.formats.pi_files import AT, HEADER, LARGE, OLD_HEADER, OURS, RE
 from tests.files.formats.test_gemini_cli import GEMINI_DOCUMENT, GEMINI_ONCE
 from tests.files.formats.test_opencode import OPENCODE_LINES
 from tests.files.formats.test_rust_miniclaw import DOCUMENT
+
+FORMATS = all_formats()
+READABLE = [form for form in FORMATS if form.is_read]
+WRITABLE = [form for form in FORMATS if form.is_written]
 
 PNG = "QUJD"
 USER, CALL_ID = "Compare the logs.", "call_1"

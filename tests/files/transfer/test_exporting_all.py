@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from miniclaw_sessions.errors import ConfigError
-from miniclaw_sessions.files.formats.registry import FORMATS
+from miniclaw_sessions.files.formats.registry import all_formats
 from miniclaw_sessions.files.transfer.exporting import export_session
 from miniclaw_sessions.files.transfer.exporting_all import export_all
 from tests.core.persistence.encrypted_homes import Home
+
+FORMATS = all_formats()
 
 pytestmark = pytest.mark.anyio
 

@@ -22,9 +22,11 @@ from miniclaw_sessions.core.protocol.parts import MAX_TOKENS
 from miniclaw_sessions.files.formats.codec import Format
 from miniclaw_sessions.files.formats.openai_chat import to_openai
 from miniclaw_sessions.files.formats.pi import PI
-from miniclaw_sessions.files.formats.registry import WRITABLE, format_named
+from miniclaw_sessions.files.formats.registry import all_formats, format_named
 from miniclaw_sessions.files.transfer.exporting import export_session, pieces_of
 from miniclaw_sessions.files.transfer.importing import fork_from
+
+WRITABLE = [form for form in all_formats() if form.is_written]
 
 pytestmark = pytest.mark.anyio
 

@@ -54,7 +54,8 @@ async def test_nothing_of_a_file_is_looked_at_on_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, by_line: bool
 ) -> None:
     form = Format(name="x", about="", suffix=".x", recognize=recognize, reader=Recorder, by_line=by_line)
-    monkeypatch.setattr(registry, "READABLE", (form,))
+    monkeypatch.setattr(registry, "OURS", ())
+    monkeypatch.setattr(registry, "others", lambda: (form,))
     monkeypatch.setattr(Recorder, "threads", set())
     path = tmp_path / "s"
     path.write_text("[1]\n[2]\n" if by_line else json.dumps(list(range(1000))))

@@ -33,11 +33,15 @@ from miniclaw_sessions.errors import (
     StoreUnavailable,
 )
 from miniclaw_sessions.files.formats.codec import Outcome
-from miniclaw_sessions.files.formats.registry import FORMATS, READABLE, WRITABLE, format_named
+from miniclaw_sessions.files.formats.registry import all_formats, format_named
 from miniclaw_sessions.files.transfer.exporting import export_session
 from miniclaw_sessions.files.transfer.importing import fork_from, import_file, import_stream
 from miniclaw_sessions.testing import FakeClock, FaultyStore
 from tests.files.formats.test_contract import EXAMPLES
+
+FORMATS = all_formats()
+READABLE = [form for form in FORMATS if form.is_read]
+WRITABLE = [form for form in FORMATS if form.is_written]
 
 pytestmark = pytest.mark.anyio
 

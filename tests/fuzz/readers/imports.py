@@ -14,12 +14,15 @@ from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.errors import ImportRefused
 from miniclaw_sessions.files.formats.codec import Format
 from miniclaw_sessions.files.formats.entry_line import ENTRY_LINE
-from miniclaw_sessions.files.formats.registry import READABLE, WRITABLE
+from miniclaw_sessions.files.formats.registry import all_formats
 from miniclaw_sessions.files.transfer.exporting import export_session
 from miniclaw_sessions.files.transfer.importing import import_stream
 from miniclaw_sessions.files.transfer.incoming import ImportReport
 from tests.fuzz.reader import SECRET, Reader, refused
 from tests.fuzz.seeds import foreign_files
+
+READABLE = [form for form in all_formats() if form.is_read]
+WRITABLE = [form for form in all_formats() if form.is_written]
 
 _NEIGHBOUR = "neighbour"
 _COPY = SessionKey("copy", "1")

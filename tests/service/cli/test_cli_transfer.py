@@ -14,10 +14,14 @@ import anyio
 import pytest
 
 from miniclaw_sessions import Message, SessionManager
-from miniclaw_sessions.files.formats.registry import FORMATS, READABLE, WRITABLE
+from miniclaw_sessions.files.formats.registry import all_formats
 from miniclaw_sessions.service.cli.importing import found_files
 from miniclaw_sessions.service.cli.transfer import EXPORTED, IMPORTED
 from tests.command_line import NASTY, UNSAFE, Cli, Terminal, serving, shape
+
+FORMATS = all_formats()
+READABLE = [form for form in FORMATS if form.is_read]
+WRITABLE = [form for form in FORMATS if form.is_written]
 
 DATA = Path(__file__).parents[2] / "data"
 PI = DATA / "pi-v3-resumed-session.jsonl"

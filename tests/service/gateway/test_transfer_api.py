@@ -16,10 +16,14 @@ from hypothesis import strategies as st
 
 from miniclaw_sessions.config import ListenSettings, SessionSettings
 from miniclaw_sessions.errors import StoreUnavailable
-from miniclaw_sessions.files.formats.registry import FORMATS, READABLE, WRITABLE
+from miniclaw_sessions.files.formats.registry import all_formats
 from miniclaw_sessions.service.api.transfer import file_name
 from miniclaw_sessions.service.gateway.binding import MAX_UPLOADS
 from tests.files.transfer.test_importing import GARBAGE
+
+FORMATS = all_formats()
+READABLE = [form for form in FORMATS if form.is_read]
+WRITABLE = [form for form in FORMATS if form.is_written]
 
 pytestmark = pytest.mark.anyio
 
