@@ -38,17 +38,8 @@ from miniclaw_sessions.files.formats.claude_messages import (
     read_piece,
     read_result,
 )
-from miniclaw_sessions.files.formats.codec import (
-    Chain,
-    Format,
-    Sample,
-    SessionFacts,
-    count_of,
-    stated,
-    text_of,
-    without,
-)
-from miniclaw_sessions.files.formats.json_lines import JsonLines
+from miniclaw_sessions.files.formats.codec import Chain, Format, Sample, count_of, object_in, stated, text_of, without
+from miniclaw_sessions.files.formats.json_lines import LineReader
 
 NAME = KEPT
 
@@ -65,7 +56,7 @@ _REASONS = {"auto": "threshold"}
 
 
 def _recognize(sample: Sample) -> bool:
-    return any(isinstance(line, dict) and _is_ours(line) for line in sample.lines)
+    return any(map(_is_ours, sample.objects))
 
 
 def _is_ours(line: Mapping[str, Any]) -> bool:
@@ -153,8 +144,7 @@ class _Boundary(_Open):
     first_kept: str | None = None
 
     def entry(self) -> Entry:
-        meta = self.extra.get("compactMetadata")
-        meta = meta if isinstance(meta, dict) else {}
+        meta = object_in(self.extra, "compactMetadata")
         trigger = text_of(meta, "trigger") or ""
         return Compaction(
             **self._base(),
@@ -166,13 +156,9 @@ class _Boundary(_Open):
         )
 
 
-class _Reader:
+class _Reader(LineReader):
     def __init__(self, chain: Chain) -> None:
-        self.facts = SessionFacts(format=NAME)
-        self._lines = JsonLines()
-        self.findings = self._lines.findings
-        self._new_id = chain.new_id
-        self._time = chain.now
+        super().__init__(chain, NAME)
         self._ids: set[str] = set()
         self._stand_ins: dict[str, str] = {}  # what hangs on the one hangs on the other
         self._queue: deque[Entry | _Open] = deque()
@@ -181,13 +167,6 @@ class _Reader:
         self._early: dict[str, str] = {}  # what hangs on a line that has not come yet
         self._side_id: str | None = None
         self._title_rank = -1
-
-    def feed(self, piece: bytes) -> list[Entry]:
-        """The entries that are complete with this line."""
-        line = self._lines.parse(piece)
-        if line is not None:
-            self._take(line)
-        return self._released()
 
     def finish(self) -> list[Entry]:
         """Whatever is still open."""
@@ -207,10 +186,14 @@ class _Reader:
 
     # --- lines -------------------------------------------------------------------------------------------------------
 
-    def _take(self, line: dict[str, Any]) -> None:
+    def _take(self, line: dict[str, Any]) -> list[Entry]:
         if (uuid := text_of(line, "uuid")) and (uuid in self._ids or uuid in self._stand_ins):
             self._lines.set_aside("a line with the same uuid stands before it")
-            return
+        else:
+            self._place_in_tree(line)
+        return self._released()
+
+    def _place_in_tree(self, line: dict[str, Any]) -> None:
         self._note_facts(line)
         match line:
             case {"type": "user", "isCompactSummary": True, "message": {"content": content}}:
@@ -260,7 +243,7 @@ class _Reader:
         first_id = entry_id = self._own_id(line)
         for number, message in enumerate(messages):
             if number:
-                entry_id = self._new_id()
+                entry_id = self._chain.new_id()
             entry = MessageEntry(
                 id=entry_id,
                 parent_id=parent_id,
@@ -347,7 +330,7 @@ class _Reader:
         return self._side_id if _is_side(line) else self.facts.leaf_id
 
     def _own_id(self, line: Mapping[str, Any]) -> str:
-        return text_of(line, "uuid") or self._new_id()
+        return text_of(line, "uuid") or self._chain.new_id()
 
     def _parent(self, line: Mapping[str, Any]) -> str | None:
         """The entry that a line follows; a line that has no place in the tree follows what stands before it."""
@@ -459,8 +442,7 @@ def _preserved(meta: Any) -> tuple[str | None, str | None]:
 
 def _origin(line: Mapping[str, Any]) -> str | None:
     """The session that a line is a copy from, if it is one."""
-    origin = line.get("forkedFrom")
-    return text_of(origin, "sessionId") if isinstance(origin, dict) else None
+    return text_of(object_in(line, "forkedFrom"), "sessionId")
 
 
 def _is_side(line: Mapping[str, Any]) -> bool:

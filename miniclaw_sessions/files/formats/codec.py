@@ -105,6 +105,11 @@ class Sample(msgspec.Struct, frozen=True):
     lines: Sequence[Any] = ()
     document: Any = None
 
+    @property
+    def objects(self) -> list[dict[str, Any]]:
+        """The lines that are JSON objects."""
+        return [line for line in self.lines if isinstance(line, dict)]
+
 
 class Reader(Protocol):
     """Reads one file. Fed with its lines (without their ends), or with the one document, parsed.
@@ -359,7 +364,24 @@ def text_of(fields: Mapping[str, Any], name: str) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
+def object_in(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A field that is an object; else an empty one."""
+    value = fields.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def objects_in(fields: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """The objects in a field that is a list; none of what is no list."""
+    value = fields.get(name)
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
 def count_of(fields: Mapping[str, Any], name: str) -> int | None:
     """A field that is a whole number; else None."""
     value = fields.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def amount_of(fields: Mapping[str, Any], name: str) -> int:
+    """A field that is a whole number and not negative; else 0."""
+    return max(count_of(fields, name) or 0, 0)

@@ -27,7 +27,7 @@ from miniclaw_sessions.core.protocol.entries import (
     ThinkingLevelChange,
 )
 from miniclaw_sessions.core.protocol.messages import Message
-from miniclaw_sessions.files.formats.codec import Chain, Format, Sample, SessionFacts, kept_apart, moment_of, text_of
+from miniclaw_sessions.files.formats.codec import Chain, Format, Sample, kept_apart, moment_of, text_of
 from miniclaw_sessions.files.formats.codex_items import (
     ITEMS,
     KEPT,
@@ -37,7 +37,7 @@ from miniclaw_sessions.files.formats.codex_items import (
     reasoning_texts,
     texts_of,
 )
-from miniclaw_sessions.files.formats.json_lines import JsonLines
+from miniclaw_sessions.files.formats.json_lines import LineReader
 
 NAME = KEPT
 
@@ -59,7 +59,7 @@ _NOT_A_TURN = (  # user messages that Codex writes itself; a rollback does not c
 
 
 def _recognize(sample: Sample) -> bool:
-    lines = [line for line in sample.lines if isinstance(line, dict)]
+    lines = sample.objects
     if any(line.get("type") in _LINES and isinstance(line.get("payload"), dict) for line in lines):
         return True
     return bool(lines) and _is_old_header(lines[0])
@@ -69,13 +69,9 @@ def _is_old_header(line: Mapping[str, Any]) -> bool:
     return line.keys() >= {"id", "timestamp", "instructions"} and "type" not in line and "_type" not in line
 
 
-class _Reader:
+class _Reader(LineReader):
     def __init__(self, chain: Chain) -> None:
-        self.facts = SessionFacts(format=NAME)
-        self._lines = JsonLines()
-        self.findings = self._lines.findings
-        self._chain = chain
-        self._time = chain.now
+        super().__init__(chain, NAME)
         self._replies = Replies()
         self._reply_id: str | None = None  # of the reply that is open: made of its beginning, however it goes on
         self._behind: list[tuple[type[Any], dict[str, Any]]] = []  # what came while a reply was open
@@ -90,14 +86,6 @@ class _Reader:
         self._model: str | None = None
         self._effort: str | None = None
         self._context: dict[str, Any] | None = None
-
-    def feed(self, piece: bytes) -> list[Entry]:
-        """The entries that are complete with this line."""
-        line = self._lines.parse(piece)
-        if line is not None:
-            self._time = self._lines.moment_in(line) or self._time
-            self._take(line)
-        return self._drain()
 
     def finish(self) -> list[Entry]:
         """The reply that is still open, and the events that no item repeated."""
@@ -123,7 +111,12 @@ class _Reader:
 
     # --- lines -------------------------------------------------------------------------------------------------------
 
-    def _take(self, line: dict[str, Any]) -> None:
+    def _take(self, line: dict[str, Any]) -> list[Entry]:
+        self._time = self._lines.moment_in(line) or self._time
+        self._take_by_type(line)
+        return self._drain()
+
+    def _take_by_type(self, line: dict[str, Any]) -> None:
         match line:
             case {"type": "session_meta", "payload": dict(payload)} if not self.facts.header:
                 self._take_header(payload)

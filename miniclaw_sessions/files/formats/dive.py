@@ -37,7 +37,7 @@ from miniclaw_sessions.files.formats.codec import (
     without,
 )
 from miniclaw_sessions.files.formats.dive_message import KEPT, read_message, read_usage, written_messages, written_usage
-from miniclaw_sessions.files.formats.json_lines import JsonLines
+from miniclaw_sessions.files.formats.json_lines import JsonLines, LineReader
 
 _KINDS = ("header", "event")
 _LINE = "line"  # in the data of a custom entry: the line that it keeps
@@ -50,7 +50,7 @@ def _recognize(sample: Sample) -> bool:
     Raises:
         ImportRefused: it has, but of a kind that is not known.
     """
-    first = next((line for line in sample.lines if isinstance(line, dict)), {})
+    first = next(iter(sample.objects), {})
     if not isinstance(kind := first.get("line_type"), str) or "data" not in first:
         return False
     if kind not in _KINDS:
@@ -68,24 +68,18 @@ def _unknown_kind() -> ImportRefused:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-class _Reader:
+class _Reader(LineReader):
     def __init__(self, chain: Chain) -> None:
-        self.facts = SessionFacts(format=KEPT)
-        self._lines = JsonLines(beginning=_BEGINNING)
-        self.findings: list[Finding] = self._lines.findings
-        self._chain = chain
+        super().__init__(chain, KEPT, JsonLines(beginning=_BEGINNING))
         self._has_begun = False
         self._has_header = False
 
-    def feed(self, piece: bytes) -> list[Entry]:
+    def _take(self, line: dict[str, Any]) -> list[Entry]:
         """The entries of a line.
 
         Raises:
             ImportRefused: the first line is of a kind that is not known.
         """
-        line = self._lines.parse(piece)
-        if line is None:
-            return []
         kind, data = line.get("line_type"), line.get("data")
         if not self._has_begun and kind not in _KINDS:
             raise _unknown_kind()

@@ -26,9 +26,7 @@ from miniclaw_sessions.errors import ImportRefused, InvalidMessage
 from miniclaw_sessions.files.formats.codec import (
     IS_PART,
     Chain,
-    Finding,
     Format,
-    Outcome,
     Sample,
     SessionFacts,
     moment_of,
@@ -37,7 +35,7 @@ from miniclaw_sessions.files.formats.codec import (
 )
 from miniclaw_sessions.files.formats.entry_message import KEPT, joined, piece_ids, read_messages, written_message
 from miniclaw_sessions.files.formats.json_lines import JsonLines
-from miniclaw_sessions.files.formats.tree import Tree
+from miniclaw_sessions.files.formats.tree import Tree, TreeReader
 
 VERSION = 1
 """The version of document 003's form, and of ours."""
@@ -63,7 +61,7 @@ _BEGINNING = re.compile(rb'\{"type": ?"[a-z_]+", ?"id": ?"[^"\\]*", ?"parent_id"
 
 
 def _recognize(sample: Sample) -> bool:
-    lines = [line for line in sample.lines if isinstance(line, dict)]
+    lines = sample.objects
     if any("parentId" in line for line in lines):
         return False  # pi's
     entries = [line for line in lines if isinstance(line.get("id"), str) and "parent_id" in line]
@@ -79,34 +77,23 @@ def _is_header(line: Mapping[str, Any]) -> bool:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-class _Reader:
+class _Reader(TreeReader):
     def __init__(self, chain: Chain) -> None:
-        self.facts = SessionFacts(format=KEPT)
-        self._lines = JsonLines(depth=STORED_DEPTH, beginning=_BEGINNING)
-        self.findings: list[Finding] = self._lines.findings
-        self._tree = Tree(self._lines)
-        self._new_id = chain.new_id
-        self._time = chain.now
+        lines = JsonLines(depth=STORED_DEPTH, beginning=_BEGINNING)
+        super().__init__(chain, KEPT, lines, Tree(lines))
         self._has_header = False
         self._is_part = False
 
-    def feed(self, piece: bytes) -> list[Entry]:
+    def _take_raw(self, line: dict[str, Any], raw: bytes) -> list[Entry]:
         """The entries of a line: one, several for several results, none for the header and for what is no entry.
 
         Raises:
             ImportRefused: the file is of a newer version.
         """
-        before = len(self.findings)
-        fields = self._lines.parse(piece)
-        if any(finding.outcome is Outcome.SET_ASIDE for finding in self.findings[before:]):
-            self._tree.note_damage()
-        if fields is None:
+        if _is_header(line):
+            self._read_header(line)
             return []
-        if _is_header(fields):
-            self._read_header(fields)
-            return []
-        is_as_it_came = len(self.findings) == before and self._lines.number > 1  # there may be a mark before the first
-        return self._read(fields, piece.strip() if is_as_it_came else b"")
+        return self._read(line, raw.strip() if self._lines.number > 1 else b"")  # a mark may stand before the first
 
     def finish(self) -> list[Entry]:
         """Nothing more.
@@ -191,7 +178,7 @@ class _Reader:
             piece[KEPT] = {_PIECE_OF: fields["id"]}
             for named, message in zip(piece_ids(fields["message"]), messages[1:], strict=True):
                 is_usable = isinstance(named, str) and named and named not in self._tree and named not in taken
-                piece_id = named if is_usable else self._new_id()
+                piece_id = named if is_usable else self._chain.new_id()
                 taken.add(piece_id)
                 stored.append({**piece, "id": piece_id, "parent_id": stored[-1]["id"], "message": message})
         return stored
@@ -219,7 +206,7 @@ class _Reader:
     def _id_of(self, entry_id: Any) -> str | None:
         if not isinstance(entry_id, str) or not entry_id:
             self._lines.repaired("the entry has no id; it was given one")
-            return self._new_id()
+            return self._chain.new_id()
         if entry_id in self._tree:
             self._lines.set_aside("its id occurs twice; the first entry that has it was taken")
             return None

@@ -26,54 +26,46 @@ from miniclaw_sessions.core.protocol.messages import Message, Usage
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
 from miniclaw_sessions.files.formats.codec import (
     Chain,
-    Finding,
     Format,
     Sample,
-    SessionFacts,
+    amount_of,
     count_of,
     keeping,
     moment_of,
+    objects_in,
     text_of,
     without,
 )
 from miniclaw_sessions.files.formats.google import from_google
-from miniclaw_sessions.files.formats.json_lines import JsonLines
+from miniclaw_sessions.files.formats.json_lines import LineReader
 
 NAME = "gemini-cli"
 
 _PLACED = ("id", "timestamp", "type", "content", "thoughts", "tokens", "model", "toolCalls")
 
 
-def _is_header(line: Any) -> bool:
-    return isinstance(line, dict) and isinstance(line.get("sessionId"), str) and "projectHash" in line
+def _is_header(line: Mapping[str, Any]) -> bool:
+    return isinstance(line.get("sessionId"), str) and "projectHash" in line
 
 
 def _recognize(sample: Sample) -> bool:
-    return any(_is_header(line) and "messages" not in line for line in sample.lines)
+    return any(_is_header(line) and "messages" not in line for line in sample.objects)
 
 
 def _recognize_document(sample: Sample) -> bool:
-    return _is_header(sample.document) and isinstance(sample.document.get("messages"), list)
+    document = sample.document
+    return isinstance(document, dict) and _is_header(document) and isinstance(document.get("messages"), list)
 
 
-class _Reader:
+class _Reader(LineReader):
     def __init__(self, chain: Chain) -> None:
-        self.facts = SessionFacts(format=NAME)
-        self._lines = JsonLines()
-        self.findings: list[Finding] = self._lines.findings
-        self._chain = chain
-        self._time = chain.now
+        super().__init__(chain, NAME)
         self._open: dict[str, Any] | None = None
         self._ends: dict[str, str | None] = {}  # of each message: the last of its entries
         self._said: dict[str, bytes] = {}  # what each message says, as a digest
         self._order: list[str] = []  # the messages that the chat has now
         self._answered: set[bytes] = set()
         self._last: str | None = None
-
-    def feed(self, piece: bytes) -> list[Entry]:
-        """The entries that are complete with this line."""
-        line = self._lines.parse(piece)
-        return [] if line is None else list(self._take(line))
 
     def finish(self) -> list[Entry]:
         """The model's message that might have been written again."""
@@ -112,7 +104,7 @@ class _Reader:
                 yield from self._take_changes(line)
             case _:
                 yield from self._closed()
-                yield self._custom(line)
+                yield self._kept(line)
 
     def _take_changes(self, changes: Mapping[str, Any]) -> Iterator[Entry]:
         facts = self.facts
@@ -128,7 +120,7 @@ class _Reader:
             self._order, self._last = [], None
             for message in messages:
                 if not isinstance(message, dict) or not text_of(message, "id") or not text_of(message, "type"):
-                    yield self._custom({"$set": {"messages": [message]}})
+                    yield self._kept({"$set": {"messages": [message]}})
                 elif self._said.get(message["id"]) == (said := _said(message)):
                     self._order.append(message["id"])
                     self._last = self._ends[message["id"]]
@@ -145,7 +137,7 @@ class _Reader:
             return
         yield from self._closed()
         if message_id in self._ends:  # later than anything should change it
-            yield self._custom(record)
+            yield self._kept(record)
             return
         self._open = record
         if record.get("type") != "gemini":
@@ -159,8 +151,8 @@ class _Reader:
         try:
             messages = _messages(record, self._answered)
         except InvalidMessage as error:
-            self._lines.repaired(f"{error}; the message is kept as it is, and is no part of the conversation")
-            return [self._custom(record)]
+            self._lines.kept_whole(error)
+            return [self._kept(record)]
         self._time = self._lines.moment_in(record) or self._time
         entries = self._entries(record, messages)
         self._last = entries[-1].id
@@ -173,7 +165,7 @@ class _Reader:
 
     def _entries(self, record: dict[str, Any], messages: list[Message]) -> list[Entry]:
         """What a message says: a model's reply and the results of its tools, or what a user says."""
-        parent_id, kept = self._last, _kept(record)
+        parent_id, kept = self._last, _unplaced(record)
         said_at = moment_of(record.get("timestamp")) or self._time
         if not messages:
             kind = f"{NAME}.{text_of(record, 'type') or 'unknown'}"
@@ -191,11 +183,10 @@ class _Reader:
             parent_id = entry.id
         return entries
 
-    def _custom(self, line: dict[str, Any]) -> Entry:
-        """A line that says something else, behind what stands before it."""
+    def _kept(self, line: dict[str, Any]) -> Entry:
+        """A line that says something else, behind the entry before it."""
         self._chain.last_id = self._last
-        kind = text_of(line, "type") or "unknown"
-        entry = self._chain.add(Custom, timestamp=self._time, custom_type=f"{NAME}.{kind}", data=line)
+        entry = self._custom(line, line.get("type"))
         self._last = entry.id
         if self._order:
             self._ends[self._order[-1]] = entry.id
@@ -207,12 +198,9 @@ class _DocumentReader(_Reader):
         """The older form: the header, and its messages."""
         if not _recognize_document(Sample(document=piece)):
             raise ImportRefused("this document has no sessionId, projectHash and messages, as Gemini CLI writes them")
-        lines = self._lines
-        yield from self._take_changes(lines.storable(without(piece, "messages")) or {})
-        for number, message in enumerate(piece["messages"], 1):
-            lines.number = number
-            if (record := lines.storable(message)) is not None:
-                yield from self._take(record)
+        yield from self._take_changes(self._lines.storable(without(piece, "messages")) or {})
+        for record in self._lines.each(piece["messages"]):
+            yield from self._take(record)
 
 
 def _messages(record: Mapping[str, Any], answered: set[bytes]) -> list[Message]:
@@ -230,13 +218,9 @@ def _messages(record: Mapping[str, Any], answered: set[bytes]) -> list[Message]:
 
 
 def _reply(record: Mapping[str, Any], parts: list[Any], answered: set[bytes]) -> list[Message]:
-    listed = record.get("toolCalls")
-    calls = [call for call in listed if isinstance(call, dict)] if isinstance(listed, list) else []
-    written = [
-        part["functionCall"].get("id")
-        for part in parts
-        if isinstance(part, dict) and isinstance(part.get("functionCall"), dict)
-    ]
+    calls = objects_in(record, "toolCalls")
+    made = [part.get("functionCall") for part in parts if isinstance(part, dict)]
+    written = [call.get("id") for call in made if isinstance(call, dict)]
     said = [part for part in parts if not isinstance(part, dict) or part.get("text") != ""]
     asked = [
         {"functionCall": {"id": call.get("id"), "name": call.get("name"), "args": call.get("args") or {}}}
@@ -278,15 +262,11 @@ def _said(record: Mapping[str, Any]) -> bytes:
 
 
 def _thoughts(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    thoughts = record.get("thoughts")
-    told = [thought for thought in thoughts if isinstance(thought, dict)] if isinstance(thoughts, list) else []
-    texts = (" ".join(filter(None, (_bold(one), text_of(one, "description")))) for one in told)
+    texts: list[str] = []
+    for thought in objects_in(record, "thoughts"):
+        subject, description = text_of(thought, "subject"), text_of(thought, "description")
+        texts.append(" ".join(filter(None, (f"**{subject}**" if subject else "", description))))
     return [{"text": text, "thought": True} for text in texts if text]
-
-
-def _bold(thought: Mapping[str, Any]) -> str:
-    subject = text_of(thought, "subject")
-    return f"**{subject}**" if subject else ""
 
 
 def _usage(tokens: Any) -> Usage | None:
@@ -294,14 +274,13 @@ def _usage(tokens: Any) -> Usage | None:
     if not isinstance(tokens, dict):
         return None
     read, said, cached, thought, tools = (
-        max(count_of(tokens, name) or 0, 0) for name in ("input", "output", "cached", "thoughts", "tool")
+        amount_of(tokens, name) for name in ("input", "output", "cached", "thoughts", "tool")
     )
-    total = count_of(tokens, "total")
-    return Usage(max(read + tools - cached, 0), said + thought, cached, total_tokens=total)
+    return Usage(max(read + tools - cached, 0), said + thought, cached, total_tokens=count_of(tokens, "total"))
 
 
-def _kept(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What has no place in a message; of its calls, what is not said by call and result."""
+def _unplaced(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What has no place in a message; of its calls, what neither call nor result says."""
     kept = without(record, *_PLACED)
     calls = record.get("toolCalls")
     if isinstance(calls, list) and calls:

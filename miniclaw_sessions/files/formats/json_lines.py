@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
+from miniclaw_sessions.core.protocol.entries import Custom, Entry
 from miniclaw_sessions.core.protocol.json_values import MAX_DEPTH, check_json, parse_json
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.files.formats.codec import MAX_ELEMENTS, Finding, Outcome, moment_of
+from miniclaw_sessions.files.formats.codec import MAX_ELEMENTS, Chain, Finding, Outcome, SessionFacts, moment_of
 
 LINE_DEPTH = MAX_DEPTH - 8
 """How deep a line may nest; what is kept of it lies a few levels further down in an entry, which has a limit, too."""
@@ -58,6 +59,13 @@ class JsonLines:
                 return None
         return self._checked(value)
 
+    def each(self, pieces: Iterable[Any]) -> Iterator[dict[str, Any]]:
+        """The pieces of a document as if they were lines, numbered from 1; but for those that cannot be stored."""
+        for number, piece in enumerate(pieces, 1):
+            self.number = number
+            if (line := self.storable(piece)) is not None:
+                yield line
+
     def storable(self, value: Any) -> dict[str, Any] | None:
         """A piece of a document as if it were a line; None, and it is set aside, where it cannot be stored."""
         self._raw = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
@@ -84,6 +92,10 @@ class JsonLines:
     def repaired(self, text: str, raw: bytes = b"") -> None:
         """The current line was taken in a changed form."""
         self.findings.append(Finding(self.number, Outcome.REPAIRED, text, raw))
+
+    def kept_whole(self, error: Exception, what: str = "message") -> None:
+        """The current line cannot be read for this reason, and becomes an entry that holds it as it is."""
+        self.repaired(f"{error}; the {what} is kept as it is, and is no part of the conversation")
 
     def set_aside(self, text: str) -> None:
         """The current line was not taken; its bytes are kept with the finding."""
@@ -124,3 +136,43 @@ class JsonLines:
 
 def _without_lone_surrogate(escape: re.Match[bytes]) -> bytes:
     return b"\\ufffd" if _LONE_SURROGATE.fullmatch(escape[0]) else escape[0]
+
+
+class LineReader:
+    """A `Reader` of lines that are JSON objects; a codec adds what a line means.
+
+    Attributes:
+        facts, findings: as every reader has them.
+    """
+
+    def __init__(self, chain: Chain, name: str, lines: JsonLines | None = None) -> None:
+        """Begin a file.
+
+        Args:
+            chain: makes the entries.
+            name: of the format.
+            lines: parses the file; None: one with the default settings.
+        """
+        self.facts = SessionFacts(format=name)
+        self._lines = lines or JsonLines()
+        self.findings = self._lines.findings
+        self._chain = chain
+        self._time = chain.now
+
+    def feed(self, piece: bytes) -> list[Entry]:
+        """The entries that are complete with this line."""
+        line = self._lines.parse(piece)
+        return [] if line is None else list(self._take(line))
+
+    def finish(self) -> list[Entry]:
+        """There is nothing more."""
+        return []
+
+    def _take(self, line: dict[str, Any]) -> Iterable[Entry]:
+        """The entries that are complete with this line's object."""
+        raise NotImplementedError
+
+    def _custom(self, line: dict[str, Any], kind: Any = None) -> Custom:
+        """An entry that holds a line as it is, because no entry of ours says the same."""
+        name = kind if isinstance(kind, str) and kind else "unknown"
+        return self._chain.add(Custom, timestamp=self._time, custom_type=f"{self.facts.format}.{name}", data=line)

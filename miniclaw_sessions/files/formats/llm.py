@@ -16,25 +16,27 @@ import orjson
 from msgspec.structs import replace
 
 from miniclaw_sessions.core.protocol.encoding import encode_message
-from miniclaw_sessions.core.protocol.entries import Custom, Entry, MessageEntry
+from miniclaw_sessions.core.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.core.protocol.json_values import parse_json
 from miniclaw_sessions.core.protocol.messages import Message, Part, Role, TextPart, ThinkingPart, ToolCall, Usage
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.files.formats.codec import (
     Chain,
-    Finding,
     Format,
     Sample,
-    SessionFacts,
+    amount_of,
     count_of,
     keeping,
     kept_whole,
+    object_in,
+    objects_in,
     plain,
     role_named,
+    stated,
     text_of,
     without,
 )
-from miniclaw_sessions.files.formats.json_lines import JsonLines
+from miniclaw_sessions.files.formats.json_lines import LineReader
 
 NAME = "llm"
 
@@ -43,7 +45,7 @@ _OF_A_RESPONSE = ("id", "model", "prompt", "system", "response", "reasoning", "c
 
 
 def _recognize(sample: Sample) -> bool:
-    return any(isinstance(line, dict) and _header_of(line) is not None for line in sample.lines)
+    return any(_header_of(line) is not None for line in sample.objects)
 
 
 def _header_of(line: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -51,20 +53,12 @@ def _header_of(line: Mapping[str, Any]) -> dict[str, Any] | None:
     return {**header, **without(line, *_HEADERS)} if text_of(header, "id") and "name" in header else None
 
 
-class _Reader:
+class _Reader(LineReader):
     def __init__(self, chain: Chain) -> None:
-        self.facts = SessionFacts(format=NAME)
-        self._lines = JsonLines()
-        self.findings: list[Finding] = self._lines.findings
-        self._chain = chain
-        self._time = chain.now
+        super().__init__(chain, NAME)
         self._system: str | None = None
 
-    def feed(self, piece: bytes) -> list[Entry]:
-        """The entries of a line."""
-        line = self._lines.parse(piece)
-        if line is None:
-            return []
+    def _take(self, line: dict[str, Any]) -> list[Entry]:
         if (header := _header_of(line)) is not None and not self.facts.header:
             self.facts.header = header
             self.facts.source_id, self.facts.title = header["id"], text_of(header, "name")
@@ -73,9 +67,8 @@ class _Reader:
             return []
         match line:
             case {"message": {"role": str(role)} as row, "parts": list(parts)}:
-                turn = line.get("turn")
                 kept = {**without(row, "role"), **without(line, "message", "parts", "turn")}
-                messages = self._messages(role, parts, kept, turn if isinstance(turn, dict) else {})
+                messages = self._messages(role, parts, kept, object_in(line, "turn"))
             case {"response": dict(row)}:
                 messages = self._exchange(row, line)
             case _:
@@ -84,10 +77,10 @@ class _Reader:
             for message in messages:
                 encode_message(message)
         except InvalidMessage as error:
-            self._lines.repaired(f"{error}; the line is kept as it is, and is no part of the conversation")
+            self._lines.kept_whole(error, "line")
             messages = []
         if not messages:
-            return [self._chain.add(Custom, timestamp=self._time, custom_type=f"{NAME}.unknown", data=line)]
+            return [self._custom(line)]
         return [
             self._chain.add(MessageEntry, timestamp=self._time, message=replace(message, timestamp=self._time))
             for message in messages
@@ -127,14 +120,11 @@ class _Reader:
     def _exchange(self, row: Mapping[str, Any], line: Mapping[str, Any]) -> list[Message]:
         """Before 0.36: a prompt, or the results of what the reply before it asked for; and the reply."""
         self._time = self._lines.moment_in(row, "datetime_utc") or self._time
-        rows = {
-            name: [one for one in _list(line, name) if isinstance(one, dict)] for name in ("tool_calls", "tool_results")
-        }
         messages: list[Message] = []
         if (system := text_of(row, "system")) and system != self._system:
             self._system = system
             messages.append(Message(Role.SYSTEM, system))
-        messages += map(_result, rows["tool_results"])
+        messages += map(_result, objects_in(line, "tool_results"))
         if prompt := text_of(row, "prompt"):
             messages.append(Message.user(prompt))
         text, thinking = text_of(row, "response") or "", text_of(row, "reasoning")
@@ -142,16 +132,11 @@ class _Reader:
             *((ThinkingPart(thinking),) if thinking else ()),
             *((TextPart(text),) if text else ()),
         )
-        calls = tuple(map(_call, rows["tool_calls"]))
-        kept = {name: value for name, value in without(row, *_OF_A_RESPONSE).items() if value is not None}
+        calls = tuple(map(_call, objects_in(line, "tool_calls")))
+        kept = stated(without(row, *_OF_A_RESPONSE))
         more = without(line, "response", "tool_calls", "tool_results")
         reply = Message(Role.ASSISTANT, plain(content), tool_calls=calls or None, extra=keeping({**kept, **more}, NAME))
         return [*messages, replace(reply, model=text_of(row, "model"), usage=_usage(row))]
-
-
-def _list(fields: Mapping[str, Any], name: str) -> list[Any]:
-    value = fields.get(name)
-    return value if isinstance(value, list) else []
 
 
 def _payload(value: Any) -> dict[str, Any]:
@@ -181,12 +166,11 @@ def _result(fields: Mapping[str, Any]) -> Message:
 
 def _usage(row: Mapping[str, Any]) -> Usage | None:
     """Its input includes what came from the cache, where the details say so."""
-    read, written = count_of(row, "input_tokens"), count_of(row, "output_tokens")
-    if read is None and written is None:
+    if count_of(row, "input_tokens") is None and count_of(row, "output_tokens") is None:
         return None
-    details = _payload(row.get("token_details")).get("prompt_tokens_details")
-    cached = min(max(count_of(details, "cached_tokens") or 0 if isinstance(details, dict) else 0, 0), max(read or 0, 0))
-    return Usage(max(read or 0, 0) - cached, max(written or 0, 0), cached)
+    details = object_in(_payload(row.get("token_details")), "prompt_tokens_details")
+    cached = min(amount_of(details, "cached_tokens"), amount_of(row, "input_tokens"))
+    return Usage(amount_of(row, "input_tokens") - cached, amount_of(row, "output_tokens"), cached)
 
 
 LLM = Format(

@@ -44,7 +44,7 @@ from miniclaw_sessions.files.formats.codec import (
     text_of,
     without,
 )
-from miniclaw_sessions.files.formats.json_lines import JsonLines
+from miniclaw_sessions.files.formats.json_lines import LineReader
 from miniclaw_sessions.files.formats.openai_chat import from_openai, to_openai
 
 NAME = "nanobot"
@@ -58,32 +58,23 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 def _recognize(sample: Sample) -> bool:
-    return any(
-        isinstance(line, dict) and line.get("_type") == _METADATA and ("created_at" in line or "key" in line)
-        for line in sample.lines
-    )
+    return any(line.get("_type") == _METADATA and ("created_at" in line or "key" in line) for line in sample.objects)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-class _Reader:
+class _Reader(LineReader):
     def __init__(self, chain: Chain) -> None:
-        self.facts = SessionFacts(format=NAME)
-        self._chain = chain
-        self._lines = JsonLines()
-        self.findings = self._lines.findings
+        super().__init__(chain, NAME)
         self._has_metadata = False
         self._count = 0
         self._consolidated = 0
         self._first_kept: str | None = None
         self._newest: deque[str] = deque(maxlen=_KEPT_BEHIND_SUMMARY)
 
-    def feed(self, piece: bytes) -> list[Entry]:
-        """The entry of a line; none for the metadata, and for what was set aside."""
-        line = self._lines.parse(piece)
-        if line is None:
-            return []
+    def _take(self, line: dict[str, Any]) -> list[Entry]:
+        """The entry of a line; none for the metadata, and for a message that was set aside."""
         kind = line.get("_type")
         if kind == _METADATA and not self._has_metadata:
             self._take_metadata(line)

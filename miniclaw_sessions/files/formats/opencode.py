@@ -20,34 +20,35 @@ import msgspec
 import orjson
 
 from miniclaw_sessions.core.protocol.encoding import encode_entry
-from miniclaw_sessions.core.protocol.entries import Compaction, Custom, Entry, MessageEntry
+from miniclaw_sessions.core.protocol.entries import Compaction, Entry, MessageEntry
 from miniclaw_sessions.core.protocol.images import image_at
 from miniclaw_sessions.core.protocol.messages import Message, Part, Role, TextPart, ThinkingPart, ToolCall, Usage
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
 from miniclaw_sessions.files.formats.codec import (
     Chain,
-    Finding,
     Format,
     Sample,
-    SessionFacts,
+    amount_of,
     count_of,
     keeping,
+    kept_apart,
     kept_whole,
+    object_in,
+    objects_in,
     plain,
     text_of,
     without,
 )
-from miniclaw_sessions.files.formats.json_lines import JsonLines
+from miniclaw_sessions.files.formats.json_lines import LineReader
 
 NAME = "opencode"
 
 _INFO = ("id", "sessionID", "role", "time", "tokens", "cost", "modelID", "finish")
+_OF_A_PART = ("id", "sessionID", "messageID")
 
 
 def _recognize(sample: Sample) -> bool:
-    return any(
-        isinstance(line, dict) and _is_session(line.get("info")) and "messages" not in line for line in sample.lines
-    )
+    return any(_is_session(line.get("info")) and "messages" not in line for line in sample.objects)
 
 
 def _recognize_document(sample: Sample) -> bool:
@@ -61,20 +62,11 @@ def _is_session(info: Any) -> bool:
     return isinstance(info, dict) and isinstance(info.get("id"), str) and "directory" in info and "role" not in info
 
 
-class _Reader:
+class _Reader(LineReader):
     def __init__(self, chain: Chain) -> None:
-        self.facts = SessionFacts(format=NAME)
-        self._lines = JsonLines()
-        self.findings: list[Finding] = self._lines.findings
-        self._chain = chain
-        self._time = chain.now
+        super().__init__(chain, NAME)
         self._held: dict[str, Any] | None = None
         self._ids: set[str] = set()
-
-    def feed(self, piece: bytes) -> list[Entry]:
-        """The entries of a line."""
-        line = self._lines.parse(piece)
-        return [] if line is None else list(self._take(line))
 
     def finish(self) -> list[Entry]:
         """The message that was not complete."""
@@ -97,26 +89,26 @@ class _Reader:
         self.facts.source_id = info["id"]
         self.facts.title = text_of(info, "title")
         self.facts.parent_session = text_of(info, "parentID") or text_of(info, "parent_id")
-        self.facts.created_at = _moment(_within(info, "time").get("created", info.get("time_created")))
+        self.facts.created_at = _moment(object_in(info, "time").get("created", info.get("time_created")))
 
     def _entries(self, line: dict[str, Any]) -> list[Entry]:
         info, parts = line.get("info"), line.get("parts")
-        known = [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+        known = objects_in(line, "parts")
         is_whole = isinstance(parts, list) and len(known) == len(parts) and line.keys() == {"info", "parts"}
         before = self._chain.last_id
         if is_whole and isinstance(info, dict) and text_of(info, "id"):
-            self._time = _moment(_within(info, "time").get("created")) or self._time
+            self._time = _moment(object_in(info, "time").get("created")) or self._time
             try:
                 entries = self._said(info, known)
                 self._check(entries)
             except InvalidMessage as error:
-                self._lines.repaired(f"{error}; the message is kept as it is, and is no part of the conversation")
+                self._lines.kept_whole(error)
                 self._chain.last_id = before
             else:
                 if entries:
                     self._ids.update(entry.id for entry in entries)
                     return entries
-        return [self._chain.add(Custom, timestamp=self._time, custom_type=f"{NAME}.unknown", data=line)]
+        return [self._custom(line)]
 
     def _check(self, entries: list[Entry]) -> None:
         ids = {entry.id for entry in entries}
@@ -134,11 +126,8 @@ class _Reader:
                 pieces = tuple(_user_part(part) for part in parts)
                 return [self._message(info["id"], Message(Role.USER, plain(pieces)), without(info, *_INFO))]
             case "assistant" if info.get("summary") is True:
-                return [
-                    self._add(
-                        Compaction, info["id"], summary=text, extra=keeping(without(info, "id", "sessionID"), NAME)
-                    )
-                ]
+                kept = keeping(without(info, "id", "sessionID"), NAME)
+                return [self._add(Compaction, info["id"], summary=text, extra=kept)]
             case "assistant":
                 return self._reply(info, parts)
             case _:
@@ -154,7 +143,7 @@ class _Reader:
                 case {"type": "text", "text": str(text)}:
                     said.append(TextPart(text))
                 case {"type": "reasoning", "text": str(text)}:
-                    said.append(ThinkingPart(text, extra=keeping(_within(part, "metadata"), NAME)))
+                    said.append(ThinkingPart(text, extra=keeping(object_in(part, "metadata"), NAME)))
                 case {"type": "tool", "callID": str(call_id), "tool": str(tool), "state": dict(state)}:
                     calls.append(ToolCall(call_id, tool, orjson.dumps(state.get("input") or {}).decode()))
                     if (result := _result(call_id, tool, state)) is not None:
@@ -194,26 +183,22 @@ class _DocumentReader(_Reader):
         lines = self._lines
         header = {**piece["info"], **without(piece, "info", "messages")}
         self._take_session(lines.storable(header) or {"id": piece["info"]["id"]})
-        for number, message in enumerate(piece["messages"], 1):
-            lines.number = number
-            if (line := lines.storable(message)) is not None:
-                yield from self._take(line)
+        for line in lines.each(piece["messages"]):
+            yield from self._take(line)
 
 
 def _is_unfinished(info: Any) -> bool:
     if not isinstance(info, dict) or info.get("role") != "assistant" or info.get("error"):
         return False
-    return _within(info, "time").get("completed") is None
+    return object_in(info, "time").get("completed") is None
 
 
 def _user_part(part: dict[str, Any]) -> Part:
     match part:
         case {"type": "text", "text": str(text)}:
-            return TextPart(
-                text, extra=keeping(without(part, "type", "text", "id", "sessionID", "messageID", "time"), NAME)
-            )
+            return TextPart(text, extra=kept_apart(part, ("type", "text", *_OF_A_PART, "time"), NAME))
         case {"type": "file", "mime": str(mime), "url": str(url)} if mime.startswith("image/"):
-            return image_at(url, keeping(without(part, "type", "url", "id", "sessionID", "messageID"), NAME))
+            return image_at(url, kept_apart(part, ("type", "url", *_OF_A_PART), NAME))
         case _:
             return kept_whole(part, NAME, "part")
 
@@ -224,7 +209,7 @@ def _result(call_id: str, tool: str, state: Mapping[str, Any]) -> Message | None
     output = state.get("error" if failed else "output")
     if not isinstance(output, str):
         return None
-    extra = keeping(without(state, "status", "input", "output", "error"), NAME)
+    extra = kept_apart(state, ("status", "input", "output", "error"), NAME)
     return Message(Role.TOOL_RESULT, output, tool_call_id=call_id, name=tool, is_error=failed, extra=extra)
 
 
@@ -232,21 +217,16 @@ def _usage(info: Mapping[str, Any]) -> Usage | None:
     tokens = info.get("tokens")
     if not isinstance(tokens, dict):
         return None
-    cache, cost = _within(tokens, "cache"), info.get("cost")
+    cache, cost = object_in(tokens, "cache"), info.get("cost")
     thought, said = count_of(tokens, "reasoning") or 0, count_of(tokens, "output") or 0
     return Usage(
-        input_tokens=max(count_of(tokens, "input") or 0, 0),
+        input_tokens=amount_of(tokens, "input"),
         output_tokens=max(said + thought, 0),
-        cache_read_tokens=max(count_of(cache, "read") or 0, 0),
-        cache_write_tokens=max(count_of(cache, "write") or 0, 0),
+        cache_read_tokens=amount_of(cache, "read"),
+        cache_write_tokens=amount_of(cache, "write"),
         total_tokens=count_of(tokens, "total"),
         cost=float(cost) if isinstance(cost, int | float) and cost else None,
     )
-
-
-def _within(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = fields.get(name)
-    return value if isinstance(value, dict) else {}
 
 
 def _moment(milliseconds: Any) -> datetime | None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from miniclaw_sessions.core.protocol.entries import Entry, LeafMove, moves_leaf
-from miniclaw_sessions.files.formats.json_lines import JsonLines
+from miniclaw_sessions.files.formats.codec import Chain, Outcome
+from miniclaw_sessions.files.formats.json_lines import JsonLines, LineReader
 
 
 class Tree:
@@ -60,3 +64,23 @@ class Tree:
             return self._before_damage
         self._lines.repaired("its parent is not in the file before it; it begins a branch", raw)
         return None
+
+
+class TreeReader(LineReader):
+    """A `LineReader` of lines that name their parents."""
+
+    def __init__(self, chain: Chain, name: str, lines: JsonLines, tree: Tree) -> None:
+        super().__init__(chain, name, lines)
+        self._tree = tree
+
+    def feed(self, piece: bytes) -> list[Entry]:
+        """The entries that are complete with this line."""
+        before = len(self.findings)
+        line = self._lines.parse(piece)
+        if any(finding.outcome is Outcome.SET_ASIDE for finding in self.findings[before:]):
+            self._tree.note_damage()
+        return [] if line is None else list(self._take_raw(line, piece if len(self.findings) == before else b""))
+
+    def _take_raw(self, line: dict[str, Any], raw: bytes) -> Iterable[Entry]:
+        """The entries of a line's object; `raw` is the line itself, empty if something was wrong with it."""
+        raise NotImplementedError

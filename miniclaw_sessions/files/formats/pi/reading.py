@@ -17,7 +17,6 @@ such a file never say it, an entry at its end does.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -36,28 +35,27 @@ from miniclaw_sessions.core.protocol.entries import (
 )
 from miniclaw_sessions.core.protocol.json_values import MAX_DEPTH
 from miniclaw_sessions.errors import ImportRefused
-from miniclaw_sessions.files.formats.codec import Chain, Finding, Outcome, SessionFacts
+from miniclaw_sessions.files.formats.codec import Chain, Finding, Outcome
 from miniclaw_sessions.files.formats.json_lines import JsonLines
 from miniclaw_sessions.files.formats.pi.entries import TYPES, VERSION, Place, read_entry, read_line
 from miniclaw_sessions.files.formats.pi.recognition import EVENTS, event_stream
 from miniclaw_sessions.files.formats.pi.shapes import Unusable, from_text, to_text
 from miniclaw_sessions.files.formats.pi.tree import LineIds, PiTree
+from miniclaw_sessions.files.formats.tree import TreeReader
 
 _TREE_VERSION = 2  # the first whose entries have ids
 _FEW = 3  # so many events may stand in a file before its first entry
 _BEGINNING = re.compile(b'{"type":"(?:session|%s)"' % "|".join(sorted(TYPES)).encode())
 
 
-class PiReader:
+class PiReader(TreeReader):
     """Reads one file; see `codec.Reader`."""
 
+    _tree: PiTree
+
     def __init__(self, chain: Chain) -> None:
-        self.facts = SessionFacts(format="pi")
-        self._lines = JsonLines(depth=MAX_DEPTH - 1, beginning=_BEGINNING)
-        self.findings = self._lines.findings
-        self._new_id = chain.new_id
-        self._tree = PiTree(self._lines, chain.new_id)
-        self._time = chain.now
+        lines = JsonLines(depth=MAX_DEPTH - 1, beginning=_BEGINNING)
+        super().__init__(chain, "pi", lines, PiTree(lines, chain.new_id))
         self._first_time: datetime | None = None
         self._has_header = False
         self._version = 1
@@ -67,26 +65,18 @@ class PiReader:
         self._answered_by: tuple[str, str] | None = None
         self._says_model = self._says_level = False
 
-    def feed(self, piece: bytes) -> Iterable[Entry]:
-        """The next line.
+    def _take_raw(self, line: dict[str, Any], raw: bytes) -> list[Entry]:
+        """The entry of a line; none for a header.
 
         Raises:
             ImportRefused: there are more events than entries; this is no session.
         """
-        found = len(self.findings)
-        fields = self._lines.parse(piece)
-        if any(finding.outcome is Outcome.SET_ASIDE for finding in self.findings[found:]):
-            self._tree.note_damage()
-        if fields is None:
-            return ()
-        if fields.get("type") == "session":
-            self._read_header(fields)
-            return ()
-        is_whole = len(self.findings) == found
-        entry = self._read_entry(fields, piece if is_whole else orjson.dumps(fields))
-        return (entry,)
+        if line.get("type") == "session":
+            self._read_header(line)
+            return []
+        return [self._read_entry(line, raw or orjson.dumps(line))]
 
-    def finish(self) -> Iterable[Entry]:
+    def finish(self) -> list[Entry]:
         """There is nothing more.
 
         Raises:
@@ -229,6 +219,6 @@ class PiReader:
         return said
 
     def _at_end(self, kind: type[ModelChange | ThinkingLevelChange], **fields: Any) -> Entry:
-        entry = kind(id=self._new_id(), parent_id=self._tree.leaf_id, timestamp=self._time, **fields)
+        entry = kind(id=self._chain.new_id(), parent_id=self._tree.leaf_id, timestamp=self._time, **fields)
         self._tree.note(entry)
         return entry
