@@ -34,12 +34,11 @@ from miniclaw_sessions.files.discovery.growing import Growing
 from miniclaw_sessions.files.discovery.names import Names
 from miniclaw_sessions.files.discovery.programs import Program, Source, id_in
 from miniclaw_sessions.files.discovery.reading import BLOCK_BYTES, blocks, lines_in, opened, tail, whole_lines, why
+from miniclaw_sessions.files.discovery.workspace import Imported, Workspace
 from miniclaw_sessions.files.formats.codec import IS_PART, Chain, Sample, SessionFacts
 from miniclaw_sessions.files.formats.entry_line import ENTRY_LINE
 from miniclaw_sessions.files.formats.registry import format_named, recognize
 from miniclaw_sessions.files.transfer.incoming import HEAD_BYTES, MAX_LINE_BYTES, parsed_lines
-from miniclaw_sessions.service.api.shapes import ImportReply
-from miniclaw_sessions.service.client import Client
 
 POLL_S = 0.7
 """How often is looked whether something changed; less often where a look takes long."""
@@ -87,7 +86,7 @@ class Kept(msgspec.Struct, kw_only=True):
 
     program: str
     path: str
-    reply: ImportReply | None = None
+    reply: Imported | None = None
     problem: str = ""
     is_new: bool = False
     is_gone: bool = False
@@ -115,7 +114,7 @@ class Follower:
 
     def __init__(  # noqa: PLR0913 - whose sessions, where from, and where to
         self,
-        client: Client,
+        workspace: Workspace,
         programs: Sequence[Program],
         *,
         environ: Mapping[str, str],
@@ -126,7 +125,7 @@ class Follower:
         """Nothing is read yet.
 
         Args:
-            client: where the sessions are kept.
+            workspace: where the sessions are kept.
             programs: whose sessions.
             environ: the environment that says where they lie.
             home: the directory that they lie in otherwise.
@@ -135,14 +134,14 @@ class Follower:
         """
         self._only = only
         self._problems: dict[str, str] = {}  # what could not be read as it is now, by its path
-        self._client = client
+        self._workspace = workspace
         self._programs = {program.name: program for program in programs}
         self._environ = environ
         self._home = home
         self._clock = clock
         self._followed: dict[tuple[Path, str], _Followed] = {}
         self._growing: OrderedDict[Path, Growing] = OrderedDict()
-        self._names = Names(client)
+        self._names = Names(workspace)
 
     def has_met(self, session_id: str) -> bool:
         """Whether one of the sessions that were looked at has, or would get, this id."""
@@ -253,7 +252,7 @@ class Follower:
     async def _look_up(self, one: _Followed) -> None:
         """How far the file was read when this was followed the last time."""
         try:
-            info = await self._client.session(one.session_id).info()
+            info = await self._workspace.session(one.session_id).info()
         except SessionNotFound as error:
             one.is_new = not isinstance(error, SessionExpired)
         else:
@@ -282,7 +281,7 @@ class Follower:
                 await self._send(one, blocks(fd, 0, end), place, program.form)
 
     async def _send(self, one: _Followed, pieces: Iterator[bytes], place: Place, form: str | None) -> None:
-        reply = await self._client.import_stream(
+        reply = await self._workspace.import_stream(
             _in_threads(pieces),
             name=one.source.path.stem,
             session_id=one.session_id,

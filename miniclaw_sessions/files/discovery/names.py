@@ -18,7 +18,7 @@ from miniclaw_sessions.core.protocol.entries import FOLLOWED, SOURCE
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.errors import ImportRefused, InvalidKey, SessionNotFound
 from miniclaw_sessions.files.discovery.programs import Program, Source
-from miniclaw_sessions.service.client import Client
+from miniclaw_sessions.files.discovery.workspace import Workspace
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 
@@ -35,11 +35,11 @@ class Names:
     """The names of the sessions of one look after the other.
 
     Args:
-        client: where the sessions are kept.
+        workspace: where the sessions are kept.
     """
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
         self._given: dict[str, _Holder] = {}
 
     async def name(self, source: Source, program: Program, own_id: str, present: Collection[str]) -> str:
@@ -87,7 +87,7 @@ class Names:
         if session_id in self._given:
             return self._given[session_id]
         try:
-            metadata = (await self._client.session(session_id).info()).metadata
+            metadata = (await self._workspace.session(session_id).info()).metadata
         except SessionNotFound:
             return None
         place, about = metadata.get(FOLLOWED), metadata.get(SOURCE)
