@@ -6,6 +6,8 @@ What the file says in several lines becomes one entry, and whatever hangs on one
 - A model's reply is written block by block, with the same `message.id`, and results may stand between its blocks. As
   far as they hang together they become one message; its usage, which every block repeats, counts once. The results of
   its parallel calls, which the file hangs on the block that asked, follow each other, so that one branch holds them.
+- Messages have the shape of Anthropic's Messages API. Results become messages of their own; a content block that has no
+  canonical part is kept as it came.
 - A `compact_boundary` and the summary behind it become one `Compaction`. Where the boundary preserves a segment,
   that is what it keeps, and what the file hangs on the segment's end follows the compaction, as in the program itself.
 
@@ -28,20 +30,25 @@ from typing import Any
 from msgspec.structs import replace
 
 from miniclaw_sessions.core.protocol.entries import Compaction, Custom, Entry, MessageEntry
-from miniclaw_sessions.core.protocol.messages import Message, Part, Role, ToolCall, Usage
-from miniclaw_sessions.files.formats.blocks import read_usage
-from miniclaw_sessions.files.formats.claude_messages import (
-    KEPT,
-    as_text,
-    is_result,
-    read_content,
-    read_piece,
-    read_result,
+from miniclaw_sessions.core.protocol.messages import Message, Part, Role, TextPart, ToolCall, Usage
+from miniclaw_sessions.files.formats.blocks import read_block, read_usage
+from miniclaw_sessions.files.formats.codec import (
+    Chain,
+    Format,
+    Sample,
+    content_of,
+    count_of,
+    kept_apart,
+    kept_whole,
+    object_in,
+    stated,
+    text_of,
+    without,
 )
-from miniclaw_sessions.files.formats.codec import Chain, Format, Sample, count_of, object_in, stated, text_of, without
 from miniclaw_sessions.files.formats.json_lines import LineReader
 
-NAME = KEPT
+NAME = "claude-code"
+"""The format's name, and the key of `extra` under which fields without a canonical place are kept."""
 
 _MOST_HELD = 512
 """How many entries may wait for the rest of a reply; results stand between its blocks, but not so many."""
@@ -86,7 +93,7 @@ class _Open:
         raise NotImplementedError
 
     def _base(self) -> dict[str, Any]:
-        extra = {KEPT: self.extra} if self.extra else None
+        extra = {NAME: self.extra} if self.extra else None
         return {"id": self.id, "parent_id": self.parent_id, "timestamp": self.timestamp, "extra": extra}
 
 
@@ -113,13 +120,13 @@ class _Reply(_Open):
         """The next block; the last usage is the final one."""
         content = message.get("content")
         for block in content if isinstance(content, list) else [content or ""]:
-            piece = read_piece(block)
+            piece = _read_piece(block)
             if isinstance(piece, ToolCall):
                 self.calls.append(piece)
             else:
                 self.parts.append(piece)
         if not self.is_copy:
-            self.usage = read_usage(message.get("usage"), KEPT) or self.usage
+            self.usage = read_usage(message.get("usage"), NAME) or self.usage
         self.model = text_of(message, "model") or self.model
         self.stop_reason = text_of(message, "stop_reason") or self.stop_reason
 
@@ -132,7 +139,7 @@ class _Reply(_Open):
             model=self.model,
             usage=self.usage,
             stop_reason=self.stop_reason,
-            extra={KEPT: self.kept} if self.kept else None,
+            extra={NAME: self.kept} if self.kept else None,
         )
         return MessageEntry(**self._base(), message=message)
 
@@ -197,7 +204,7 @@ class _Reader(LineReader):
         self._note_facts(line)
         match line:
             case {"type": "user", "isCompactSummary": True, "message": {"content": content}}:
-                self._take_summary(line, as_text(read_content(content)))
+                self._take_summary(line, _as_text(_read_content(content)))
             case {"type": "user", "message": {"content": content}}:
                 self._take_user(line, content)
             case {"type": "assistant", "message": {"content": _} as message} if not line.get("isApiErrorMessage"):
@@ -227,10 +234,10 @@ class _Reader(LineReader):
     def _take_user(self, line: dict[str, Any], content: Any) -> None:
         """A user's line: the results in it, one message each, and what the user says beside them."""
         blocks = content if isinstance(content, list) else []
-        messages = [read_result(block) for block in blocks if is_result(block)]
-        said = [block for block in blocks if not is_result(block)] if messages else content
+        messages = [_read_result(block) for block in blocks if _is_result(block)]
+        said = [block for block in blocks if not _is_result(block)] if messages else content
         if said or not messages:
-            messages.append(Message(Role.USER, read_content(said)))
+            messages.append(Message(Role.USER, _read_content(said)))
         parent_id = self._parent(line)
         reply = self._owners.get(parent_id or "")
         if not messages[0].is_tool_result or not isinstance(reply, _Reply):
@@ -249,7 +256,7 @@ class _Reader(LineReader):
                 parent_id=parent_id,
                 timestamp=self._time,
                 message=replace(message, timestamp=self._time),
-                extra={KEPT: extra} if extra and not number else None,
+                extra={NAME: extra} if extra and not number else None,
             )
             self._place(entry, line)
             parent_id = entry_id
@@ -447,6 +454,50 @@ def _origin(line: Mapping[str, Any]) -> str | None:
 
 def _is_side(line: Mapping[str, Any]) -> bool:
     return line.get("isSidechain") is True
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def _read_content(content: Any) -> str | tuple[Part, ...]:
+    """Content as text or parts; what is neither is kept as a part of our own."""
+    return content_of(content, _read_part)
+
+
+def _read_part(block: Any) -> Part:
+    """One content block that is no call, or stands where none can be."""
+    piece = _read_piece(block)
+    return kept_whole(block, NAME, "block") if isinstance(piece, ToolCall) else piece
+
+
+def _read_piece(block: Any) -> Part | ToolCall:
+    """One content block; what is not as its type has it is kept as it came."""
+    if isinstance(block, str):
+        return TextPart(block)
+    fields = stated(block) if isinstance(block, dict) else {}
+    piece = read_block({"input": {}, **fields} if fields.get("type") == "tool_use" else fields, NAME)
+    return kept_whole(block, NAME, "block") if piece is None else piece
+
+
+def _is_result(block: Any) -> bool:
+    """Whether a block of a user's message is a tool's result."""
+    return isinstance(block, dict) and block.get("type") == "tool_result"
+
+
+def _read_result(block: Mapping[str, Any]) -> Message:
+    """A tool's result as a message; without an id it answers by its place."""
+    return Message(
+        Role.TOOL_RESULT,
+        _read_content(block.get("content")),
+        tool_call_id=text_of(block, "tool_use_id"),
+        is_error=block.get("is_error") is True,
+        extra=kept_apart(stated(block), ("type", "tool_use_id", "content", "is_error"), NAME),
+    )
+
+
+def _as_text(blocks: str | Sequence[Part]) -> str:
+    """The text of content, its parts on lines of their own."""
+    return blocks if isinstance(blocks, str) else "\n".join(part.text for part in blocks if isinstance(part, TextPart))
 
 
 CLAUDE_CODE = Format(

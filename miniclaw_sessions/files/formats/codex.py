@@ -5,6 +5,10 @@ items without times, and are read too. Only response items are messages. The eve
 more, for the screen, are left out; those that say something of their own become `Custom` entries, and the count of
 tokens becomes the reply's usage. A rollback of turns makes a branch: what follows hangs on what stood before the turns.
 
+What one reply of the model says comes as several items: reasoning, text, calls. They become one assistant message, as
+long as no result, no user and no second text parts them. So parallel calls stand on one message, and their results
+right behind it.
+
 A compaction that brings the history to go on with has it in `messages`, exactly as Codex sends it; there its summary
 is one of them, so that `summary` is empty. An older one has its summary only.
 """
@@ -12,8 +16,9 @@ is one of them, so that `summary` is empty. An older one has its summary only.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import copy
+from datetime import datetime
 from typing import Any
 
 from msgspec.structs import replace
@@ -26,21 +31,45 @@ from miniclaw_sessions.core.protocol.entries import (
     ModelChange,
     ThinkingLevelChange,
 )
-from miniclaw_sessions.core.protocol.messages import Message
-from miniclaw_sessions.files.formats.codec import Chain, Format, Sample, kept_apart, moment_of, text_of
-from miniclaw_sessions.files.formats.codex_items import (
-    ITEMS,
-    KEPT,
-    Replies,
-    messages_of,
-    read_usage,
-    reasoning_texts,
-    texts_of,
+from miniclaw_sessions.core.protocol.images import image_at
+from miniclaw_sessions.core.protocol.messages import (
+    Message,
+    OtherPart,
+    Part,
+    Role,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+    Usage,
+)
+from miniclaw_sessions.files.formats.codec import (
+    Chain,
+    Format,
+    Sample,
+    content_of,
+    count_of,
+    kept_apart,
+    kept_whole,
+    moment_of,
+    role_named,
+    stated,
+    text_of,
+    without,
 )
 from miniclaw_sessions.files.formats.json_lines import LineReader
+from miniclaw_sessions.files.formats.tool_calls import arguments_text
 
-NAME = KEPT
+NAME = "codex"
+"""The format's name, and the key of `extra` under which fields without a canonical place are kept."""
 
+_CALLS = frozenset({"function_call", "custom_tool_call", "local_shell_call"})
+_OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output", "local_shell_call_output"})
+_HOSTED = frozenset({"web_search_call", "image_generation_call", "file_search_call", "code_interpreter_call"})
+_ITEMS = _CALLS | _OUTPUTS | _HOSTED | {"message", "reasoning"}
+"""The types of items that are messages or parts of one."""
+
+_ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM, "developer": Role.SYSTEM}
+_TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 _LINES = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")  # no set: a type may be a list
 _ECHOES = {"user_message": "message", "agent_message": "message", "agent_reasoning": "text"}
 _BEYOND = frozenset({"local_images", "text_elements", "memory_citation"})  # what only the event says
@@ -72,7 +101,7 @@ def _is_old_header(line: Mapping[str, Any]) -> bool:
 class _Reader(LineReader):
     def __init__(self, chain: Chain) -> None:
         super().__init__(chain, NAME)
-        self._replies = Replies()
+        self._replies = _Replies()
         self._reply_id: str | None = None  # of the reply that is open: made of its beginning, however it goes on
         self._behind: list[tuple[type[Any], dict[str, Any]]] = []  # what came while a reply was open
         self._done: list[Entry] = []
@@ -128,7 +157,7 @@ class _Reader(LineReader):
                 self._take_context(payload)
             case {"type": "compacted", "payload": dict(payload)}:
                 self._take_compaction(payload)
-            case {"type": str(kind)} if kind in ITEMS:
+            case {"type": str(kind)} if kind in _ITEMS:
                 self._take_item(line)
             case _ if _is_old_header(line) and not self.facts.header:
                 self._take_header(line)
@@ -177,7 +206,7 @@ class _Reader(LineReader):
         """What a reply cost; some versions write it before the reply's items, some behind them, and all repeat it."""
         info = event.get("info")
         total = info.get("total_token_usage") if isinstance(info, dict) else None
-        if read_usage(event) is None or (total is not None and total == self._total):
+        if _read_usage(event) is None or (total is not None and total == self._total):
             self._add_event(event)
             return
         self._total = total
@@ -214,16 +243,16 @@ class _Reader(LineReader):
     def _take_compaction(self, payload: dict[str, Any]) -> None:
         self._close()
         summary, history = text_of(payload, "message") or "", payload.get("replacement_history")
-        messages, rest = messages_of(history, self._time) if isinstance(history, list) else ([], None)
-        extra = kept_apart(payload, ("replacement_history",) if rest is not None else ("message",), KEPT) or {KEPT: {}}
+        messages, rest = _messages_of(history, self._time) if isinstance(history, list) else ([], None)
+        extra = kept_apart(payload, ("replacement_history",) if rest is not None else ("message",), NAME) or {NAME: {}}
         if rest:
-            extra[KEPT]["replacement_history"] = rest
+            extra[NAME]["replacement_history"] = rest
         is_told = any(summary in message.text for message in messages)
         self._add(
             Compaction,
             summary="" if is_told else summary,
             messages=tuple(messages),
-            extra=extra if extra[KEPT] else None,
+            extra=extra if extra[NAME] else None,
         )
 
     # --- events that repeat ------------------------------------------------------------------------------------------
@@ -263,11 +292,11 @@ class _Reader(LineReader):
     def _add_reply(self, message: Message) -> None:
         """The reply that was open, and then what came while it was."""
         self._done += self._with_reply(self._chain, message)
-        self._is_counted = self._count is not None and read_usage(self._count) is not None
+        self._is_counted = self._count is not None and _read_usage(self._count) is not None
         self._behind, self._count, self._reply_id = [], None, None
 
     def _with_reply(self, chain: Chain, message: Message) -> list[Entry]:
-        usage = None if self._count is None else read_usage(self._count)
+        usage = None if self._count is None else _read_usage(self._count)
         message = replace(message, model=self._model, usage=usage)
         reply = chain.add(MessageEntry, timestamp=message.timestamp, entry_id=self._reply_id, message=message)
         return [reply, *(chain.add(kind, **fields) for kind, fields in self._behind)]
@@ -300,8 +329,198 @@ class _Reader(LineReader):
 def _item_texts(item: Mapping[str, Any]) -> list[str]:
     """What events may repeat of an item."""
     if item["type"] == "reasoning":
-        return reasoning_texts(item)
-    return ["".join(texts_of(item.get("content")))] if item["type"] == "message" else []
+        return _reasoning_texts(item)
+    return ["".join(_texts_of(item.get("content")))] if item["type"] == "message" else []
+
+
+# --- items ------------------------------------------------------------------------------------------------------------
+
+
+class _Reply:
+    """A model's reply, item by item."""
+
+    def __init__(self, since: datetime | None) -> None:
+        self.since = since
+        self.parts: list[Part] = []
+        self.calls: list[ToolCall] = []
+        self.kept: dict[str, Any] = {}
+        self.has_text = False
+
+    def add(self, item: Mapping[str, Any]) -> None:
+        kind = item["type"]
+        if kind == "message":
+            self.has_text = True
+            content = content_of(item.get("content"), _part)
+            self.parts += (TextPart(content),) if isinstance(content, str) else content
+            self.kept |= without(stated(item), "type", "role", "content")
+        elif kind == "reasoning":
+            self.parts.append(_reasoning(item))
+        elif (call := _call(item)) is not None:
+            self.calls.append(call)
+        else:
+            self.parts.append(OtherPart(dict(item)))
+
+    def message(self) -> Message:
+        return Message(
+            Role.ASSISTANT,
+            tuple(self.parts),
+            timestamp=self.since,
+            tool_calls=tuple(self.calls) or None,
+            extra={NAME: self.kept} if self.kept else None,
+        )
+
+
+class _Replies:
+    """Makes messages of items, in order; holds the model's reply until it is complete."""
+
+    def __init__(self) -> None:
+        self._reply: _Reply | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a reply is held."""
+        return self._reply is not None
+
+    @property
+    def open(self) -> Message | None:
+        """The reply that is held, as it stands; it stays held."""
+        return None if self._reply is None else self._reply.message()
+
+    def feed(self, item: Mapping[str, Any], timestamp: datetime | None) -> list[Message] | None:
+        """The messages that are complete with this item; None if it is no message, nor part of one."""
+        kind = item.get("type")
+        if not isinstance(kind, str) or kind not in _ITEMS:
+            return None
+        if kind in _OUTPUTS:
+            return [*self.finish(), _result(item, timestamp)]
+        if kind == "message" and item.get("role") != "assistant":
+            message = _message(item, timestamp)
+            return None if message is None else [*self.finish(), message]
+        complete: list[Message] = []
+        if kind == "message" and self._reply is not None and (self._reply.has_text or self._reply.calls):
+            complete = self.finish()
+        if self._reply is None:
+            self._reply = _Reply(timestamp)
+        self._reply.add(item)
+        return complete
+
+    def finish(self) -> list[Message]:
+        """The reply that is open, if there is one, as it stands."""
+        reply, self._reply = self._reply, None
+        return [] if reply is None else [reply.message()]
+
+
+def _messages_of(items: Iterable[Any], timestamp: datetime | None) -> tuple[list[Message], list[Any]]:
+    """The messages that items make, and the items that make none."""
+    replies = _Replies()
+    messages: list[Message] = []
+    rest: list[Any] = []
+    for item in items:
+        complete = replies.feed(item, timestamp) if isinstance(item, dict) else None
+        if complete is None:
+            rest.append(item)
+        else:
+            messages += complete
+    return messages + replies.finish(), rest
+
+
+def _read_usage(event: Mapping[str, Any]) -> Usage | None:
+    """What an event says that the last reply cost; OpenAI counts cached tokens among the input, we do not."""
+    match event:
+        case {"type": "token_count", "info": {"last_token_usage": dict(last)}}:
+            pass
+        case _:
+            return None
+    cached = count_of(last, "cached_input_tokens") or 0
+    return Usage(
+        input_tokens=max((count_of(last, "input_tokens") or 0) - cached, 0),
+        output_tokens=count_of(last, "output_tokens") or 0,
+        cache_read_tokens=cached,
+        total_tokens=count_of(last, "total_tokens") or None,
+        extra={NAME: without(event, "type")},
+    )
+
+
+# --- one item --------------------------------------------------------------------------------------------------------
+
+
+def _message(item: Mapping[str, Any], timestamp: datetime | None) -> Message | None:
+    role_text = item.get("role")
+    if not isinstance(role_text, str) or not role_text:
+        return None
+    role = role_named(role_text, _ROLES)
+    extra = kept_apart(stated(item), ("type", "role", "content"), NAME) or {}
+    if role_text == "developer":
+        extra.setdefault(NAME, {})["role"] = role_text
+    if role is Role.OTHER and role_text != Role.OTHER:
+        extra["role"] = role_text
+    return Message(role, content_of(item.get("content"), _part), timestamp=timestamp, extra=extra or None)
+
+
+def _part(part: Any) -> Part:
+    match part:
+        case {"type": str(kind), "text": str(text)} if kind in _TEXTS:
+            return TextPart(text, extra=kept_apart(part, ("type", "text"), NAME))
+        case {"type": "refusal", "refusal": str(text)}:
+            return TextPart(text, extra={NAME: {"type": "refusal"}})
+        case {"type": "input_image", "image_url": str(url)}:
+            return image_at(url, kept_apart(part, ("type", "image_url"), NAME))
+        case _:
+            return kept_whole(part, NAME, "part")
+
+
+def _reasoning_texts(item: Mapping[str, Any]) -> list[str]:
+    """The summary that a model gave of its reasoning; without one, the reasoning itself."""
+    return _texts_of(item.get("summary")) or _texts_of(item.get("content"))
+
+
+def _texts_of(parts: Any) -> list[str]:
+    """The texts of content parts."""
+    if not isinstance(parts, list):
+        return []
+    return [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+
+
+def _reasoning(item: Mapping[str, Any]) -> ThinkingPart:
+    signature = item.get("encrypted_content")
+    return ThinkingPart(
+        "\n\n".join(_reasoning_texts(item)),
+        signature if isinstance(signature, str) else None,
+        extra=kept_apart(stated(item), ("type", "summary", "encrypted_content"), NAME),
+    )
+
+
+def _call(item: Mapping[str, Any]) -> ToolCall | None:
+    """A call; what is not a function's JSON is wrapped into an object, because a model is sent nothing else."""
+    call_id = item.get("call_id") or item.get("id")
+    if not isinstance(call_id, str):
+        return None
+    match item:
+        case {"type": "function_call", "name": str(name), "arguments": arguments}:
+            known = ["type", "call_id", "name", "arguments"]
+            text = arguments if isinstance(arguments, str) else arguments_text(arguments)
+        case {"type": "custom_tool_call", "name": str(name), "input": str(free)}:  # its kept type says: free text
+            text, known = arguments_text({"input": free}), ["call_id", "name", "input"]
+        case {"type": "local_shell_call", "action": dict(action)}:
+            name, text, known = "local_shell", arguments_text(action), ["call_id", "action"]
+        case _:
+            return None
+    return ToolCall(call_id, name, text, extra=kept_apart(stated(item), known, NAME))
+
+
+def _result(item: Mapping[str, Any], timestamp: datetime | None) -> Message:
+    output, is_error = item.get("output"), False
+    if isinstance(output, dict) and isinstance(output.get("content"), str):
+        is_error, output = output.get("success") is False, output["content"]
+    return Message(
+        Role.TOOL_RESULT,
+        content_of(output, _part),
+        timestamp=timestamp,
+        tool_call_id=text_of(item, "call_id"),
+        name=text_of(item, "name"),
+        is_error=is_error,
+        extra=kept_apart(stated(item), ("type", "call_id", "output", "name"), NAME),
+    )
 
 
 CODEX = Format(

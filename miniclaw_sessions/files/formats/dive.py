@@ -5,6 +5,10 @@ together again. What a turn cost stands on its last message of the assistant. A 
 as a custom entry, and written back as it was. As in Dive, a torn last line is left out, and a file whose first line is
 of an unknown kind is refused; a bad line in between, for which Dive refuses the file, is a finding here.
 
+Dive has Anthropic's typed content blocks, and puts the results of all calls of a reply into one message of the user.
+Such a message is read as several, one for each result; they are joined again when they are written. Dive refuses a
+whole session for one block of a type that it does not know, so other services' blocks are left out.
+
 Dive has no tree. The writer has to be fed the entries of one branch, root first; entries of kinds that Dive does not
 have are passed over. A compaction of ours becomes one of Dive's, which repeats the messages that are kept: for that the
 writer looks ahead for what will be kept, and remembers it.
@@ -14,15 +18,18 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
+from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.protocol.entries import BranchSummary, Compaction, Custom, Entry, EntryBase, MessageEntry
-from miniclaw_sessions.core.protocol.messages import Message, Role
+from miniclaw_sessions.core.protocol.json_values import parse_json
+from miniclaw_sessions.core.protocol.messages import Message, OtherPart, Part, Role, TextPart, ToolCall, Usage
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
+from miniclaw_sessions.files.formats.blocks import COUNTS, read_block, written_part
 from miniclaw_sessions.files.formats.codec import (
     Chain,
     Finding,
@@ -30,15 +37,34 @@ from miniclaw_sessions.files.formats.codec import (
     Outcome,
     Sample,
     SessionFacts,
+    kept_apart,
     kept_fields,
     moment_of,
+    role_named,
     stated,
     taken,
     without,
 )
-from miniclaw_sessions.files.formats.dive_message import KEPT, read_message, read_usage, written_messages, written_usage
 from miniclaw_sessions.files.formats.json_lines import JsonLines, LineReader
+from miniclaw_sessions.files.formats.tool_calls import NOT_AN_OBJECT, arguments_text, in_order, in_pieces, taken_apart
 
+NAME = "dive"
+"""The key of `extra` under which fields without a canonical place are kept.
+
+It is also the type of a part that keeps a block of a form that is unknown here.
+"""
+
+_ROLES = {Role.USER: "user", Role.ASSISTANT: "assistant", Role.SYSTEM: "system", Role.OTHER: "user"}
+_ALIASES = {"developer": Role.SYSTEM}
+_BLOCKS = (
+    *("document", "tool_use", "tool_result", "server_tool_use", "web_search_tool_result", "mcp_tool_use"),
+    *("mcp_tool_result", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "refusal", "summary"),
+    *("code_execution_tool_result", "bash_code_execution_tool_result", "text_editor_code_execution_tool_result"),
+    "reminder",
+)
+"""The types of blocks that Dive knows, beside those that have a canonical place."""
+
+_ALWAYS_COUNTED = ("input_tokens", "output_tokens")
 _KINDS = ("header", "event")
 _LINE = "line"  # in the data of a custom entry: the line that it keeps
 _BEGINNING = re.compile(rb'\{"line_type": ?"')
@@ -65,12 +91,12 @@ def _unknown_kind() -> ImportRefused:
     )
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 class _Reader(LineReader):
     def __init__(self, chain: Chain) -> None:
-        super().__init__(chain, KEPT, JsonLines(beginning=_BEGINNING))
+        super().__init__(chain, NAME, JsonLines(beginning=_BEGINNING))
         self._has_begun = False
         self._has_header = False
 
@@ -119,7 +145,7 @@ class _Reader(LineReader):
         facts.parent_session = taken(data, "forked_from", str)
         if (created_at := moment_of(data.get("created_at"))) is not None:
             facts.created_at = created_at
-            if _as_text(created_at) == data["created_at"]:
+            if _time_text(created_at) == data["created_at"]:
                 del data["created_at"]
         facts.header = data
 
@@ -133,13 +159,13 @@ class _Reader(LineReader):
         is_compaction = data.get("type") == "compaction"
         if not messages and not is_compaction:
             return [self._kept_whole(line, timestamp)]
-        if not is_compaction and (usage := read_usage(data.get("usage"))) is not None:
+        if not is_compaction and (usage := _read_usage(data.get("usage"))) is not None:
             answer = next((n for n in reversed(range(len(messages))) if messages[n].is_assistant), None)
             if answer is not None:
                 messages[answer] = msgspec.structs.replace(messages[answer], usage=usage)
                 del data["usage"]
         kept = _kept_of(data, timestamp, messages)
-        extra = {KEPT: kept} if kept else None
+        extra = {NAME: kept} if kept else None
         if is_compaction:
             return [self._chain.add(Compaction, timestamp=timestamp, messages=tuple(messages), extra=extra)]
         return [
@@ -164,7 +190,7 @@ class _Reader(LineReader):
         bad: list[Finding] = []
         for fields in listed:
             try:
-                messages += read_message(fields)
+                messages += _read_message(fields)
             except InvalidMessage as error:
                 raw = msgspec.json.encode(fields)
                 bad.append(Finding(self._lines.number, Outcome.SET_ASIDE, str(error), raw))
@@ -175,7 +201,7 @@ class _Reader(LineReader):
         return messages
 
     def _kept_whole(self, line: dict[str, Any], timestamp: datetime | None = None) -> Custom:
-        return self._chain.add(Custom, timestamp=timestamp, custom_type=KEPT, data={_LINE: line})
+        return self._chain.add(Custom, timestamp=timestamp, custom_type=NAME, data={_LINE: line})
 
 
 def _kept_of(data: dict[str, Any], timestamp: datetime | None, messages: Sequence[Message]) -> dict[str, Any]:
@@ -183,16 +209,99 @@ def _kept_of(data: dict[str, Any], timestamp: datetime | None, messages: Sequenc
     kept = {name: value for name, value in data.items() if name != "messages" or (value is None and not messages)}
     if kept.get("type") in ("turn", "compaction"):
         del kept["type"]
-    if timestamp is not None and kept.get("timestamp") == _as_text(timestamp):
+    if timestamp is not None and kept.get("timestamp") == _time_text(timestamp):
         del kept["timestamp"]
     return kept
 
 
-def _as_text(moment: datetime) -> str:
+def _time_text(moment: datetime) -> str:
     return str(msgspec.to_builtins(moment))
 
 
-# --- writing ---------------------------------------------------------------------------------------------------------
+# --- reading messages -------------------------------------------------------------------------------------------------
+
+
+def _read_message(fields: Any) -> list[Message]:
+    """A message of Dive: one, or several where it answers several calls.
+
+    Raises:
+        InvalidMessage: it has no role, or content that is neither a list nor text.
+    """
+    if not isinstance(fields, dict) or not isinstance(role := fields.get("role"), str) or not role:
+        raise InvalidMessage('a message must be an object with a "role"')
+    blocks = fields.get("content")
+    if isinstance(blocks, str):
+        blocks = [{"type": "text", "text": blocks}] if blocks else []
+    if not isinstance(blocks, list | None):
+        raise InvalidMessage('"content" must be a list of blocks')
+    unknown = without(fields, "role", "content")
+    if blocks is None:
+        unknown["content"] = None
+    first, *further = in_pieces(blocks or [], _is_result) or [[]]
+    message = _read_piece(role, first, {"message": unknown} if unknown else {})
+    return [message, *(_read_piece(role, piece, {"piece": True}) for piece in further)]
+
+
+def _is_result(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") == "tool_result" and isinstance(block.get("tool_use_id"), str)
+
+
+def _read_piece(role_text: str, blocks: list[Any], kept: dict[str, Any]) -> Message:
+    if blocks and _is_result(blocks[0]):
+        return _read_result(blocks[0], {**kept, "role": role_text})
+    role = role_named(role_text, _ALIASES)
+    if _ROLES.get(role) != role_text:
+        kept = {**kept, "role": role_text}
+    extra: dict[str, Any] = {NAME: kept} if kept else {}
+    if role is Role.OTHER and role_text != Role.OTHER:
+        extra["role"] = role_text
+    parts, calls = taken_apart(map(_read_block, blocks))
+    content: str | tuple[Part, ...] = parts
+    if not parts:
+        content = ""
+    elif len(parts) == 1 and isinstance(parts[0], TextPart) and parts[0].text and parts[0].extra is None:
+        content = parts[0].text
+    return Message(role, content, tool_calls=calls, extra=extra or None)
+
+
+def _read_block(block: Any) -> Part | ToolCall:
+    piece = read_block(block, NAME)
+    if piece is None or (isinstance(piece, OtherPart) and piece.fields["type"] not in _BLOCKS):
+        return OtherPart({"type": NAME, "block": block})
+    return piece
+
+
+def _read_result(block: dict[str, Any], kept: dict[str, Any]) -> Message:
+    rest = without(block, "type", "tool_use_id", "content", "is_error")
+    content = _read_result_content(block.get("content"))
+    if content is None:  # any JSON may stand there
+        rest |= {"content": block["content"]} if "content" in block else {}
+        content = _as_text(block.get("content"))
+    if (is_error := block.get("is_error")) is not True and "is_error" in block:
+        rest["is_error"] = is_error
+    if rest:
+        kept = {**kept, "result": rest}
+    return Message(
+        Role.TOOL_RESULT, content, tool_call_id=block["tool_use_id"], is_error=is_error is True, extra={NAME: kept}
+    )
+
+
+def _as_text(content: Any) -> str:
+    return "" if content is None else arguments_text(content)
+
+
+def _read_result_content(content: Any) -> str | tuple[Part, ...] | None:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return None
+    pieces = [_read_block(block) for block in content]
+    if any(isinstance(piece, ToolCall) or (isinstance(piece, OtherPart) and NAME in piece.fields) for piece in pieces):
+        return None
+    return tuple(piece for piece in pieces if not isinstance(piece, ToolCall))
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 class _Writer:
@@ -219,7 +328,7 @@ class _Writer:
             "metadata": without(facts.metadata, "title") or None,
             "forked_from": facts.parent_session,
         }
-        return _line("header", {**stated(data), **(facts.header if facts.format == KEPT else {})})
+        return _line("header", {**stated(data), **(facts.header if facts.format == NAME else {})})
 
     def feed(self, entry: Entry) -> bytes:
         """An entry of the branch; the bytes may be those of the turn before it."""
@@ -238,8 +347,8 @@ class _Writer:
             case BranchSummary(summary=summary) if summary:
                 told = Message(Role.BRANCH_SUMMARY, summary)
                 self._remember(entry, told)
-                return self.finish() + _event(entry, "turn", {"messages": written_messages([told])})
-            case Custom(custom_type=kind, data={"line": dict(line)}) if kind == KEPT:
+                return self.finish() + _event(entry, "turn", {"messages": _written_messages([told])})
+            case Custom(custom_type=kind, data={"line": dict(line)}) if kind == NAME:
                 return self.finish() + msgspec.json.encode(line) + b"\n"
             case _:
                 return b""
@@ -247,10 +356,10 @@ class _Writer:
     def finish(self) -> bytes:
         """The turn that is not yet written."""
         turn, self._turn = self._turn, []
-        messages = written_messages(entry.message for entry in turn)
+        messages = _written_messages(entry.message for entry in turn)
         if not messages:
             return b""
-        usage = written_usage([entry.message.usage for entry in turn if entry.message.usage is not None])
+        usage = _written_usage([entry.message.usage for entry in turn if entry.message.usage is not None])
         return _event(turn[0], "turn", {"messages": messages, **({"usage": usage} if usage else {})})
 
     def _remember(self, entry: Entry, message: Message) -> None:
@@ -267,13 +376,13 @@ class _Writer:
         messages = [*summary, *entry.messages, *(message for _, message in self._said)]
         if not self._kept_next:
             self._said = []
-        return _event(entry, "compaction", {"messages": written_messages(messages)})
+        return _event(entry, "compaction", {"messages": _written_messages(messages)})
 
 
 def _event(entry: EntryBase, kind: str, payload: Mapping[str, Any]) -> bytes:
     """An event with what an entry has kept of it."""
     own = {"type": kind, "id": entry.id, "timestamp": entry.timestamp}
-    kept = kept_fields(entry.extra, KEPT)
+    kept = kept_fields(entry.extra, NAME)
     return _line("event", {**own, **kept, **{name: told for name, told in payload.items() if told or name not in kept}})
 
 
@@ -281,8 +390,129 @@ def _line(kind: str, data: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode({"line_type": kind, "data": data}) + b"\n"
 
 
+# --- writing messages -------------------------------------------------------------------------------------------------
+
+
+def _written_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """Canonical messages as Dive has them: results that follow each other in one message.
+
+    A message of a role that Dive does not know is the user's, who tells it as `history.context` would; nothing is
+    written for one that tells nothing. A result that does not say which call it answers is the user's text.
+    """
+    written: list[dict[str, Any]] = []
+    follows_result = False
+    for message in messages:
+        for told in _told(message):
+            fields = _written(told)
+            kept = kept_fields(told.extra, NAME)
+            is_piece = kept.get("piece") is True or (told.is_tool_result and follows_result and not kept)
+            if is_piece and written and written[-1]["role"] == fields["role"]:
+                written[-1]["content"] = [*(written[-1]["content"] or ()), *fields["content"]]
+            else:
+                written.append(fields)
+            follows_result = told.is_tool_result
+    return written
+
+
+def _told(message: Message) -> Iterable[Message]:
+    if message.role in _ROLES or message.is_tool_result or kept_fields(message.extra, NAME):
+        return (message,)
+    return build_context([Message.user("?"), message])[1:]
+
+
+def _written(message: Message) -> dict[str, Any]:
+    kept = kept_fields(message.extra, NAME)
+    role = kept.get("role")
+    if not isinstance(role, str) or not (message.is_tool_result or role_named(role, _ALIASES) is message.role):
+        role = _ROLES.get(message.role, "user")
+    if message.is_tool_result and message.tool_calls and not kept:
+        blocks = [_written_output(message, call) for call in message.tool_calls]
+    elif message.is_tool_result and message.tool_call_id is not None:
+        blocks = [_written_result(message, message.tool_call_id)]
+    else:
+        blocks = _written_blocks(in_order(message))
+    theirs = kept_fields(kept, "message")
+    was_null = not blocks and "content" in theirs
+    return {**theirs, "role": role, "content": None if was_null else blocks}
+
+
+def _written_output(message: Message, call: ToolCall) -> dict[str, Any]:
+    """A result that is kept with its call (document 002)."""
+    content = message.content if call.output is None else call.output
+    return _written_result(msgspec.structs.replace(message, content=content), call.id)
+
+
+def _written_result(message: Message, call_id: str) -> dict[str, Any]:
+    rest = kept_fields(kept_fields(message.extra, NAME), "result")
+    content = message.content if isinstance(message.content, str) else _written_blocks(message.content)
+    result: dict[str, Any] = {"type": "tool_result", "tool_use_id": call_id, "content": content}
+    if message.is_error:
+        result["is_error"] = True
+    elif "is_error" in rest and rest["is_error"] is not True:
+        result["is_error"] = rest["is_error"]
+    if "content" in rest and _as_text(rest["content"]) == message.content:
+        result["content"] = rest["content"]
+    return {**without(rest, "is_error", "content"), **result}
+
+
+def _written_blocks(pieces: Iterable[Part | ToolCall]) -> list[Any]:
+    return [block for piece in pieces for block in _written_block(piece)]
+
+
+def _written_block(piece: Part | ToolCall) -> Iterable[Any]:
+    """A part or a call as a block; none for what Dive would refuse."""
+    if isinstance(piece, OtherPart):
+        if piece.fields.get("type") == NAME and "block" in piece.fields:
+            return (piece.fields["block"],)
+        return (piece.fields,) if piece.fields.get("type") in _BLOCKS else ()
+    if isinstance(piece, ToolCall):
+        call = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": _input(piece.arguments)}
+        return ({**kept_fields(piece.extra, NAME), **call},)
+    block = written_part(piece, NAME)
+    return () if block is None else (block,)
+
+
+def _input(arguments: str) -> Any:
+    """A call's arguments as Dive has them, which is any JSON; what is none becomes an object that holds its text."""
+    if not arguments.strip():
+        return {}
+    try:
+        return parse_json(arguments.encode())
+    except (InvalidMessage, UnicodeEncodeError):
+        return {NOT_AN_OBJECT: arguments}
+
+
+# --- usage ------------------------------------------------------------------------------------------------------------
+
+
+def _read_usage(fields: Any) -> Usage | None:
+    """A turn's usage; None for what is none."""
+    if not isinstance(fields, dict):
+        return None
+    counts = {ours: fields.get(theirs, 0) for theirs, ours in COUNTS.items()}
+    if not all(type(number) is int for number in counts.values()):
+        return None
+    total = fields["cost"].get("total") if isinstance(fields.get("cost"), dict) else None
+    cost = float(total) if isinstance(total, int | float) and not isinstance(total, bool) else None
+    written = [name for name in COUNTS if name in _ALWAYS_COUNTED or fields.get(name)]  # else a zero is kept
+    return Usage(**counts, cost=cost, extra=kept_apart(fields, written, NAME))
+
+
+def _written_usage(usages: Sequence[Usage]) -> dict[str, Any]:
+    """What the messages of a turn cost together; empty if that is not known."""
+    if not usages:
+        return {}
+    kept = kept_fields(usages[0].extra, NAME) if len(usages) == 1 else {}
+    both = sum(usages, Usage())
+    sums = {theirs: getattr(both, ours) for theirs, ours in COUNTS.items()}
+    counts = {name: number for name, number in sums.items() if number or name in _ALWAYS_COUNTED}
+    costs = [usage.cost for usage in usages if usage.cost is not None]
+    cost = {"cost": {"total": sum(costs), "breakdown_unavailable": True}} if costs else {}
+    return {**cost, **kept, **counts}
+
+
 DIVE = Format(
-    name=KEPT,
+    name=NAME,
     about=(
         "Dive's session files; one branch is written, without labels, settings, the names of tools, the "
         "authors and models of messages, and other services' parts"

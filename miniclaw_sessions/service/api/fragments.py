@@ -198,9 +198,12 @@ async def show_outline(context: Context, request: ShowOutline) -> OutlineReply:
     Of long runs only their ends are in it; each fold names the places where it begins and ends, to ask for it.
     """
     from miniclaw_sessions.core.stores.base import decode_stored  # noqa: PLC0415 - a client has these shapes, and no store
-    from miniclaw_sessions.files.formats.branches import Branches  # noqa: PLC0415 - heavy
     from miniclaw_sessions.files.formats.html import tree  # noqa: PLC0415 - heavy
-    from miniclaw_sessions.files.formats.outline import Shape, outline_of  # noqa: PLC0415 - heavy
+    from miniclaw_sessions.files.formats.outline import (  # noqa: PLC0415 - heavy
+        Branches,
+        Shape,
+        outline_of,
+    )
 
     session = await context.find(request.session_id)
     shape, ids, places = Shape(), list[str](), array("q")

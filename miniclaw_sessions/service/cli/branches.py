@@ -6,8 +6,7 @@ import msgspec
 
 from miniclaw_sessions.core.history.transcript import Transcript
 from miniclaw_sessions.core.protocol.entries import Entry, Label
-from miniclaw_sessions.files.formats.branches import Branches
-from miniclaw_sessions.files.formats.outline import Row, outline
+from miniclaw_sessions.files.formats.outline import Branches, Row, outline
 
 
 class Branch(msgspec.Struct, frozen=True, kw_only=True):

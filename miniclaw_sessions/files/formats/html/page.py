@@ -17,13 +17,12 @@ from miniclaw_sessions.core.history.first_words import first_words, speaker
 from miniclaw_sessions.core.protocol.entries import Entry, LeafMove, MessageEntry, SessionInfo, moves_leaf
 from miniclaw_sessions.core.protocol.json_values import in_utc
 from miniclaw_sessions.core.protocol.messages import Usage
-from miniclaw_sessions.files.formats.branches import Branches
 from miniclaw_sessions.files.formats.codec import SessionFacts
 from miniclaw_sessions.files.formats.html.articles import anchor, article, tokens_and_cost
 from miniclaw_sessions.files.formats.html.prose import escaped
 from miniclaw_sessions.files.formats.html.sources import SHARED_STYLES, source
 from miniclaw_sessions.files.formats.html.tree import folded, line_of, tree_list
-from miniclaw_sessions.files.formats.outline import NumberedRow, Row, Shape, outline_of, with_entries
+from miniclaw_sessions.files.formats.outline import Branches, NumberedRow, Row, Shape, outline_of, with_entries
 
 _HELD = 32
 """How many entries are read at a time; the last two lots are held."""

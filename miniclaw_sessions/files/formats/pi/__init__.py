@@ -3,8 +3,8 @@
 Such a file is a tree, one JSON object per line: a header, then entries that name their parents. What each module does:
 
 - `shapes` knows how pi lays out its JSON objects, and keeps what our values have no field for;
-- `parts` and `messages` are what was said, `entries` is what was logged, each in both directions;
-- `reading`, with `tree`, and `writing` are a file; `recognition` tells one from other files that begin like it.
+- `messages` is what was said, `entries` is what was logged, each in both directions;
+- `reading` recognizes a file and reads it, `writing` writes one.
 
 Other things that pi calls sessions, such as the event stream of its JSON mode, are refused.
 """
@@ -12,8 +12,7 @@ Other things that pi calls sessions, such as the event stream of its JSON mode, 
 from __future__ import annotations
 
 from miniclaw_sessions.files.formats.codec import Format
-from miniclaw_sessions.files.formats.pi.reading import PiReader
-from miniclaw_sessions.files.formats.pi.recognition import is_pi
+from miniclaw_sessions.files.formats.pi.reading import PiReader, is_pi
 from miniclaw_sessions.files.formats.pi.writing import PiWriter
 
 PI = Format(

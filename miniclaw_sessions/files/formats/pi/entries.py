@@ -36,8 +36,15 @@ from miniclaw_sessions.core.protocol.entries import (
 from miniclaw_sessions.core.protocol.messages import Message, Role
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.files.formats.codec import kept_fields
-from miniclaw_sessions.files.formats.pi.messages import Setting, read_message, read_usage, write_message, write_usage
-from miniclaw_sessions.files.formats.pi.parts import read_content, write_parts
+from miniclaw_sessions.files.formats.pi.messages import (
+    Setting,
+    read_content,
+    read_message,
+    read_usage,
+    write_message,
+    write_parts,
+    write_usage,
+)
 from miniclaw_sessions.files.formats.pi.shapes import (
     KEPT,
     OWN,

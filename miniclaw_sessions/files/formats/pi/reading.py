@@ -1,5 +1,8 @@
 """Reads pi's session files, line by line, in all versions and in any state.
 
+Three kinds of files begin alike: pi's sessions (camelCase, `parentId`), the JSONL files of document 003 (snake_case,
+`parent_id`), and the event stream of pi's JSON mode, whose header is a session's.
+
 What is repaired, beside what `json_lines` repairs in a line:
 
 - Entries without ids, as in version 1, get some, and each follows the one before. A compaction of version 1 names the
@@ -17,6 +20,8 @@ such a file never say it, an entry at its end does.
 from __future__ import annotations
 
 import re
+from array import array
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -35,17 +40,127 @@ from miniclaw_sessions.core.protocol.entries import (
 )
 from miniclaw_sessions.core.protocol.json_values import MAX_DEPTH
 from miniclaw_sessions.errors import ImportRefused
-from miniclaw_sessions.files.formats.codec import Chain, Finding, Outcome
+from miniclaw_sessions.files.formats.codec import Chain, Finding, Outcome, Sample
 from miniclaw_sessions.files.formats.json_lines import JsonLines
 from miniclaw_sessions.files.formats.pi.entries import TYPES, VERSION, Place, read_entry, read_line
-from miniclaw_sessions.files.formats.pi.recognition import EVENTS, event_stream
 from miniclaw_sessions.files.formats.pi.shapes import Unusable, from_text, to_text
-from miniclaw_sessions.files.formats.pi.tree import LineIds, PiTree
-from miniclaw_sessions.files.formats.tree import TreeReader
+from miniclaw_sessions.files.formats.tree import Tree, TreeReader
 
-_TREE_VERSION = 2  # the first whose entries have ids
-_FEW = 3  # so many events may stand in a file before its first entry
+_EVENTS = frozenset(
+    {
+        *("agent_start", "agent_end", "turn_start", "turn_end"),
+        *("message_start", "message_update", "message_end"),
+        *("tool_execution_start", "tool_execution_update", "tool_execution_end"),
+    }
+)
+"""The types of lines in which pi's JSON mode reports what it is doing."""
+
+_ROLES = frozenset({"user", "assistant", "toolResult", "bashExecution", "hookMessage", "custom"})
+_TREE_VERSION = 2  # the first whose entries have ids, and whose header states the version
+_FEW = 3  # events that may stand in a file before its first entry
 _BEGINNING = re.compile(b'{"type":"(?:session|%s)"' % "|".join(sorted(TYPES)).encode())
+
+
+def is_pi(sample: Sample) -> bool:
+    """Whether these lines are the beginning of a session of pi's.
+
+    Raises:
+        ImportRefused: they are the event stream of pi's JSON mode.
+    """
+    lines = [line for line in sample.lines if isinstance(line, dict)]
+    types = [line.get("type") for line in lines if isinstance(line.get("type"), str)]
+    entries = sum(1 for line in lines if _is_entry(line))
+    if "agent_start" in types and sum(1 for name in types if name in _EVENTS) > entries:
+        raise _event_stream()
+    if any("parent_id" in line or "parent_session" in line for line in lines):
+        return False
+    return entries > 0 or any(_is_header(line) for line in lines)
+
+
+def _event_stream() -> ImportRefused:
+    """The refusal of pi's event stream, which says what it is and where the session is."""
+    return ImportRefused(
+        "this is the event stream that pi prints in its JSON mode, not a session file; "
+        "the session itself is under ~/.pi/agent/sessions, in the file whose name ends with the id of its first line"
+    )
+
+
+def _is_header(line: Mapping[str, Any]) -> bool:
+    version = line.get("version", _TREE_VERSION)
+    return line.get("type") == "session" and "cwd" in line and type(version) is int and version >= _TREE_VERSION
+
+
+def _is_entry(line: Mapping[str, Any]) -> bool:
+    """An entry of pi's: with a parent, or one of version 1, whose message has a time in milliseconds."""
+    kind = line.get("type")
+    if not isinstance(kind, str) or kind not in TYPES:
+        return False
+    if "parentId" in line:
+        return "id" in line
+    match line:
+        case {"timestamp": str(), "message": {"role": str(role), "timestamp": int()}}:
+            return role in _ROLES and "id" not in line
+        case _:
+            return False
+
+
+class PiTree(Tree):
+    """Gives every entry an id of its own and a parent that stands before it."""
+
+    def __init__(self, lines: JsonLines, new_id: Callable[[], str]) -> None:
+        super().__init__(lines)
+        self.expects_ids = False
+        self._new_id = new_id
+
+    def place(self, fields: Mapping[str, Any], timestamp: datetime) -> Place:
+        """The place of the next entry."""
+        written = fields.get("id")
+        has_id = isinstance(written, str) and written != ""
+        is_sound, parent_id = self._parent(fields, is_expected=has_id)
+        entry_id = written if isinstance(written, str) and has_id else self._new_id()
+        if has_id:
+            self.expects_ids = True
+            if entry_id in self:
+                self._lines.repaired("an entry with the same id stands before it; it got another one")
+                repeated, entry_id = entry_id, self._new_id()
+                self.mean(repeated, entry_id)
+        elif self.expects_ids:
+            self._lines.repaired("it has no id, and got one")
+        if self.expects_ids:  # else all ids are ours, and nothing refers to them
+            self.know(entry_id)
+        return Place(entry_id, parent_id, timestamp, is_sound)
+
+    def _parent(self, fields: Mapping[str, Any], *, is_expected: bool) -> tuple[bool, str | None]:
+        """Whether the entry's own parent could be taken, and the parent."""
+        if "parentId" not in fields:
+            if is_expected:
+                self._lines.repaired("it names no parent; it follows what stands before it")
+            return not is_expected, self.leaf_id
+        written = fields["parentId"]
+        if written is None:
+            return True, None
+        if isinstance(written, str) and written in self:
+            return True, self.meant(written)
+        return False, self.missing_parent(written if isinstance(written, str) else "")
+
+
+class LineIds:
+    """The ids of a file of version 1 by the number of their lines, 0 being the header; forty-odd bytes for each."""
+
+    def __init__(self) -> None:
+        self._text = bytearray()
+        self._ends = array("Q", [0])  # the header has none
+
+    def add(self, entry_id: str) -> None:
+        """The id of the next line; empty for one that is no entry."""
+        self._text += entry_id.encode()
+        self._ends.append(len(self._text))
+
+    def at(self, index: int) -> str | None:
+        """The id of a line; None if there is none."""
+        if not 0 < index < len(self._ends):
+            return None
+        return self._text[self._ends[index - 1] : self._ends[index]].decode() or None
 
 
 class PiReader(TreeReader):
@@ -83,7 +198,7 @@ class PiReader(TreeReader):
             ImportRefused: no line of the file was an entry or a header, or there were more events than entries.
         """
         if self._events > self._entries:
-            raise event_stream()
+            raise _event_stream()
         if not self._has_header:
             if not self._entries:
                 raise ImportRefused("no line of this file is a header or an entry as pi writes them")
@@ -155,9 +270,9 @@ class PiReader(TreeReader):
         if not isinstance(kind, str):
             return
         self._entries += kind in TYPES
-        self._events += kind in EVENTS
+        self._events += kind in _EVENTS
         if self._events > max(self._entries, _FEW - 1):
-            raise event_stream()
+            raise _event_stream()
 
     def _time_of(self, fields: dict[str, Any]) -> datetime:
         moment = from_text(fields.get("timestamp"))
