@@ -39,9 +39,6 @@ KNOWN_UPWARDS: set[str] = {
     "channels/documents.py imports service/api/error_table.py",
     "channels/documents.py imports service/api/messages.py",
     "channels/documents.py imports service/api/sessions.py",
-    "files/discovery/following.py imports service/api/shapes.py",
-    "files/discovery/following.py imports service/client/__init__.py",
-    "files/discovery/names.py imports service/client/__init__.py",
 }
 """Imports that still run upwards; this set only shrinks."""
 
