@@ -116,7 +116,7 @@ def _opencode(environ: Mapping[str, str], home: Path) -> list[Path]:
 def _opencode_older(environ: Mapping[str, str], home: Path, known: Collection[str]) -> list[Source]:
     """Before version 1.2 it had its sessions in JSON files; later ones copy these into the database, and keep them."""
     data, found = _opencode_data(environ, home), []
-    for place, below in (("storage", "core/session/*/*.json"), ("project", "*/storage/session/info/*.json")):
+    for place, below in (("storage", "session/*/*.json"), ("project", "*/storage/session/info/*.json")):
         if missing := sum(file.stem not in known for file in (data / place).glob(below)):
             sessions = f"{missing} {'session is' if missing == 1 else 'sessions are'}"
             problem = f"{sessions} in JSON files, as opencode had them before 1.2, and not in its database: {_MOVED}"

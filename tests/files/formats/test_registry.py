@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from miniclaw_sessions.errors import ImportRefused
 from miniclaw_sessions.files.formats.codec import Format, Sample
 from miniclaw_sessions.files.formats.registry import OURS, all_formats, recognize
-from miniclaw_sessions.files.transfer.importing import parsed_lines
+from miniclaw_sessions.files.transfer.incoming import parsed_lines
 from tests.files.formats.codec_files import json_values, places
 from tests.files.formats.pi_files import DATA
 from tests.files.formats.test_contract import EXAMPLES, NEAR
