@@ -1,1 +1,1 @@
-"""What happens to sessions, published once to whoever listens: commits, flushes, sessions that come and go, turns."""
+"""What happens to sessions, published once to all listeners: commits, flushes, sessions that come and go, turns."""

@@ -1,4 +1,4 @@
-"""The events of an open manager: what happens is published here, and whoever wants to know subscribes or follows.
+"""The events of a manager: what happens is published here, and listeners subscribe or follow.
 
 - `commits`, `flushes` and the other topics call their listeners at once, in this process (`events.listeners`).
 - `follow` and `watch` are the live tail of one session, whichever process has written it (`events.tail`).
@@ -26,7 +26,7 @@ from miniclaw_sessions.core.stores.reading import readable
 from miniclaw_sessions.errors import StoreError, TranscriptNotKept
 
 MOST_CONTENT_BYTES = 1_048_576
-"""At most this many bytes of entries are in one event; the others are read by whoever needs them."""
+"""At most this many bytes of entries are in one event; a reader that needs the others reads the store."""
 
 Locate = Callable[[str], Awaitable[tuple[int, str | None]]]
 """Where a session's transcript ends, and its incarnation; None: the store does not have it yet."""
@@ -84,9 +84,9 @@ class Events(Topics):
             ManagerClosed: the manager is closing.
         """
         async with aclosing(self.watch(session_id, after=after)) as watched:
-            async for told in watched:
-                entries = [one for one in told if not isinstance(one, TurnEvent)]
-                if entries or not told:
+            async for page in watched:
+                entries = [one for one in page if not isinstance(one, TurnEvent)]
+                if entries or not page:
                     yield entries
 
     async def watch(

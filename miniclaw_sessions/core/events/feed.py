@@ -43,7 +43,7 @@ TOGETHER = 64
 """At most this many events are given at a time: a subscription that does not take them holds them for a while."""
 
 MOST_ENTRIES = 100
-"""At most this many entries are described in one event; those before them are read by whoever needs them."""
+"""At most this many entries are described in one event; a reader that needs those before them reads the store."""
 
 _NAME_LENGTH = 12
 _ABOUT_SESSION = frozenset({"session_info", "model_change", "thinking_level"})
@@ -362,7 +362,7 @@ class Subscription:
         """
         for is_patient in (True, False):
             if self._feed.is_closed:
-                raise ManagerClosed("events are told no longer: the session manager is closing")
+                raise ManagerClosed("the feed of events has ended: the session manager is closing")
             found = self._view.since(self._number)
             if found is None:
                 return None

@@ -1,8 +1,8 @@
-"""What is published, and who listens: one `Topic` for each kind of event.
+"""What is published, and its listeners: one `Topic` for each kind of event.
 
     manager.events.commits.subscribe(lambda commit: print(commit.entries))
 
-Whoever publishes looks at `listeners` first, and makes no event for an empty tuple: what nobody listens to costs
+The committer looks at `listeners` first, and makes no event for an empty tuple: a commit without a listener costs
 nothing. So a listener that is only needed for a while subscribes for that while.
 """
 
@@ -20,10 +20,10 @@ E = TypeVar("E")
 
 
 class Topic(Generic[E]):
-    """One kind of event, and who listens to it.
+    """One kind of event, and its listeners.
 
     Attributes:
-        listeners: those that are called with each event, the one that subscribed first at the front.
+        listeners: they are called with each event, the one that subscribed first at the front.
     """
 
     __slots__ = ("listeners",)
@@ -63,7 +63,12 @@ class Commit(NamedTuple):
 
 
 class Flush(NamedTuple):
-    """A flush is over: so many snapshots were written, in this time."""
+    """A flush is over.
+
+    Attributes:
+        written: how many snapshots it wrote.
+        seconds: how long it took.
+    """
 
     written: int
     seconds: float
@@ -116,7 +121,7 @@ class Topics:
         ended: by the registry, when a session is gone, whichever process has removed it.
         swept: by the expiry, with the id of each session that a sweep of this process has removed, and of each that the
             archive has forgotten.
-        turns: by whoever answers in a session.
+        turns: by the channels, while they answer in a session.
     """
 
     def __init__(self) -> None:

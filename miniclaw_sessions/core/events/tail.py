@@ -178,8 +178,8 @@ class Tails:
                         yield turn.so_far()
                 elif steps:
                     place = tail.end  # before the first await: what comes meanwhile is not in `steps`
-                    async for told in _in_order(steps, transcript):
-                        yield told
+                    async for page in _in_order(steps, transcript):
+                        yield page
                 elif not await self._heartbeat.news(tail.waiting):
                     yield ()
         if self._stop.is_set():

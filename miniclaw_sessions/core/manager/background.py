@@ -1,4 +1,4 @@
-"""Tasks that end when they are told to, not when the surroundings are cancelled.
+"""Tasks that end when their `close` is called, not when the scope around the manager is cancelled.
 
 Cancelling them with the rest would take the committer away before the last commit.
 """
@@ -20,8 +20,8 @@ class Background:
 
     Attributes:
         closed: whether they were cut off.
-        failure: what one of them has died of, as none does but by a defect of this program.
-        failed_at: the monotonic second at which it did.
+        failure: what a task has raised; only a defect of this program makes one raise.
+        failed_at: the monotonic second at which it raised.
     """
 
     def __init__(self, tasks: TaskGroup, clock: Clock) -> None:
@@ -33,7 +33,7 @@ class Background:
         self._running: list[tuple[anyio.CancelScope, anyio.Event]] = []
 
     def start(self, run: Callable[[], Awaitable[None]], *, name: str) -> None:
-        """Start a task; `run` must return by itself once it is told to."""
+        """Start a task; cancelling the scope around it does not end it, `run` returns when its `close` is called."""
         scope, ended = anyio.CancelScope(shield=True), anyio.Event()
         self._running.append((scope, ended))
         self._tasks.start_soon(self._run, run, scope, ended, name=name)
@@ -69,7 +69,7 @@ class Background:
             await ended.wait()
 
     def cut_off(self) -> None:
-        """Cancel whatever has not ended, and begin nothing more; what blocks in its thread still finishes first."""
+        """Cancel every task that has not ended, and begin nothing more; what blocks in its thread finishes first."""
         self.closed = True
         for scope, _ in self._running:
             scope.cancel()

@@ -11,7 +11,7 @@ from miniclaw_sessions.errors import named
 from miniclaw_sessions.log import get_logger
 
 BEHIND_S = 0.5
-"""So long after a commit the index is brought on; whatever was committed meanwhile goes with it."""
+"""How long after a commit the index is brought up to date; what is committed meanwhile goes with it."""
 
 ENTRIES = 200
 """What is indexed in one step, about 20 ms of work."""
@@ -20,10 +20,10 @@ PAUSE_S = 0.02
 """Between two steps at least."""
 
 PAUSES = 3.0
-"""While messages come, it rests so many times longer than it works: then it falls behind rather than delay them."""
+"""While messages come, it rests this many times longer than it works: it falls behind rather than delay them."""
 
 LOOK_S = 10.0
-"""How often a store is asked that others write too: one of them may have died before it had indexed its own."""
+"""How often a shared store is asked: another process may have died before it indexed what it wrote."""
 
 LONGEST_RETRY_S = 60.0
 
@@ -71,7 +71,7 @@ class Indexing:
         started = self._clock.monotonic()
         try:
             indexed = await self._store.index(ENTRIES)
-        except Exception as error:  # noqa: BLE001 - whatever a store raises, the manager goes on
+        except Exception as error:  # noqa: BLE001 - the manager goes on without its index, and tries again
             self._failures += 1
             if self._failures == 1:
                 log.warning("the search index is behind", action="search.behind", error=named(error))

@@ -1,4 +1,4 @@
-"""How a manager's sessions are saved: entries by the committer, snapshots by the flusher; and indexed, beside that."""
+"""Saves a manager's sessions: entries by the committer, snapshots by the flusher; and keeps the search index."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = get_logger(__name__)
 
 
 class Saving:
-    """The committer and the flusher of an open manager, and what indexes."""
+    """The committer, the flusher and the search index of an open manager."""
 
     def __init__(
         self,
@@ -58,7 +58,10 @@ class Saving:
         background.start(self.indexing.run, name="indexing")
 
     async def finish(self) -> None:
-        """Save the rest, and let them end."""
+        """Save the rest, and make all three return.
+
+        The flusher closes before the committer: its last flush waits for a last commit.
+        """
         self.indexing.close()
         try:
             await self.flusher.flush()
@@ -86,7 +89,7 @@ class Saving:
 
     @property
     def problems(self) -> list[str]:
-        """What keeps messages from being acknowledged, or snapshots from being written."""
+        """What keeps messages from being acknowledged, or snapshots from being written, one sentence each."""
         problems = []
         if (failure := self.committer.failure or self.committer.lost) is not None:
             problems.append(f"messages are not acknowledged: {failure}")
@@ -101,12 +104,12 @@ class Saving:
 
     @property
     def state(self) -> str:
-        """Whether all is well, in a word."""
+        """`failing` where there are problems, else `ok`."""
         return "failing" if self.problems else "ok"
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """What committer and flusher have done, and have to do: fields of `ManagerStatistics`."""
+        """What committer and flusher have done, and what waits for them: fields of `ManagerStatistics`."""
         commits, flushes = self.committer.counts, self.flusher.counts
         return {
             "dirty": self.flusher.dirty,
