@@ -12,14 +12,8 @@ from miniclaw_sessions.testing.faults import FaultyStore, Hold
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from miniclaw_sessions.testing.searching import SEARCH_CHECKS
 from miniclaw_sessions.testing.shared_stores import SHARED_STORE_CHECKS
-from miniclaw_sessions.testing.stores import (
-    STORE_CHECKS,
-    StoreCheck,
-    StoreMaker,
-    check_store,
-    sample_entries,
-    sample_head,
-)
+from miniclaw_sessions.testing.store_kit import StoreCheck, StoreMaker, sample_entries, sample_head
+from miniclaw_sessions.testing.stores import STORE_CHECKS, check_store
 
 __all__ = [
     "SEARCH_CHECKS",

@@ -13,7 +13,7 @@ from miniclaw_sessions.core.protocol.entries import Compaction, Custom, Entry, L
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Role, TextPart, ThinkingPart, ToolCall
 from miniclaw_sessions.core.stores.base import Append, Store, damaged, stored_entry
 from miniclaw_sessions.errors import InvalidSearch
-from miniclaw_sessions.testing.stores import StoreCheck, StoreMaker, sample_head
+from miniclaw_sessions.testing.store_kit import StoreCheck, StoreMaker, sample_head
 
 _NOON = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 _CALL = ToolCall("call-1", "weather", '{"city": "Zürich \\u2014 \\"Altstadt\\"", "days": 3}')

@@ -22,7 +22,7 @@ from miniclaw_sessions.core.stores.base import (
     TurnClaim,
 )
 from miniclaw_sessions.errors import StoreConflict, StoreError
-from miniclaw_sessions.testing.stores import StoreCheck, StoreMaker, sample_entries, sample_head
+from miniclaw_sessions.testing.store_kit import StoreCheck, StoreMaker, sample_entries, sample_head
 
 _LONG_S = 3600.0
 

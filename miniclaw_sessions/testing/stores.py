@@ -10,44 +10,26 @@ or, all at once, `await check_store(...)`. A check that fails raises AssertionEr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
-from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from collections.abc import Iterable
 
 import anyio
 import anyio.lowlevel
 
-from miniclaw_sessions.core.protocol.entries import MessageEntry
-from miniclaw_sessions.core.protocol.keys import SessionKey
-from miniclaw_sessions.core.protocol.messages import Message
-from miniclaw_sessions.core.stores.base import Append, SessionHead, Store, StoredEntry, StoredHead, stored_entry
+from miniclaw_sessions.core.stores.base import Append, SessionHead, Store, StoredEntry, StoredHead
 from miniclaw_sessions.errors import StoreConflict
+from miniclaw_sessions.testing.searching import SEARCH_CHECKS
+from miniclaw_sessions.testing.store_kit import (
+    Reopen,
+    StoreCheck,
+    StoreFactory,
+    StoreMaker,
+    sample_entries,
+    sample_entry,
+    sample_head,
+)
 
-StoreFactory = Callable[[], Store]
-"""Makes an empty store, not yet opened."""
-
-Reopen = Callable[[Store], Store]
-"""Makes a store, not yet opened, with the content of a closed one."""
-
-_START = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
 _MANY = 1_200
 """More sessions than a store is likely to read at a time."""
-
-
-class StoreMaker(NamedTuple):
-    """How a check gets its stores.
-
-    Attributes:
-        new: makes an empty store, not yet opened; called once per check.
-        reopen: makes a store, not yet opened, with the content of a closed one; None if the store forgets.
-    """
-
-    new: StoreFactory
-    reopen: Reopen | None = None
-
-
-StoreCheck = Callable[[StoreMaker], Coroutine[Any, Any, None]]
-"""One promise: makes stores, uses them, and raises AssertionError if one breaks it."""
 
 
 async def check_store(factory: StoreFactory, *, reopen: Reopen | None = None) -> None:
@@ -60,21 +42,8 @@ async def check_store(factory: StoreFactory, *, reopen: Reopen | None = None) ->
     Raises:
         AssertionError: a promise is broken; the text says which.
     """
-    from miniclaw_sessions.testing.searching import SEARCH_CHECKS  # noqa: PLC0415 - it uses what is in here
-
     for check in (*STORE_CHECKS, *SEARCH_CHECKS):
         await check(StoreMaker(factory, reopen))
-
-
-def sample_head(chat_id: str | int = 1, *, channel: str = "telegram", incarnation: str = "first") -> SessionHead:
-    """A session's head for tests."""
-    key = SessionKey.of(channel, chat_id)
-    return SessionHead(key.session_id, key, incarnation, _START)
-
-
-def sample_entries(first: int, last: int, *, prefix: str = "entry", text: str = "hello") -> list[StoredEntry]:
-    """Entries with the sequences from `first` to `last`, both included; each id is the prefix and the sequence."""
-    return [_entry(sequence, f"{prefix}-{sequence}", text) for sequence in range(first, last + 1)]
 
 
 # --- the checks ------------------------------------------------------------------------------------------------------
@@ -150,7 +119,7 @@ async def names_from_strangers_do_not_mix(stores: StoreMaker) -> None:
 async def bytes_come_back_as_they_were(stores: StoreMaker) -> None:
     """Line separators, NULs and megabytes are ordinary content."""
     texts = ["", "\n\r\u2028\u0085\x1c\0", "e\u0301 ä 你好 👩‍👩‍👧", "x" * 2_000_000]
-    entries = [_entry(sequence, f"entry-{sequence}", text) for sequence, text in enumerate(texts, 1)]
+    entries = [sample_entry(sequence, f"entry-{sequence}", text) for sequence, text in enumerate(texts, 1)]
     async with stores.new() as store:
         await _append(store, sample_head(), entries)
         _expect(await store.read("telegram_1") == entries, "entries come back byte for byte")
@@ -237,8 +206,8 @@ async def one_conflict_does_not_fail_its_neighbours(stores: StoreMaker) -> None:
 async def an_entry_is_found_by_its_idempotency_key(stores: StoreMaker) -> None:
     """A key finds its oldest entry in its own session, however many entries came since; also after reopening."""
     odd = ["", "a b", 'quote " and \\', "ä你\u2028", "x" * 512, "%_", "1"]
-    keyed = [_entry(sequence, f"entry-{sequence}", "keyed", key) for sequence, key in enumerate(odd, 1)]
-    again = _entry(len(odd) + 1, "again", "keyed", "a b")
+    keyed = [sample_entry(sequence, f"entry-{sequence}", "keyed", key) for sequence, key in enumerate(odd, 1)]
+    again = sample_entry(len(odd) + 1, "again", "keyed", "a b")
     others = sample_entries(len(odd) + 2, _MANY)
 
     async def expect_found(store: Store) -> None:
@@ -252,7 +221,7 @@ async def an_entry_is_found_by_its_idempotency_key(stores: StoreMaker) -> None:
 
     async with stores.new() as store:
         await _append(store, sample_head(1), [*keyed, again])
-        await _append(store, sample_head(2), [_entry(1, "entry-1", "keyed", "another")])
+        await _append(store, sample_head(2), [sample_entry(1, "entry-1", "keyed", "another")])
         await expect_found(store)
         await _append(store, sample_head(1), others)
         await expect_found(store)
@@ -261,7 +230,7 @@ async def an_entry_is_found_by_its_idempotency_key(stores: StoreMaker) -> None:
         await store.delete("telegram_2")
         found = await store.find_by_idempotency_key("telegram_2", "another")
         _expect(found is None, "the keys of a deleted session are gone")
-        await _append(store, sample_head(2, incarnation="second"), [_entry(1, "other", "other", "another")])
+        await _append(store, sample_head(2, incarnation="second"), [sample_entry(1, "other", "other", "another")])
         found = await store.find_by_idempotency_key("telegram_2", "another")
         _expect(found is not None and found.entry_id == "other", "the keys of a deleted session are free")
     if stores.reopen is not None:
@@ -393,18 +362,6 @@ STORE_CHECKS: tuple[StoreCheck, ...] = (
 async def _append(store: Store, head: SessionHead, entries: Iterable[StoredEntry]) -> None:
     outcomes = await store.append([Append(head, list(entries))])
     _expect(outcomes == [None], f"an append is acknowledged, not answered with {outcomes}")
-
-
-def _entry(sequence: int, entry_id: str, text: str, idempotency_key: str | None = None) -> StoredEntry:
-    entry = MessageEntry(
-        id=entry_id,
-        parent_id=None,
-        timestamp=_START + timedelta(seconds=sequence),
-        sequence=sequence,
-        message=Message.user(text),
-        idempotency_key=idempotency_key,
-    )
-    return stored_entry(entry)
 
 
 def _expect(kept: bool, promise: str) -> None:

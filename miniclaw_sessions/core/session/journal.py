@@ -42,7 +42,7 @@ from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message, dated
 from miniclaw_sessions.core.session.home import Home, OpenTurn
 from miniclaw_sessions.core.session.reading import TreeReader
-from miniclaw_sessions.core.stores.base import SessionHead, decode_stored, stored_entry
+from miniclaw_sessions.core.stores.base import SessionHead, StoredEntry, decode_stored
 from miniclaw_sessions.core.stores.branches import bring_window_up
 from miniclaw_sessions.errors import (
     InvalidMessage,
@@ -543,7 +543,7 @@ class Journal:
 
     def _accept(self, entry: Entry, encoded: bytes) -> None:
         self.evicted += self.conversation.apply(entry, encoded)
-        self.home.committer.submit(self.log, stored_entry(entry, encoded))
+        self.home.committer.submit(self.log, StoredEntry(entry.sequence, entry.id, encoded, entry.idempotency_key))
         self._changed()
 
     def _check_size(self, size: int) -> None:

@@ -29,7 +29,7 @@ import msgspec
 
 from miniclaw_sessions.core.stores import open_store
 from miniclaw_sessions.core.stores.base import Append, StoredEntry
-from miniclaw_sessions.testing.stores import sample_entries, sample_head
+from miniclaw_sessions.testing.store_kit import sample_entries, sample_head
 from tests.postgresql import running_server
 
 BATCH = 200

@@ -23,7 +23,7 @@ from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ConfigError, DirectoryInUse, StoreError, StoreUnavailable
 from miniclaw_sessions.files.transfer.backup import back_up_closed
 from miniclaw_sessions.files.transfer.migrating import Change, House, house, migrate
-from miniclaw_sessions.testing.stores import sample_entries, sample_head
+from miniclaw_sessions.testing.store_kit import sample_entries, sample_head
 from tests.core.persistence.encrypted_homes import BOTH, DAY, NEW, NEW_KEY, OLD, OLD_KEY, SECRET, Home
 
 pytestmark = pytest.mark.anyio
