@@ -8,11 +8,7 @@ import asyncio
 import errno
 import json
 import os
-import signal
 import stat
-import subprocess
-import sys
-import textwrap
 import threading
 import zlib
 from collections.abc import Callable, Sequence
@@ -51,6 +47,7 @@ from miniclaw_sessions.errors import (
     StoreUnavailable,
 )
 from miniclaw_sessions.testing import sample_entries, sample_head
+from tests.core.stores.durable import append
 
 pytestmark = pytest.mark.anyio
 
@@ -60,11 +57,6 @@ NAME = "telegram_1.jsonl"
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "transcripts"
-
-
-async def append(store: JSONLStore, chat_id: int, first: int, last: int, *, text: str = "hello") -> StoreError | None:
-    (outcome,) = await store.append([Append(sample_head(chat_id), sample_entries(first, last, text=text))])
-    return outcome
 
 
 async def filled(path: Path, *appends: tuple[int, int], chat_id: int = 1) -> Path:
@@ -102,12 +94,6 @@ def failing(number: int) -> Callable[..., Any]:
         raise OSError(number, os.strerror(number))
 
     return fail
-
-
-def run_python(program: str, *arguments: object) -> str:
-    """Run a program in a process of its own, and return what it prints."""
-    command = [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
 # --- the files -------------------------------------------------------------------------------------------------------
@@ -165,24 +151,6 @@ async def test_files_are_0600_and_directories_0700_whatever_the_umask(umask: int
         piece: "0o600",
     }
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
-
-
-async def test_a_file_that_others_could_read_is_made_private(path: Path) -> None:
-    file = await filled(path, (1, 1))
-    file.chmod(0o644)
-    assert await found(path) == sample_entries(1, 1)
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-
-
-async def test_a_store_that_is_not_open_says_so(path: Path) -> None:
-    store = JSONLStore(path)
-    for _ in range(2):
-        with pytest.raises(StoreUnavailable, match="not open"):
-            await store.read("telegram_1")
-        with pytest.raises(StoreUnavailable, match="not open"):
-            await append(store, 1, 1, 1)
-        async with store:
-            pass
 
 
 async def test_two_stores_cannot_have_one_directory_open(path: Path) -> None:
@@ -931,42 +899,6 @@ async def test_a_file_that_cannot_be_read_stops_the_opening_because_it_is_not_ab
     assert await found(path) == sample_entries(1, 1)
 
 
-def test_a_file_size_limit_counts_as_a_full_disk_and_passes_when_it_is_raised(path: Path) -> None:
-    program = """
-        import resource, sys, anyio
-        from pathlib import Path
-        from miniclaw_sessions.errors import StoreFull
-        from miniclaw_sessions.core.stores.base import Append
-        from miniclaw_sessions.core.stores.jsonl.store import JSONLStore
-        from miniclaw_sessions.testing import sample_entries, sample_head
-        async def main():
-            async with JSONLStore(Path(sys.argv[1])) as store:
-                unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
-                resource.setrlimit(resource.RLIMIT_FSIZE, (100_001, unlimited[1]))
-                sequence = 0
-                try:
-                    while True:
-                        await store.append([Append(sample_head(), sample_entries(sequence + 1, sequence + 9))])
-                        sequence += 9
-                except StoreFull:
-                    pass
-                for _ in range(2):
-                    try:
-                        await store.append([Append(sample_head(), sample_entries(sequence + 1, sequence + 9))])
-                        raise AssertionError
-                    except StoreFull:
-                        pass
-                    assert len(await store.read("telegram_1")) == sequence > 100
-                    assert await store.append([Append(sample_head(2 + _), sample_entries(1, 9))]) == [None]
-                resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
-                assert await store.append([Append(sample_head(), sample_entries(sequence + 1, sequence + 9))]) == [None]
-                assert await store.read("telegram_1") == sample_entries(1, sequence + 9)
-                print(await store.check())
-        anyio.run(main)
-    """
-    assert run_python(program, path) == "[]\n"
-
-
 # --- other programs --------------------------------------------------------------------------------------------------
 
 
@@ -1155,46 +1087,6 @@ async def test_a_cancelled_reader_leaves_no_file_open(path: Path) -> None:
         assert len(await store.read("telegram_1")) == 3_000
         assert await store.delete("telegram_1")
         assert [name for name in open_files() if "telegram_1" in name] == []
-
-
-WRITER = """
-    import sys, anyio
-    from pathlib import Path
-    from miniclaw_sessions.core.stores.base import Append
-    from miniclaw_sessions.core.stores.jsonl.store import JSONLStore
-    from miniclaw_sessions.testing import sample_entries, sample_head
-    async def main():
-        async with JSONLStore(Path(sys.argv[1])) as store:
-            last = {chat_id: stored.last_sequence if (stored := await store.head(f"telegram_{chat_id}")) else 0
-                    for chat_id in range(10)}
-            while True:
-                appends = [Append(sample_head(chat_id), sample_entries(last[chat_id] + 1, last[chat_id] + 1 + chat_id))
-                           for chat_id in last]
-                assert await store.append(appends) == [None] * 10
-                for append in appends:
-                    last[int(append.head.key.chat_id)] = append.entries[-1].sequence
-                print(*last.values(), flush=True)
-    anyio.run(main)
-"""
-
-
-async def test_kill_9_in_the_middle_of_appends_loses_nothing_that_was_acknowledged(path: Path) -> None:
-    for round_number in range(1, 4):
-        command = [sys.executable, "-c", textwrap.dedent(WRITER), str(path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: ASYNC220 - as above
-            assert process.stdout is not None
-            for _ in range(10 * round_number):
-                assert process.stdout.readline()
-            process.send_signal(signal.SIGKILL)
-            acknowledged = [line for line in process.stdout.read().splitlines() if line.count(" ") == 9]
-        assert process.returncode == -signal.SIGKILL
-        async with JSONLStore(path) as store:
-            for chat_id, last in enumerate(map(int, acknowledged[-1].split() if acknowledged else [])):
-                entries = await store.read(f"telegram_{chat_id}")
-                assert len(entries) >= last
-                assert entries == sample_entries(1, len(entries))
-                assert len(entries) % (chat_id + 1) == 0, "an append is there as a whole or not at all"
-            assert await store.check() == []
 
 
 async def test_a_transcript_that_vanishes_under_our_hands_is_written_back_from_memory(tmp_path: Path) -> None:

@@ -1,19 +1,15 @@
 """What only SQLite can get wrong: files, schema, full and failing disks, other programs, crashes."""
 
-# ruff: noqa: ASYNC220, ASYNC240 - nothing else runs on the loop while a test looks at its files
+# ruff: noqa: ASYNC240 - nothing else runs on the loop while a test looks at its files
 
 from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import shutil
-import signal
 import sqlite3
 import stat
 import subprocess
-import sys
-import textwrap
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
@@ -46,6 +42,7 @@ from miniclaw_sessions.errors import (
     StoreUnavailable,
 )
 from miniclaw_sessions.testing import sample_entries, sample_head
+from tests.core.stores.durable import append, run_python
 
 pytestmark = pytest.mark.anyio
 
@@ -53,11 +50,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "sessions.db"
-
-
-async def append(store: SQLiteStore, chat_id: int, first: int, last: int, *, text: str = "hello") -> StoreError | None:
-    (outcome,) = await store.append([Append(sample_head(chat_id), sample_entries(first, last, text=text))])
-    return outcome
 
 
 async def filled(path: Path, *, sessions: int = 3, entries: int = 5) -> None:
@@ -75,12 +67,6 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in directory.iterdir() if not file.name.endswith("-shm")}
 
 
-def run_python(program: str, *arguments: object) -> str:
-    """Run a program in a process of its own, and return what it prints."""
-    command = [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-
-
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
@@ -95,14 +81,6 @@ async def test_all_files_are_0600_whatever_the_umask(umask: int, path: Path) -> 
         os.umask(before)
     assert while_open == {"sessions.db": 0o600, "sessions.db-wal": 0o600, "sessions.db-shm": 0o600}
     assert modes(path.parent) == {"sessions.db": 0o600}
-
-
-async def test_a_file_that_others_could_read_is_made_private(path: Path) -> None:
-    await filled(path)
-    path.chmod(0o644)
-    async with SQLiteStore(path) as store:
-        assert set(modes(path.parent).values()) == {0o600}
-        assert len(await store.read("telegram_1")) == 5
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "directory"])
@@ -130,17 +108,6 @@ async def test_a_missing_directory_is_not_created(path: Path) -> None:
 async def test_any_file_name_will_do(name: str, tmp_path: Path) -> None:
     await filled(tmp_path / name)
     assert [file.name for file in tmp_path.iterdir()] == [name]
-
-
-async def test_a_store_that_is_not_open_says_so(path: Path) -> None:
-    store = SQLiteStore(path)
-    for _ in range(2):
-        with pytest.raises(StoreUnavailable, match="not open"):
-            await store.read("telegram_1")
-        with pytest.raises(StoreUnavailable, match="not open"):
-            await append(store, 1, 1, 1)
-        async with store:
-            pass
 
 
 async def test_a_deleted_session_leaves_no_bytes_behind(path: Path) -> None:
@@ -500,36 +467,6 @@ async def test_a_store_that_finds_no_space_to_open_says_that_the_disk_is_full(sm
         assert await store.check() == []
 
 
-def test_a_file_size_limit_counts_as_a_full_disk_and_passes_when_it_is_raised(path: Path) -> None:
-    program = """
-        import resource, sys, anyio
-        from pathlib import Path
-        from miniclaw_sessions.errors import ConfigError, StoreFull
-        from miniclaw_sessions.core.stores.base import Append
-        from miniclaw_sessions.core.stores.sqlite.store import SQLiteStore
-        from miniclaw_sessions.testing import sample_entries, sample_head
-        async def main():
-            async with SQLiteStore(Path(sys.argv[1])) as store:
-                unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
-                resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, unlimited[1]))
-                sequence = 0
-                try:
-                    while True:
-                        await store.append([Append(sample_head(), sample_entries(sequence + 1, sequence + 9))])
-                        sequence += 9
-                except StoreFull:
-                    pass
-                assert len(await store.read("telegram_1")) == sequence > 100
-                resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
-                assert await store.append([Append(sample_head(), sample_entries(sequence + 1, sequence + 9))]) == [None]
-                assert len(await store.read("telegram_1")) == sequence + 9
-                print(await store.check())
-        anyio.run(main)
-    """
-    assert run_python(program, path) == "[]\n"
-    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
-
-
 # --- a failing disk --------------------------------------------------------------------------------------------------
 
 
@@ -695,46 +632,6 @@ async def test_an_append_whose_caller_is_cancelled_runs_to_its_end_and_closing_w
     async with SQLiteStore(path) as store:
         assert await store.read("telegram_1") == sample_entries(1, 100)
         assert await store.check() == []
-
-
-WRITER = """
-    import sys, anyio
-    from pathlib import Path
-    from miniclaw_sessions.core.stores.base import Append
-    from miniclaw_sessions.core.stores.sqlite.store import SQLiteStore
-    from miniclaw_sessions.testing import sample_entries, sample_head
-    async def main():
-        async with SQLiteStore(Path(sys.argv[1])) as store:
-            last = {chat_id: stored.last_sequence if (stored := await store.head(f"telegram_{chat_id}")) else 0
-                    for chat_id in range(10)}
-            while True:
-                appends = [Append(sample_head(chat_id), sample_entries(last[chat_id] + 1, last[chat_id] + 1 + chat_id))
-                           for chat_id in last]
-                assert await store.append(appends) == [None] * 10
-                for append in appends:
-                    last[int(append.head.key.chat_id)] = append.entries[-1].sequence
-                print(*last.values(), flush=True)
-    anyio.run(main)
-"""
-
-
-@pytest.mark.proof
-async def test_kill_9_in_the_middle_of_appends_loses_nothing_that_was_acknowledged(path: Path) -> None:
-    for round_number in range(1, 4):
-        command = [sys.executable, "-c", textwrap.dedent(WRITER), str(path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            for _ in range(20 * round_number):
-                assert process.stdout.readline()
-            process.send_signal(signal.SIGKILL)
-            acknowledged = [line for line in process.stdout.read().splitlines() if line.count(" ") == 9]
-        assert process.returncode == -signal.SIGKILL
-        async with SQLiteStore(path) as store:
-            for chat_id, last in enumerate(map(int, acknowledged[-1].split() if acknowledged else [])):
-                entries = await store.read(f"telegram_{chat_id}")
-                assert len(entries) >= last
-                assert entries == sample_entries(1, len(entries))
-            assert await store.check() == []
 
 
 # --- idempotency keys ------------------------------------------------------------------------------------------------
