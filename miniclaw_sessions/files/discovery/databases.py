@@ -1,8 +1,8 @@
 """Sessions out of other programs' SQLite databases, as lines that their formats read.
 
 A database is only read, in short queries, so that its program never waits: nothing is locked between them, and no file
-beside it is made. It is not trusted: only plain tables are read, row by row, for so long and so much at a time, and
-whatever it does is a refusal of this one database. Everything in here blocks.
+is made next to it. It is not trusted: only plain tables are read, row by row, within limits of time and size, and any
+failure only refuses this one database. All functions here block.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ import msgspec
 
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.errors import ImportRefused
-from miniclaw_sessions.files.discovery.reading import why
+from miniclaw_sessions.files.discovery.open_files import why
+from miniclaw_sessions.files.formats.codec import moment_of
 from miniclaw_sessions.files.transfer.incoming import MAX_LINE_BYTES
 
 T = TypeVar("T")
 
 LIST_S = 10.0
-"""So long a database may take to say which sessions it has."""
+"""How long listing the sessions of a database may take."""
 READ_S = 60.0
-"""So long it may take for one of them; what is done with its lines meanwhile does not count."""
+"""How long reading one session may take; the time that its lines wait for their consumer does not count."""
 
 _PAGE = 100
 _PATIENCE_S = 0.5
-_ROW_BYTES = 200  # about what a row takes in memory that has nothing in it
+_ROW_BYTES = 200  # about the memory of an empty row
 _LONGEST_ID = 512
 _LATEST_MS = 2**63 // 1_000_000 - 1
-_STEPS = 10_000  # of SQLite's machine, between two looks at the time
-_LONG_S = 1.0  # a database that was refused after so long is left alone,
-_REST = 10  # for so many times as long as that took
+_STEPS = 10_000  # of SQLite's virtual machine, between two checks of the time
+_LONG_S = 1.0  # a database whose refusal took longer is left alone for
+_REST = 10  # this many times as long
 _KNOWN: dict[Path, tuple[list[tuple[int, int, int]], list[DatabaseSession]]] = {}
 _REFUSED: dict[Path, tuple[float, str]] = {}
 _WAL_VERSION = b"\2\2"  # bytes 18 and 19 of the header of a database with a write-ahead log
@@ -163,7 +164,7 @@ def _opened(path: Path, seconds: float) -> Iterator[_Database]:
         connection = _connected(path)
         database = _Database(connection, seconds)
         yield database
-    except Exception as error:  # noqa: BLE001 - whatever is in it, it is a refusal of this one
+    except Exception as error:  # noqa: BLE001 - any content may only refuse this one database
         is_late = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT
         problem = f"it takes longer than {seconds:g} seconds" if is_late else why(error)
         if database is not None and database.spent > _LONG_S:
@@ -179,7 +180,7 @@ def _connected(path: Path) -> sqlite3.Connection:
         raise ImportRefused("it is not a regular file")
     with path.open("rb") as file:
         is_wal = file.read(20)[18:20] == _WAL_VERSION
-    # nobody has it open who writes: without this, SQLite would make the files of a log beside it
+    # no writer has it open: without this, SQLite would create the files of a log next to it
     rest = "&immutable=1" if is_wal and not Path(f"{path}-wal").exists() else ""
     return sqlite3.connect(
         f"file:{quote(str(path))}?mode=ro{rest}",
@@ -330,8 +331,6 @@ def _has_threads(database: _Database) -> bool:
 
 
 def _nanoseconds(text: Any) -> int:
-    from miniclaw_sessions.files.formats.codec import moment_of  # noqa: PLC0415 - a table without it is read as fast
-
     moment = moment_of(text.replace(" ", "T") if isinstance(text, str) else None)
     return 0 if moment is None else int(moment.timestamp() * 1e6) * 1_000
 

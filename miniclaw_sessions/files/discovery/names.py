@@ -1,9 +1,9 @@
-"""Which session here a session of another program becomes: the same one each time, and nobody else's.
+"""Which session a session of another program becomes here: always the same one, which belongs to no other source.
 
-It is `import_ID`. Where another program's session has that name here, it is `import_PROGRAM-ID`; where another file of
-the same program has it, a hash of the path stands behind. Which file a session is of is kept with it (`FOLLOWED`), so
-that a later look, or another process, gives the same names whatever came or went in between. A UUID in two places is
-one session: a program makes no two conversations of one, but people copy files.
+It is `import_ID`; `import_PROGRAM-ID` if a session of another program has that name; with a hash of the path behind it
+if another file of the same program has it. Each session keeps which file it is of (`FOLLOWED`), so that a later look,
+or another process, gives the same names even if files came or went in between. A UUID in two places is one session: no
+program gives two conversations the same UUID, but people copy files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 
 
 class _Holder(msgspec.Struct, frozen=True):
-    """Who has a name: a file of a program; each is empty where that is not known."""
+    """The source that has a name: a file of a program; each field is empty if it is not known."""
 
     program: str = ""
     form: str = ""
@@ -32,7 +32,7 @@ class _Holder(msgspec.Struct, frozen=True):
 
 
 class Names:
-    """The names of the sessions of one look after the other.
+    """Gives the sources of one look after the other their names.
 
     Args:
         workspace: where the sessions are kept.
@@ -46,21 +46,21 @@ class Names:
         """The id of the session that a source is here, or becomes.
 
         Args:
-            source: which one.
-            program: whose it is.
-            own_id: its id there.
-            present: where all sources are that there are now (`Source.shown`).
+            source: the source.
+            program: its program.
+            own_id: its id in that program.
+            present: the paths of all sources that exist now (`Source.shown`).
 
         Raises:
-            ImportRefused: no session can be named so.
-            Unreachable: nobody keeps the sessions just now.
+            ImportRefused: the id makes no name of a session.
+            Unreachable: the process that keeps the sessions does not answer.
         """
         digest = hashlib.blake2b(source.shown.encode(), digest_size=4).hexdigest()
         plain, of_program = own_id, f"{source.program}-{own_id}"
         is_unique = bool(source.inner or _UUID.fullmatch(own_id))
         found = ""
         holders: dict[str, _Holder | None] = {}
-        if not is_unique:  # it may have been named when another one had the first name
+        if not is_unique:  # it may have got its name when another source had the first one
             for name in (plain, of_program, f"{plain}-{digest}", f"{of_program}-{digest}"):
                 holder = holders[name] = await self._holder(_session_id(name))
                 if holder is not None and holder.path == source.shown:
@@ -79,11 +79,11 @@ class Names:
         return session_id
 
     def refuse(self, session_id: str) -> None:
-        """It turned out that the session of this name is of something else."""
+        """Note that the session of this name belongs to something else."""
         self._given[session_id] = _Holder()
 
     async def _holder(self, session_id: str) -> _Holder | None:
-        """Who has a name; None: nobody has."""
+        """The source that has a name; None if no session has it."""
         if session_id in self._given:
             return self._given[session_id]
         try:
@@ -106,7 +106,7 @@ def _is_of(holder: _Holder, source: Source, program: Program, present: Collectio
     if holder.path == source.shown:
         return True
     if is_unique:
-        return holder.form == (program.form or program.name)  # copied, from whichever program has such files
+        return holder.form == (program.form or program.name)  # a copy, from any program with such files
     return _is_program(holder, program) and holder.path not in present  # imported by hand, or moved since
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from miniclaw_sessions.errors import ConfigError
-from miniclaw_sessions.files.discovery.reading import blocks, opened
+from miniclaw_sessions.files.discovery.open_files import blocks, opened
 
 _BEGINNING_BYTES = 65_536
 _LINK = "it is a link, and links are not followed"
@@ -26,9 +26,9 @@ class Source(msgspec.Struct, frozen=True):
         path: its file, or the database that it is in.
         size: of the file in bytes; in a database, how many messages the session has.
         modified: when it last changed, in nanoseconds since 1970, as its file or the database says.
-        inode: tells a file from another one that has taken its place.
+        inode: differs if another file has taken its place.
         inner: its id in the database; empty for a file.
-        problem: why it is not read, where that is known already.
+        problem: why it is not read, if that is known already.
     """
 
     program: str
@@ -41,7 +41,7 @@ class Source(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        """Where it is, for people and for what is kept with its session."""
+        """Its path, as people see it and as its session keeps it."""
         path = os.fsencode(self.path).decode(errors="backslashreplace")
         return f"{path}#{self.inner}" if self.inner else path
 
@@ -53,14 +53,14 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
         name: as the command line has it.
         places: the directories where the files of its sessions are, for an environment and a home.
         databases: those that have its sessions in them, likewise.
-        is_rewritten: whether its files are written anew; others only grow by lines.
+        is_rewritten: whether the program rewrites its files; others only grow by lines.
         form: the name of the format that its files are read as; None: it is recognized.
-        names: what of a file's path below its place is the session's id: the first group that is there.
-        not_read: which files beside them are sessions, but of a form that is not read, and why.
-        older: what is not read of an earlier way to keep them, for an environment, a home, and the ids of the sessions
-            that are found elsewhere.
-        inside: what in the beginning of a file is the session's id, where its name does not say it: the first group.
-        marks: what stands once in about every message, so that they can be counted without being read.
+        names: matches the path of a file below its place; the first group that matched is the session's id.
+        not_read: matches files that are sessions in a form that is not read, and says why.
+        older: finds sessions in an earlier form that is not read, for an environment, a home, and the ids of the
+            sessions that were found already.
+        inside: finds the session's id in the beginning of a file, if the name does not have it: the first group.
+        marks: texts of which about every message has one, so that messages can be counted without being parsed.
     """
 
     name: str
@@ -246,7 +246,7 @@ def _source(program: Program, path: Path, status: os.stat_result) -> Source:
     elif not stat.S_ISREG(status.st_mode):
         problem = "it is not a regular file"
     elif not os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids):
-        problem = "Permission denied"  # a look tells when that has changed: the file's time does not
+        problem = "Permission denied"  # checked at each look, because a change of it leaves the file's time as it is
     return Source(program.name, path, status.st_size, status.st_mtime_ns, status.st_ino, problem=problem)
 
 

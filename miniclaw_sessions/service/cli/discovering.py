@@ -20,8 +20,8 @@ from miniclaw_sessions.service.cli.output import counted, local_time, one_line
 from miniclaw_sessions.service.cli.tables import Rows
 
 if TYPE_CHECKING:
-    from miniclaw_sessions.files.discovery.discover import Overview
-    from miniclaw_sessions.files.discovery.following import Follower, Kept
+    from miniclaw_sessions.files.discovery.follower import Follower, SourceUpdate
+    from miniclaw_sessions.files.discovery.overview import Overview
 
 Document = dict[str, Any]
 
@@ -59,7 +59,7 @@ async def discover(  # noqa: PLR0913 - one for each option
 
 
 async def _overviews(invocation: Invocation, names: Sequence[str]) -> list[Overview]:
-    from miniclaw_sessions.files.discovery.discover import overview  # noqa: PLC0415 - help does not need it
+    from miniclaw_sessions.files.discovery.overview import overview  # noqa: PLC0415 - help does not need it
     from miniclaw_sessions.files.discovery.programs import programs_named  # noqa: PLC0415 - same
 
     read = 0
@@ -108,7 +108,7 @@ def _ask(invocation: Invocation, names: list[str]) -> list[str]:
 async def _import(
     invocation: Invocation, names: Sequence[str], document: Document, *, follow: bool, only: str | None = None
 ) -> None:
-    from miniclaw_sessions.files.discovery.following import Follower  # noqa: PLC0415 - help does not need it
+    from miniclaw_sessions.files.discovery.follower import Follower  # noqa: PLC0415 - help does not need it
     from miniclaw_sessions.files.discovery.programs import programs_named  # noqa: PLC0415 - same
 
     async with invocation.sessions(create=True) as client:
@@ -120,7 +120,7 @@ async def _import(
             invocation.report("importing sessions", done, total)
 
         kept = [one async for one in follower.catch_up(on_progress)]
-        if only is not None and not follower.has_met(only):
+        if only is not None and not follower.has_source_of(only):
             raise SessionNotFound(only)
         _tell(invocation, kept, document)
         if follow:
@@ -129,7 +129,7 @@ async def _import(
         raise typer.Exit(1)
 
 
-def _tell(invocation: Invocation, kept: Sequence[Kept], document: Document) -> None:
+def _tell(invocation: Invocation, kept: Sequence[SourceUpdate], document: Document) -> None:
     """What was imported."""
     if invocation.as_json:
         invocation.print_json({**document, "imported": [_document(one) for one in kept]})
@@ -153,7 +153,7 @@ async def _follow(invocation: Invocation, follower: Follower) -> None:
     await follower.follow(partial(_print, invocation))
 
 
-def _print(invocation: Invocation, one: Kept) -> None:
+def _print(invocation: Invocation, one: SourceUpdate) -> None:
     if invocation.as_json:
         write_bytes(msgspec.json.encode(_document(one)) + b"\n")
         sys.stdout.buffer.flush()
@@ -165,7 +165,7 @@ def _print(invocation: Invocation, one: Kept) -> None:
         invocation.console.print(f"{one.program}  {one_line(one.reply.session_id)}  +{told}", soft_wrap=True)
 
 
-def _document(one: Kept) -> Document:
+def _document(one: SourceUpdate) -> Document:
     reply = one.reply
     about: Document = {"program": one.program, "path": one.path, "new": one.is_new}
     if one.is_gone:

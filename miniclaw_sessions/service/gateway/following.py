@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from miniclaw_sessions.config import FollowSettings
-from miniclaw_sessions.files.discovery.following import Follower, Kept
+from miniclaw_sessions.files.discovery.follower import Follower, SourceUpdate
 from miniclaw_sessions.files.discovery.programs import programs_named
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.service.api.context import Context
@@ -43,7 +43,7 @@ async def keep_up(context: Context, settings: FollowSettings) -> None:
         await clock.sleep(AGAIN_S)
 
 
-def _note(kept: Kept) -> None:
+def _note(kept: SourceUpdate) -> None:
     about = {"program": kept.program, "path": kept.path}
     if kept.problem:
         log.warning(kept.problem, action="follow.unread", **about)

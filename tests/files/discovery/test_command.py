@@ -17,7 +17,7 @@ import pytest
 
 from tests.agents import make_home
 from tests.command_line import Cli, Terminal, running_daemon
-from tests.files.discovery.test_following import claude_file, put, user
+from tests.files.discovery.test_follower import claude_file, put, user
 
 LIMIT_S = 2.0
 """What another program says is here within this."""

@@ -12,7 +12,7 @@ import pytest
 
 from miniclaw_sessions.service.client import connect
 from tests.agents import make_database
-from tests.files.discovery.test_following import TALK, Following, block, claude_file, nanobot, put, user
+from tests.files.discovery.test_follower import TALK, Following, block, claude_file, nanobot, put, user
 from tests.files.transfer.test_forgetting import Home
 from tests.files.transfer.test_forgetting import home as home  # noqa: PLC0414 - a fixture
 

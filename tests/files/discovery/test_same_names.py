@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from miniclaw_sessions.files.discovery.databases import sessions_in
-from miniclaw_sessions.files.discovery.discover import overview
 from miniclaw_sessions.files.discovery.names import Names
+from miniclaw_sessions.files.discovery.overview import overview
 from miniclaw_sessions.files.discovery.programs import Source, programs_named
 from miniclaw_sessions.service.api.shapes import ShownReply
 from miniclaw_sessions.service.client import ClientSession
 from tests.agents import file_of, make_database
 from tests.command_line import Cli
 from tests.files.discovery.test_command import cli, home
-from tests.files.discovery.test_following import Following, claude_file, following, nanobot, put, user
+from tests.files.discovery.test_follower import Following, claude_file, following, nanobot, put, user
 
 __all__ = ["cli", "home"]
 

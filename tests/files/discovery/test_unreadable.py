@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from miniclaw_sessions.files.discovery.discover import overview
+from miniclaw_sessions.files.discovery.overview import overview
 from miniclaw_sessions.files.discovery.programs import programs_named
 from tests.bad_input.file_damage import without_privilege
-from tests.files.discovery.test_following import TALK, claude_file, following, put, user
+from tests.files.discovery.test_follower import TALK, claude_file, following, put, user
 
 pytestmark = pytest.mark.anyio
 

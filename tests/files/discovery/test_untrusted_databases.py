@@ -10,7 +10,7 @@ import pytest
 
 from miniclaw_sessions.files.discovery import databases
 from tests.agents import make_database
-from tests.files.discovery.test_following import TALK, claude_file, following, put
+from tests.files.discovery.test_follower import TALK, claude_file, following, put
 
 pytestmark = pytest.mark.anyio
 

@@ -17,17 +17,17 @@ _TAIL_BYTES = 256
 
 
 def why(error: Exception) -> str:
-    """Why something cannot be read, as a sentence; what nobody foresaw may have what was said in its own."""
+    """Why something cannot be read, as a sentence; without the text of an unexpected error, which may quote text."""
     foreseen = isinstance(error, SessionsError | OSError | sqlite3.Error)
     return str(error) if foreseen else f"it is not as its program writes it ({type(error).__name__})"
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """A regular file, to be read; no link, and no pipe, which would be waited for.
+    """Open a regular file for reading; no link, and no pipe, which would block.
 
     Raises:
-        ImportRefused: it is none, or cannot be read.
+        ImportRefused: it is no regular file, or cannot be read.
     """
     fd = -1
     try:
@@ -43,7 +43,7 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def whole_lines(fd: int, *, after: int) -> int:
-    """Where the last whole line ends; what is behind it may be half of one. `after`: it ends there, or further on."""
+    """Where the last whole line ends, at `after` or behind it; the bytes behind that end may be half a line."""
     end = os.fstat(fd).st_size
     while end > after:
         start = max(after, end - BLOCK_BYTES)
@@ -54,20 +54,20 @@ def whole_lines(fd: int, *, after: int) -> int:
 
 
 def blocks(fd: int, start: int, end: int) -> Iterator[bytes]:
-    """The bytes of a part of a file; fewer, if it was cut short meanwhile."""
+    """The bytes of a part of a file; fewer if it was cut short meanwhile."""
     while start < end and (block := os.pread(fd, min(BLOCK_BYTES, end - start), start)):
         yield block
         start += len(block)
 
 
 def tail(fd: int, end: int) -> str:
-    """What stands before a place of a file, as a short text: a file that says something else there is another one."""
+    """A digest of the bytes before a place of a file: a file with another one is another file."""
     start = max(0, end - _TAIL_BYTES)
     return hashlib.blake2b(os.pread(fd, end - start, start), digest_size=8).hexdigest()
 
 
 def lines_in(pieces: Iterator[bytes], longest: int) -> Iterator[list[bytes]]:
-    """The whole lines of a stream, without their ends, as many at a time as a piece ends.
+    """The whole lines of a stream, without their ends: for each piece, the lines that end in it.
 
     Raises:
         ImportRefused: a line is longer than may be held in memory.
@@ -84,7 +84,7 @@ def lines_in(pieces: Iterator[bytes], longest: int) -> Iterator[list[bytes]]:
 
 
 def count_marks(path: Path, marks: tuple[bytes, ...], on_read: Callable[[int], None]) -> int:
-    """How often any of the marks stands in a file. `on_read` is told how many bytes were read."""
+    """How often the marks occur in a file. `on_read` gets the size of each block that was read."""
     found, overlap = 0, max(map(len, marks), default=1) - 1
     with opened(path) as fd:
         before = b""

@@ -14,10 +14,10 @@ import pytest
 
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.errors import ConfigError, LeafMoved
-from miniclaw_sessions.files.discovery.discover import overview
-from miniclaw_sessions.files.discovery.following import Follower, Kept
+from miniclaw_sessions.files.discovery.follower import Follower, SourceUpdate
+from miniclaw_sessions.files.discovery.open_files import blocks, count_marks, whole_lines
+from miniclaw_sessions.files.discovery.overview import overview
 from miniclaw_sessions.files.discovery.programs import PROGRAMS, programs_named
-from miniclaw_sessions.files.discovery.reading import blocks, count_marks, whole_lines
 from miniclaw_sessions.service.client import Client, connect
 from miniclaw_sessions.testing import FakeClock
 from tests.agents import DATABASES, make_database, make_home, written
@@ -42,7 +42,7 @@ class Following:
         programs = programs_named(names)
         self.follower = Follower(self.client, programs, environ={}, home=self.home, clock=self.clock, only=only)
 
-    async def look(self) -> list[Kept]:
+    async def look(self) -> list[SourceUpdate]:
         return [kept async for kept in self.follower.catch_up()]
 
     async def taken(self) -> int:
@@ -207,8 +207,8 @@ async def test_files_that_grow_at_once_are_each_read_once(
         read += end - start
         return blocks(fd, start, end)
 
-    monkeypatch.setattr("miniclaw_sessions.files.discovery.following._HELD_BYTES", held)
-    monkeypatch.setattr("miniclaw_sessions.files.discovery.following.blocks", counted)
+    monkeypatch.setattr("miniclaw_sessions.files.discovery.follower._HELD_BYTES", held)
+    monkeypatch.setattr("miniclaw_sessions.files.discovery.follower.blocks", counted)
     async with following(tmp_path) as ours:
         files = {f"s{number}": claude_file(ours.home, f"s{number}") for number in range(20)}
         for name, file in files.items():
@@ -493,7 +493,7 @@ async def test_a_file_that_changes_while_it_is_read_costs_nothing(
             os.truncate(file, len(first))
             yield from blocks(fd, start + len(first), end)
 
-        monkeypatch.setattr("miniclaw_sessions.files.discovery.following.blocks", cut_short)
+        monkeypatch.setattr("miniclaw_sessions.files.discovery.follower.blocks", cut_short)
         assert await ours.taken() == 1
         monkeypatch.undo()
         assert await ours.taken() == 0
@@ -503,8 +503,8 @@ async def test_a_file_that_changes_while_it_is_read_costs_nothing(
 
 
 async def test_a_line_without_end_is_refused_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("miniclaw_sessions.files.discovery.following.MAX_LINE_BYTES", 2_000)
-    monkeypatch.setattr("miniclaw_sessions.files.discovery.reading.BLOCK_BYTES", 1_000)
+    monkeypatch.setattr("miniclaw_sessions.files.discovery.follower.MAX_LINE_BYTES", 2_000)
+    monkeypatch.setattr("miniclaw_sessions.files.discovery.open_files.BLOCK_BYTES", 1_000)
     async with following(tmp_path) as ours:
         file = put(claude_file(ours.home), TALK)
         other = put(claude_file(ours.home, "other"), [{**one, "sessionId": "other"} for one in TALK])

@@ -1,4 +1,4 @@
-"""What there is: every program's sessions, how many, how large, how new."""
+"""Every program's sessions: how many, how large, how new."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import msgspec
 
 from miniclaw_sessions.errors import ImportRefused
 from miniclaw_sessions.files.discovery.databases import sessions_in
+from miniclaw_sessions.files.discovery.open_files import count_marks, why
 from miniclaw_sessions.files.discovery.programs import Program, Source, files_of
-from miniclaw_sessions.files.discovery.reading import count_marks, why
 
-_LATEST = 2**63 - 1  # nanoseconds since 1970: a file may say that it is of a year that no calendar has
+_LATEST = 2**63 - 1  # nanoseconds since 1970: a file may have a time that no calendar has
 
 
 class Overview(msgspec.Struct, kw_only=True):
@@ -44,7 +44,7 @@ def find_sources(programs: Sequence[Program], environ: Mapping[str, str], home: 
 def overview(
     program: Program, environ: Mapping[str, str], home: Path, on_read: Callable[[int], None] = lambda _: None
 ) -> Overview:
-    """What a program has. Blocks, for as long as it takes to read it all; `on_read` is told how much was read."""
+    """What a program has. Blocks until all of it is read; `on_read` gets the size of each piece that was read."""
     found = Overview(program=program.name, unread=[])
     newest = 0
     databases: set[Path] = set()
@@ -65,7 +65,7 @@ def overview(
         found.bytes += 0 if source.inner else source.size
         newest = max(newest, source.modified)
     found.newest = datetime.fromtimestamp(min(newest, _LATEST) // 1_000_000_000, UTC) if newest else None
-    with suppress(OSError, RuntimeError, ValueError):  # it is gone, not to be looked into, or no path: that was told
+    with suppress(OSError, RuntimeError, ValueError):  # gone, unreadable or no path: `unread` says so
         found.bytes += sum(path.stat().st_size for path in databases)
         places = [*program.places(environ, home), *program.databases(environ, home)]
         found.places = [str(place) for place in map(Path.expanduser, places) if place.exists()]
@@ -73,7 +73,7 @@ def overview(
 
 
 def _sources(programs: Sequence[Program], environ: Mapping[str, str], home: Path) -> list[tuple[Source, int]]:
-    """Every session, and how many messages it has where a database says so."""
+    """Every session, and how many messages it has if a database says so."""
     found: list[tuple[Source, int]] = []
     for program in programs:
         path = home
@@ -83,7 +83,7 @@ def _sources(programs: Sequence[Program], environ: Mapping[str, str], home: Path
                 found += _in_database(program, path.expanduser())
             known = {source.inner for source, _ in found if source.program == program.name}
             found.extend((source, 0) for source in program.older(environ, home, known))
-        except Exception as error:  # noqa: BLE001 - whatever one program's files do is nobody else's refusal
+        except Exception as error:  # noqa: BLE001 - files of one program that fail must not stop the others
             found.append((Source(program.name, path, 0, 0, problem=why(error)), 0))
     return found
 

@@ -1,10 +1,10 @@
-"""Keeping up with other programs' sessions: each becomes a session here, and gets what the other one gets.
+"""Following other programs' sessions: each becomes a session here, and gets what its source gets.
 
-How far a file was read is kept with its session (`FOLLOWED`), in the commit of what was read. A file that only grows
-by lines is read on from there by a reader that stays in memory as long as the file is in use; a new reader reads what
-came before once more, and leaves it out. Files that are written anew, and databases, are read whole when they change.
-In any case the ids of entries decide what a session has already, so that nothing is ever there twice, whatever was cut
-off in between.
+How far a file was read is stored with its session (`FOLLOWED`), in the same commit as what was read. Of a file that
+only grows by lines, only the new lines are read, by a reader that stays in memory as long as the file is in use. A new
+reader reads the older lines once more and leaves them out. Files that their program rewrites, and databases, are read
+whole when they change. In both cases the ids of entries decide what a session has already: an entry is never stored
+twice, even after a crash between two steps.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from miniclaw_sessions.errors import (
     Unreachable,
 )
 from miniclaw_sessions.files.discovery.databases import lines_of
-from miniclaw_sessions.files.discovery.discover import find_sources
-from miniclaw_sessions.files.discovery.growing import Growing
+from miniclaw_sessions.files.discovery.growing_file import GrowingFile
 from miniclaw_sessions.files.discovery.names import Names
+from miniclaw_sessions.files.discovery.open_files import BLOCK_BYTES, blocks, lines_in, opened, tail, whole_lines, why
+from miniclaw_sessions.files.discovery.overview import find_sources
 from miniclaw_sessions.files.discovery.programs import Program, Source, id_in
-from miniclaw_sessions.files.discovery.reading import BLOCK_BYTES, blocks, lines_in, opened, tail, whole_lines, why
 from miniclaw_sessions.files.discovery.workspace import Imported, Workspace
 from miniclaw_sessions.files.formats.codec import IS_PART, Chain, Sample, SessionFacts
 from miniclaw_sessions.files.formats.entry_line import ENTRY_LINE
@@ -41,14 +41,16 @@ from miniclaw_sessions.files.formats.registry import format_named, recognize
 from miniclaw_sessions.files.transfer.incoming import HEAD_BYTES, MAX_LINE_BYTES, parsed_lines
 
 POLL_S = 0.7
-"""How often is looked whether something changed; less often where a look takes long."""
+"""Time between two looks for changes; longer if a look takes long."""
 
-_SHARE = 10  # a look takes about one part in so many of the time
+_SHARE = 10  # a look takes at most about this fraction of the time: one part in ten
 _LONGEST_S = 1.4
-_HELD_BYTES = 4_000_000_000  # of files that readers stay in memory for; they hold ids, about a fiftieth of it at most
-_MOST_ENDS = 32  # what hangs on a reply that was taken in parts so long ago, as after a rewind, hangs on its first part
-_RECENT_S = 3_600.0  # of files that have changed since then it is looked at a start whether something was held back
-_SETTLED_S = 10.0  # a reply that does not say that it is complete is taken when nothing came for so long
+_HELD_BYTES = (
+    4_000_000_000  # readers stay in memory for files of this size together; they hold ids: a fiftieth of it at most
+)
+_MOST_ENDS = 32  # behind more partial replies than this, what follows the oldest one is placed behind its first part
+_RECENT_S = 3_600.0  # at a start, files that changed within this time are checked for entries that were held back
+_SETTLED_S = 10.0  # a reply that does not say that it is complete is taken when nothing came for this time
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,11 +59,11 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         path: the file, or the database with the session's id in it.
         program: whose it is.
-        bytes: so many of it were read, up to the end of a line.
+        bytes: how many of them were read, up to the end of a line.
         modified, inode: of the file at that time.
-        tail: what stood before that place (`reading.tail`).
-        ends: where what the reader held back was taken before it was complete: the newest of these places. A reader
-            that begins anew takes it there again, so that what came later hangs on what is stored.
+        tail: what stood before that place (`open_files.tail`).
+        ends: the newest places at which entries that the reader held back were taken before they were complete. A new
+            reader takes them at the same places, so that later entries follow what is stored.
     """
 
     path: str
@@ -73,15 +75,15 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     ends: tuple[int, ...] = ()
 
 
-class Kept(msgspec.Struct, kw_only=True):
-    """What became of one session.
+class SourceUpdate(msgspec.Struct, kw_only=True):
+    """What one look at a source brought.
 
     Attributes:
-        program, path: which one.
-        reply: what was taken in; None where nothing was new, or it could not be read.
-        problem: why it could not be.
-        is_new: whether it was made now.
-        is_gone: whether it was deleted here, or has expired, and so stays away.
+        program, path: which source.
+        reply: what was imported; None if nothing was new, or the source could not be read.
+        problem: why it could not be read.
+        is_new: whether its session was created now.
+        is_gone: whether its session was deleted here or has expired, and so is not imported again.
     """
 
     program: str
@@ -92,11 +94,11 @@ class Kept(msgspec.Struct, kw_only=True):
     is_gone: bool = False
 
 
-class _Followed:
-    """A source: which session it is, how it looks and what becomes of it in this look, and how far it was read."""
+class _FollowedSource:
+    """A source: its session, what the present look found and brought, and how far it was read."""
 
     source: Source
-    kept: Kept
+    update: SourceUpdate
 
     def __init__(self, program: Program, session_id: str) -> None:
         self.program = program
@@ -110,7 +112,7 @@ class _Followed:
 
 
 class Follower:
-    """Keeps up with the sessions of some programs."""
+    """Follows the sessions of some programs."""
 
     def __init__(  # noqa: PLR0913 - whose sessions, where from, and where to
         self,
@@ -127,10 +129,10 @@ class Follower:
         Args:
             workspace: where the sessions are kept.
             programs: whose sessions.
-            environ: the environment that says where they lie.
-            home: the directory that they lie in otherwise.
-            clock: time.
-            only: the id of the only session that is wanted, also if it was deleted here; None: all of them.
+            environ: the environment variables that may name the directories of the sessions.
+            home: the home directory, which has them otherwise.
+            clock: the time.
+            only: the id of the only session that is wanted, even if it was deleted here; None: all of them.
         """
         self._only = only
         self._problems: dict[str, str] = {}  # what could not be read as it is now, by its path
@@ -139,65 +141,68 @@ class Follower:
         self._environ = environ
         self._home = home
         self._clock = clock
-        self._followed: dict[tuple[Path, str], _Followed] = {}
-        self._growing: OrderedDict[Path, Growing] = OrderedDict()
+        self._followed: dict[tuple[Path, str], _FollowedSource] = {}
+        self._growing: OrderedDict[Path, GrowingFile] = OrderedDict()
         self._names = Names(workspace)
 
-    def has_met(self, session_id: str) -> bool:
-        """Whether one of the sessions that were looked at has, or would get, this id."""
+    def has_source_of(self, session_id: str) -> bool:
+        """Whether a source that was looked at has, or would get, the session of this id."""
         return any(one.session_id == session_id for one in self._followed.values())
 
-    async def follow(self, on_kept: Callable[[Kept], None]) -> None:
-        """Keep up until cancelled; `on_kept` is told what was new, and once of each problem."""
+    async def follow(self, on_update: Callable[[SourceUpdate], None]) -> None:
+        """Follow until cancelled; `on_update` gets everything that was new, and each problem once."""
         while True:
             began = self._clock.monotonic()
             try:
-                async for kept in self.catch_up():
-                    self._tell(kept, on_kept)
+                async for update in self.catch_up():
+                    self._report(update, on_update)
                 self._problems.pop("", None)
-            except Unreachable as error:  # whoever keeps the sessions may come back
-                self._tell(Kept(program="", path="", problem=str(error)), on_kept)
+            except Unreachable as error:  # the process that keeps the sessions may come back
+                self._report(SourceUpdate(program="", path="", problem=str(error)), on_update)
             await self._clock.sleep(min(max(POLL_S, _SHARE * (self._clock.monotonic() - began)), _LONGEST_S))
 
-    def _tell(self, kept: Kept, on_kept: Callable[[Kept], None]) -> None:
-        if kept.reply is not None or (kept.problem and self._problems.get(kept.path) != kept.problem):
-            on_kept(kept)
-        self._problems[kept.path] = kept.problem
+    def _report(self, update: SourceUpdate, on_update: Callable[[SourceUpdate], None]) -> None:
+        if update.reply is not None or (update.problem and self._problems.get(update.path) != update.problem):
+            on_update(update)
+        self._problems[update.path] = update.problem
 
-    async def catch_up(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> AsyncIterator[Kept]:  # noqa: ARG005
-        """Read everything that has changed since the last time; gives what was new, and what could not be read.
+    async def catch_up(
+        self,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,  # noqa: ARG005
+    ) -> AsyncIterator[SourceUpdate]:
+        """Read everything that has changed since the last time; yield what was new, and what could not be read.
 
-        `on_progress` is told how many sessions are done of how many.
+        `on_progress` gets the number of sessions that are done, and of all.
 
         Raises:
-            Unreachable: nobody keeps the sessions just now.
+            Unreachable: the process that keeps the sessions does not answer.
         """
         sources = await to_thread.run_sync(
             partial(find_sources, list(self._programs.values()), self._environ, self._home)
         )
         present = {source.shown for source in sources}
         for done, source in enumerate(sources, 1):
-            kept = Kept(program=source.program, path=source.shown)
+            update = SourceUpdate(program=source.program, path=source.shown)
             try:
-                await self._keep_up(source, kept, present)
+                await self._keep_up(source, update, present)
             except Unreachable:
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever one file does is nobody else's refusal
-                kept.problem = why(error)
-            if kept.reply is not None or kept.problem or kept.is_gone:
-                yield kept
+            except Exception as error:  # noqa: BLE001 - a file that fails must not stop the others
+                update.problem = why(error)
+            if update.reply is not None or update.problem or update.is_gone:
+                yield update
             on_progress(done, len(sources))
 
-    async def _keep_up(self, source: Source, kept: Kept, present: Collection[str]) -> None:
+    async def _keep_up(self, source: Source, update: SourceUpdate, present: Collection[str]) -> None:
         if source.problem:
             raise ImportRefused(source.problem)
         one = self._followed.get((source.path, source.inner))
         if one is None:
-            one = _Followed(self._programs[source.program], await self._name(source, present))
+            one = _FollowedSource(self._programs[source.program], await self._name(source, present))
             self._followed[source.path, source.inner] = one
         if self._only not in {None, one.session_id}:
             return
-        one.source, one.kept = source, kept
+        one.source, one.update = source, update
         try:
             if one.seen == source:
                 await self._settle(one)
@@ -205,15 +210,15 @@ class Follower:
                 await self._read_on_as_another(one, present)
         except SessionNotFound:
             self._growing.pop(source.path, None)
-            kept.is_gone, one.place, one.is_looked_up = True, None, False  # somebody may bring it back
+            update.is_gone, one.place, one.is_looked_up = True, None, False  # it may be restored later
         except BaseException as error:
             self._growing.pop(source.path, None)  # its reader is ahead of what was taken
             if not isinstance(error, ImportRefused | SessionExists):  # those stay until it changes
                 one.seen = None
             raise
 
-    async def _read_on_as_another(self, one: _Followed, present: Collection[str]) -> None:
-        """Take what is new; where a session that was never this one's turns out to have its name, under another one."""
+    async def _read_on_as_another(self, one: _FollowedSource, present: Collection[str]) -> None:
+        """Import what is new; under another name if the session of this name turns out to be of another source."""
         while True:
             try:
                 return await self._read_on(one)
@@ -224,8 +229,8 @@ class Follower:
                     raise
                 one.session_id, one.is_looked_up, one.is_new = session_id, False, True
 
-    async def _read_on(self, one: _Followed) -> None:
-        """Take what is new of a source that is new itself, or has changed."""
+    async def _read_on(self, one: _FollowedSource) -> None:
+        """Import what is new of a source that is new itself, or has changed."""
         source = one.source
         is_first = not one.is_looked_up
         if is_first:
@@ -239,8 +244,8 @@ class Follower:
         if not (is_growing and await self._grow(one)):
             await self._take_whole(one)
 
-    def _may_hold(self, one: _Followed) -> bool:
-        """Whether this ended, before it began anew, while something of the file was held back."""
+    def _may_hold(self, one: _FollowedSource) -> bool:
+        """Whether the process before this one ended while its reader held entries of the file back."""
         place, age_s = one.place, self._clock.now().timestamp() - one.source.modified / 1e9
         return place is not None and place.bytes > 0 and place.bytes not in place.ends and age_s < _RECENT_S
 
@@ -249,8 +254,8 @@ class Follower:
         own_id = await to_thread.run_sync(id_in, program, source, self._environ, self._home)
         return await self._names.name(source, program, own_id, present)
 
-    async def _look_up(self, one: _Followed) -> None:
-        """How far the file was read when this was followed the last time."""
+    async def _look_up(self, one: _FollowedSource) -> None:
+        """Look up how far the file was read when it was followed the last time."""
         try:
             info = await self._workspace.session(one.session_id).info()
         except SessionNotFound as error:
@@ -266,7 +271,7 @@ class Follower:
 
     # --- files and databases that are read whole ---------------------------------------------------------------------
 
-    async def _take_whole(self, one: _Followed) -> None:
+    async def _take_whole(self, one: _FollowedSource) -> None:
         source, program = one.source, one.program
         place = Place(path=source.shown, program=source.program, modified=source.modified, inode=source.inode)
         if source.inner:
@@ -280,7 +285,7 @@ class Follower:
             if end:
                 await self._send(one, blocks(fd, 0, end), place, program.form)
 
-    async def _send(self, one: _Followed, pieces: Iterator[bytes], place: Place, form: str | None) -> None:
+    async def _send(self, one: _FollowedSource, pieces: Iterator[bytes], place: Place, form: str | None) -> None:
         reply = await self._workspace.import_stream(
             _in_threads(pieces),
             name=one.source.path.stem,
@@ -289,14 +294,14 @@ class Follower:
             update=True,
             place=None if self._only is not None else msgspec.json.encode(place).decode(),
         )
-        one.kept.is_new = one.is_new
-        one.kept.reply = reply if reply.entries or one.is_new else None
+        one.update.is_new = one.is_new
+        one.update.reply = reply if reply.entries or one.is_new else None
         one.place, one.is_new = place, False
 
     # --- files that grow ---------------------------------------------------------------------------------------------
 
-    async def _grow(self, one: _Followed) -> bool:
-        """Read on where the file was left; False: it is another file now, or was cut short."""
+    async def _grow(self, one: _FollowedSource) -> bool:
+        """Read the lines behind the last place; False if it is another file now, or was cut short."""
         source, place = one.source, one.place
         assert place is not None  # noqa: S101 - the caller looked
         with opened(source.path) as fd:
@@ -319,13 +324,13 @@ class Follower:
         one.holds = True
         return True
 
-    def _read_again(self, fd: int, place: Place, named: str | None) -> Growing:
-        """A reader that has read what was taken in before. Blocks."""
+    def _read_again(self, fd: int, place: Place, named: str | None) -> GrowingFile:
+        """A new reader that has read what was imported before. Blocks."""
         head = next(blocks(fd, 0, min(HEAD_BYTES, place.bytes)), b"")
         form = recognize(Sample(lines=parsed_lines(head, is_whole=False))) if named is None else format_named(named)
         reader = form.reader
         assert reader is not None  # noqa: S101 - it was read before
-        growing = Growing(reader(Chain(new_id=ids_for(head.partition(b"\n")[0]), now=self._clock.now())))
+        growing = GrowingFile(reader(Chain(new_id=ids_for(head.partition(b"\n")[0]), now=self._clock.now())))
         start = 0
         for end in sorted({*place.ends, place.bytes}):
             for lines in lines_in(blocks(fd, start, end), MAX_LINE_BYTES):
@@ -335,8 +340,8 @@ class Follower:
             start = end
         return growing
 
-    async def _settle(self, one: _Followed) -> None:
-        """Nothing came since the last look: what the reader held back is taken as it is."""
+    async def _settle(self, one: _FollowedSource) -> None:
+        """Import what the reader holds back, if nothing came for a while."""
         growing = self._growing.get(one.source.path)
         if not one.holds or growing is None or one.place is None:
             return
@@ -348,7 +353,7 @@ class Follower:
             await self._send(one, _written(growing, iter([held])), after, ENTRY_LINE.name)
 
 
-def _written(growing: Growing, batches: Iterator[list[Entry]]) -> Iterator[bytes]:
+def _written(growing: GrowingFile, batches: Iterator[list[Entry]]) -> Iterator[bytes]:
     """Entries as lines of our own format, a part of a session."""
     facts = growing.reader.facts
     about = SessionFacts(
@@ -365,14 +370,14 @@ def _written(growing: Growing, batches: Iterator[list[Entry]]) -> Iterator[bytes
     for entries in batches:
         yield b"".join(map(writer.feed, entries))
         last = entries[-1] if entries else last
-    if last is not None and (leaf_id := growing.leaf_id) not in (None, last.id):  # what came last is a branch beside it
+    if last is not None and (leaf_id := growing.leaf_id) not in (None, last.id):  # the last entry is on another branch
         move_id = derived_id(f"leaf {leaf_id} {last.id}")
         yield writer.feed(LeafMove(id=move_id, parent_id=last.id, timestamp=last.timestamp, target_id=leaf_id))
     yield writer.finish()
 
 
 async def _in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """What blocks, made by threads; small pieces are put together."""
+    """The pieces of a blocking iterator, each made in a thread; small ones are joined."""
 
     def next_piece() -> bytes:
         gathered = bytearray()

@@ -1,8 +1,8 @@
 """A file that grows by lines, and the reader that has read it so far.
 
-A reader holds back what the file may yet say more of, such as a model's reply that is written block by block. When
-nothing comes for a while that is taken as it is; an entry is never changed afterwards, so that what comes later is
-another one behind it, which says only what is new: no word and no token is there twice.
+A reader holds back entries that later lines may add to, such as a model's reply that is written block by block. When
+nothing comes for a while, such an entry is taken as it is. An entry never changes afterwards: what comes later is
+another entry behind it with only the new parts, so that no word and no token is stored twice.
 """
 
 from __future__ import annotations
@@ -21,27 +21,29 @@ from miniclaw_sessions.files.formats.codec import Holding, Reader
 T = TypeVar("T")
 
 
-class Growing:
-    """A reader, and what was taken of it before it was complete.
+class GrowingFile:
+    """A reader, and the entries that were taken from it before they were complete.
 
     Attributes:
-        reader: has read the file up to where it was taken.
-        bytes: so many of it.
+        reader: has read the file up to the last place.
+        bytes: how many bytes of the file it has read.
     """
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self.bytes = 0
-        self._early: dict[str, Entry] = {}  # what was taken before it was complete, as it was then
-        self._instead: dict[str, str] = {}  # behind which entry stands what hangs on these, which were taken in parts
+        self._early: dict[str, Entry] = {}  # entries that were taken before they were complete, as they were then
+        self._instead: dict[
+            str, str
+        ] = {}  # of an entry that was taken in parts: the last part, which its children follow
 
     @property
     def is_settled(self) -> bool:
-        """Whether what is held back is likely to be complete."""
+        """Whether the entries that are held back are likely to be complete."""
         return not isinstance(self.reader, Holding) or self.reader.is_settled
 
     def fed(self, lines: Iterable[bytes]) -> list[Entry]:
-        """The entries of some lines, as they are to be stored."""
+        """The entries of some lines, in the form in which they are stored."""
         entries = [entry for line in lines for entry in self.reader.feed(line)]
         self.reader.findings.clear()
         stored: list[Entry] = []
@@ -51,7 +53,7 @@ class Growing:
         return stored
 
     def pending(self) -> list[Entry]:
-        """What the reader holds back, as far as it was not taken."""
+        """What the reader holds back and was not taken yet."""
         stored: list[Entry] = []
         for entry in self._held():
             stored += self._stored(entry)
@@ -60,7 +62,7 @@ class Growing:
 
     @property
     def leaf_id(self) -> str | None:
-        """Where the conversation goes on, as far as the file says it, and that was taken."""
+        """Where the conversation goes on; None if the file does not say it, or that entry was not taken yet."""
         leaf_id = self.reader.facts.leaf_id
         if leaf_id is None or (leaf_id not in self._early and any(entry.id == leaf_id for entry in self._held())):
             return None
@@ -70,11 +72,11 @@ class Growing:
         return self.reader.pending() if isinstance(self.reader, Holding) else ()
 
     def _stored(self, entry: Entry) -> Sequence[Entry]:
-        """The entry; of one that was taken early only what it says more, and nothing where that is nothing."""
+        """The entry; if it was taken early, only its new parts, and nothing if it has none."""
         before = self._early.get(entry.id)
         if before is None:
             return [_behind(entry, self._instead)]
-        rest, is_more = _rest(before, entry)
+        rest, is_more = _new_parts(before, entry)
         if rest is None:
             return []
         if is_more:
@@ -88,7 +90,7 @@ class Growing:
         return [replace(stored, id=self._instead[end])]
 
     def _end_of(self, entry_id: str) -> str:
-        """The last of those that were taken early in a row behind an entry: results, which stand between its blocks."""
+        """The last early entry in the row behind an entry: results, which stand between its blocks."""
         for entry in self._early.values():
             if entry.parent_id == entry_id:
                 entry_id = entry.id
@@ -96,7 +98,7 @@ class Growing:
 
 
 def _behind(entry: Entry, instead: Mapping[str, str]) -> Entry:
-    """The entry, naming what was taken in parts by the last of them."""
+    """The entry with each reference to an entry that was taken in parts replaced by the last part."""
     if not instead:
         return entry
     changes: dict[str, Any] = {"parent_id": instead.get(entry.parent_id or "", entry.parent_id)}
@@ -107,10 +109,10 @@ def _behind(entry: Entry, instead: Mapping[str, str]) -> Entry:
     return replace(entry, **changes)
 
 
-def _rest(before: Entry, entry: Entry) -> tuple[Entry | None, bool]:
-    """What an entry says that was not taken before, if anything, and whether it goes on with that; else it is another.
+def _new_parts(before: Entry, entry: Entry) -> tuple[Entry | None, bool]:
+    """What is new in an entry that was taken before, None if nothing; and whether it continues the earlier version.
 
-    What was paid for in either case is what it costs more.
+    The usage is the difference in both cases.
     """
     if not isinstance(before, MessageEntry) or not isinstance(entry, MessageEntry):
         return None if before == entry else entry, False
@@ -128,7 +130,7 @@ def _rest(before: Entry, entry: Entry) -> tuple[Entry | None, bool]:
 
 
 def _more(old: Sequence[T], new: Sequence[T]) -> Sequence[T] | None:
-    """What stands behind the old ones; None where they do not stand there any more."""
+    """The items behind the old ones; None if the new list does not begin with them."""
     return new[len(old) :] if new[: len(old)] == old else None
 
 
