@@ -20,7 +20,7 @@ import anyio
 from benchmarks.workload import WORDS, Row, fresh, in_process
 from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.agent.agent import Agent
-from miniclaw_sessions.agent.orchestration import RESERVE_TOKENS, AgentSession
+from miniclaw_sessions.agent.assistant import RESERVE_TOKENS, AgentSession
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.core.protocol.messages import ToolCall
 from miniclaw_sessions.testing.provider import ScriptedProvider

@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # the same names as in _MODULES below, for editors and type checkers
     from miniclaw_sessions.agent.agent import Agent as Agent
-    from miniclaw_sessions.agent.orchestration import AgentSession as AgentSession
+    from miniclaw_sessions.agent.assistant import AgentSession as AgentSession
     from miniclaw_sessions.agent.tools import Tool as Tool
     from miniclaw_sessions.config import MAX_MESSAGES as MAX_MESSAGES
     from miniclaw_sessions.config import PERSISTENCE_INTERVAL_SECS as PERSISTENCE_INTERVAL_SECS
@@ -108,7 +108,7 @@ _MODULES = {
     "connect": "service.client",
     # agents, and what they are made of
     "Agent": "agent.agent",
-    "AgentSession": "agent.orchestration",
+    "AgentSession": "agent.assistant",
     "Tool": "agent.tools",
     "Store": "core.stores.base",
     # what goes wrong

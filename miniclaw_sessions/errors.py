@@ -31,6 +31,7 @@ Each message says what was attempted, on what, and what to do next. None of them
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, overload
 
@@ -58,6 +59,11 @@ def first_cause(error: BaseException) -> BaseException:
 def named(error: BaseException) -> str:
     """What may be logged of an error: our own texts and the system's contain no message; of others only the type."""
     return str(error) if isinstance(error, SessionsError | OSError) else type(error).__name__
+
+
+def snake_case(name: str) -> str:
+    """A class name as clients know it: SessionNotFound is session_not_found."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
 # --- opening ---------------------------------------------------------------------------------------------------------

@@ -7,10 +7,9 @@ from typing import Any
 
 import orjson
 
-from miniclaw_sessions.service.api.description import document
 from miniclaw_sessions.service.api.openapi import errors_of
 from miniclaw_sessions.service.api.operation import Operation
-from miniclaw_sessions.service.api.table import OPERATIONS
+from miniclaw_sessions.service.api.table import OPERATIONS, document
 from miniclaw_sessions.service.gateway.http import Gateway
 
 _PATHS = [(re.compile(re.sub(r"{\w+}", "[^/]+", one.path)), one) for one in OPERATIONS]

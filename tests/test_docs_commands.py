@@ -13,7 +13,7 @@ import pytest
 
 from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.config import load_settings
-from miniclaw_sessions.service.cli import PROGRAM
+from miniclaw_sessions.service.cli.version import PROGRAM
 from tests.command_line import Cli, filled_by
 from tests.test_readme import PAGES, ROOT, text_of
 

@@ -22,8 +22,6 @@ from functools import partial
 
 import anyio
 
-from miniclaw_sessions.agent.approving import Approval
-from miniclaw_sessions.agent.asking import ReplyLimits
 from miniclaw_sessions.agent.budgets import Budgets
 from miniclaw_sessions.agent.context_builder import ContextBuilder
 from miniclaw_sessions.agent.events import (
@@ -39,21 +37,22 @@ from miniclaw_sessions.agent.events import (
     TurnFinished,
     TurnStopped,
     TurnSuspended,
-    reply_of,
 )
-from miniclaw_sessions.agent.hooks import Generation, Hooks
-from miniclaw_sessions.agent.kept_elsewhere import AnySession, borrow
+from miniclaw_sessions.agent.foreign_session import AnySession, GiveBack, borrow
+from miniclaw_sessions.agent.hooks import Generation, Hooks, Observer
 from miniclaw_sessions.agent.loop import ContextKeeper, Job, Unanswered, run_turn
-from miniclaw_sessions.agent.observer import Observer
+from miniclaw_sessions.agent.model_request import ReplyLimits
 from miniclaw_sessions.agent.provider import Provider, TextDelta
+from miniclaw_sessions.agent.suspension import Approval
 from miniclaw_sessions.agent.tool_runner import SuspendTurn, Tell, ToolRunner
 from miniclaw_sessions.agent.tools import Content, Tool
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import MAX_MESSAGES
 from miniclaw_sessions.core.persistence.own_task import HeldOpen
 from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.turn import Opening
-from miniclaw_sessions.errors import ConfigError, NothingToResume
+from miniclaw_sessions.errors import AgentError, ConfigError, NothingToResume
 
 __all__ = [
     "Agent",
@@ -90,7 +89,7 @@ class Agent:
         system_prompt: what it is told first.
         hooks: who takes part in its turns.
         session: whose conversation it is, where a call names no other; without any, each call stands alone. Any object
-            that has the methods of document 001's or 000's session will do: see `kept_elsewhere`.
+            that has the methods of document 001's or 000's session will do: see `foreign_session`.
         max_iterations: how often it is asked within one turn.
         tool_timeout_s: seconds after which a tool is cancelled, and its call answered with an error.
         history_limit: how many messages from before the current one it is sent.
@@ -183,7 +182,7 @@ class Agent:
             message: the user's message, or what the turn begins with.
             session: whose conversation it is; the agent's own by default, or none at all.
             idempotency_key: the sender's own id of the message; see `Session.turn`.
-            keeper: keeps the context small enough; see `orchestration.AgentSession`.
+            keeper: keeps the context small enough; see `assistant.AgentSession`.
 
         Raises, while iterating over the events:
             ModelError: the model failed, or answered nothing.
@@ -237,14 +236,12 @@ class Agent:
         """Run a turn in this task, and return its last event, which is acknowledged by the store.
 
         Args:
-            message: the user's message, or what the turn begins with, such as an `Approval`; None: the turn that was
-                left goes on, as with `resume`.
-            session: whose conversation it is; the agent's own by default, or none at all.
-            idempotency_key: the sender's own id of the message; see `Session.turn`.
-            results: as for `resume`.
-            unanswered: what becomes of calls without a result that nobody approves just now; by default those of a turn
-                that goes on are run, and those of one whose message or approval was delivered twice are closed.
+            message: the user's message, or what the turn begins with, such as an `Approval`; None: as with `resume`.
+            session: as for `run`.
+            idempotency_key: as for `run`.
             keeper: as for `run`.
+            results: as for `resume`.
+            unanswered: what happens to calls without result or approval; default: RUN without a message, else CLOSE.
             tell: called with each event but the last, as it happens.
 
         Raises:
@@ -254,7 +251,7 @@ class Agent:
         given = self.session if session is None else session
         if message is None and given is None:
             raise NothingToResume("an agent without a session has no turn that could be resumed")
-        chosen, give_back = await borrow(given, message, idempotency_key)
+        chosen, give_back = await _own_or_borrowed(given, message, idempotency_key)
         turn = chosen.turn(message, idempotency_key=idempotency_key)
         with nullcontext(_ignore) if self.observer is None else self.observer.turn(chosen) as observed:
 
@@ -280,7 +277,8 @@ class Agent:
                 tell=told,
             )
             end = await run_turn(turn, job)
-            await give_back(end, turn.said)
+            if give_back is not None:
+                await give_back(end, turn.said)
             observed(end)
             return end
 
@@ -294,6 +292,27 @@ class Agent:
             that is suspended or stopped is an AgentError here.
         """
         return reply_of(await self.answer(message, session=session, idempotency_key=idempotency_key))
+
+
+def reply_of(end: TurnEnd) -> Message:
+    """The reply that a turn ended with.
+
+    Raises:
+        AgentError: it was suspended or stopped before the model had replied.
+    """
+    match end:
+        case TurnFinished(message=message):
+            return message
+        case TurnStopped():
+            raise AgentError("the turn was stopped; what was said by then is in the session")
+        case TurnSuspended():
+            raise AgentError("the turn ended without a reply; it waits for the answer of a tool")
+
+
+async def _own_or_borrowed(
+    given: AnySession | None, message: Message | Opening | None, idempotency_key: str | None
+) -> tuple[Session, GiveBack | None]:
+    return (given, None) if isinstance(given, Session) else await borrow(given, message, idempotency_key)
 
 
 def _ignore(_: AgentEvent) -> None:

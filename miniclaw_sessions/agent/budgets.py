@@ -115,19 +115,12 @@ class Budgets:
     def __repr__(self) -> str:
         return f"<Budgets {self._settings}>"
 
-    @property
-    def has_any(self) -> bool:
-        """Whether anything has a bound."""
-        return self._settings.has_any
-
     async def check(self, session: Session) -> None:
         """Return if something may be spent in a session.
 
         Raises:
             BudgetSpent: one of its budgets is spent.
         """
-        if not self.has_any:
-            return
         for budget in await self.of(session):
             if 0 < budget.limit <= budget.spent:
                 raise BudgetSpent(

@@ -13,7 +13,6 @@ from miniclaw_sessions.agent.provider import TextDelta
 from miniclaw_sessions.core.protocol.entries import MessageEntry, WaitingCall
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall, Usage
 from miniclaw_sessions.core.session.compacting import CompactionOutcome
-from miniclaw_sessions.errors import AgentError
 
 
 class MessageAccepted(msgspec.Struct, frozen=True, tag=True):
@@ -39,11 +38,6 @@ class ToolFinished(msgspec.Struct, frozen=True, tag=True):
 
     call: ToolCall
     result: Message
-
-    @property
-    def is_error(self) -> bool:
-        """Whether it failed."""
-        return self.result.is_error
 
 
 class PendingCall(msgspec.Struct, frozen=True):
@@ -112,21 +106,6 @@ TurnEnd = TurnFinished | TurnStopped | TurnSuspended
 """The last event of a turn that no error ended."""
 
 AgentEvent = MessageAccepted | TextDelta | ReplyFinished | ToolStarted | ToolFinished | SessionCompacted | TurnEnd
-
-
-def reply_of(end: TurnEnd) -> Message:
-    """The reply that a turn ended with.
-
-    Raises:
-        AgentError: it was suspended or stopped before the model had replied.
-    """
-    match end:
-        case TurnFinished(message=message):
-            return message
-        case TurnStopped():
-            raise AgentError("the turn was stopped; what was said by then is in the session")
-        case TurnSuspended():
-            raise AgentError("the turn ended without a reply; it waits for the answer of a tool")
 
 
 class Events:

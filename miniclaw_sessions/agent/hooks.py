@@ -8,9 +8,13 @@ may raise `SuspendTurn`, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from typing import Protocol
 
+from miniclaw_sessions.agent.events import AgentEvent
+from miniclaw_sessions.agent.provider import Provider
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall, Usage
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import AgentError
@@ -121,3 +125,21 @@ class InTurn(Hooks):
         for one in reversed(self._hooks):
             result = await one.after_tool(generation, call, result) or result
         return result
+
+
+# --- observing -------------------------------------------------------------------------------------------------------
+
+
+class Observer(Protocol):
+    """Is told of every turn, and of every request to the models that it was given."""
+
+    def model(self, provider: Provider) -> Provider:
+        """The same model, of which each request is observed: those of turns, and those for summaries."""
+        ...
+
+    def turn(self, session: Session) -> AbstractContextManager[Callable[[AgentEvent], None]]:
+        """A turn is about to begin; the block lasts as long as it, and raises what ended it, if that was an error.
+
+        What it gives is called with each event of the turn, in the task in which that happens; with the last one, too.
+        """
+        ...

@@ -17,8 +17,6 @@ from typing import Any, Protocol
 import anyio
 import msgspec
 
-from miniclaw_sessions.agent.asking import ReplyLimits, answerable, ask, full_name
-from miniclaw_sessions.agent.bill import Bill
 from miniclaw_sessions.agent.budgets import Budgets
 from miniclaw_sessions.agent.context_builder import ContextBuilder
 from miniclaw_sessions.agent.events import (
@@ -32,8 +30,9 @@ from miniclaw_sessions.agent.events import (
     TurnSuspended,
 )
 from miniclaw_sessions.agent.hooks import Generation, Hooks
+from miniclaw_sessions.agent.model_request import Bill, ReplyLimits, answerable, ask, full_name
 from miniclaw_sessions.agent.provider import Provider, ReasoningDelta, TextDelta
-from miniclaw_sessions.agent.suspending import log_pending, pending_calls
+from miniclaw_sessions.agent.suspension import log_pending, pending_calls
 from miniclaw_sessions.agent.tool_runner import Tell, ToolRunner
 from miniclaw_sessions.agent.tools import Content
 from miniclaw_sessions.clock import Clock

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from miniclaw_sessions.agent import asking
-from miniclaw_sessions.agent.asking import ReplyLimits
+from miniclaw_sessions.agent import model_request
+from miniclaw_sessions.agent.model_request import ReplyLimits
 from miniclaw_sessions.agent.provider import Provider
 from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall
@@ -78,7 +78,7 @@ def summarizer_of(
     async def ask(messages: Sequence[Message]) -> Message:
         prompt = [Message.system(system_prompt)] if system_prompt else []
         context = [*prompt, *build_context(messages), Message.user(INSTRUCTION)]
-        reply = await asking.ask(provider, context, (), limits or ReplyLimits())
+        reply = await model_request.ask(provider, context, (), limits or ReplyLimits())
         if reply.stop_reason in _CUT_OFF:  # half a summary would be taken for a whole one
             cut_off = ModelError(f"the summary of {provider.model} was cut off at its limit of tokens")
             cut_off.usage = reply.usage

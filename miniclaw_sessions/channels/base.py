@@ -7,16 +7,16 @@ duplicates and failures are the dispatcher's business.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from enum import StrEnum
 from typing import Protocol
 
 import msgspec
 
 from miniclaw_sessions import errors
-from miniclaw_sessions.agent.approving import question
 from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted, TurnEnd, TurnFinished, TurnStopped
 from miniclaw_sessions.agent.provider import Begun, ReasoningDelta
+from miniclaw_sessions.agent.suspension import question
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.turn import Opening
@@ -289,3 +289,18 @@ class Channel(Protocol):
     def typing(self, chat_id: str) -> AbstractAsyncContextManager[None]:
         """Show in a chat that an answer is on its way, for as long as the block lasts."""
         ...
+
+
+class Watch:
+    """Sees nothing; override what you need."""
+
+    def taken(self, channel: str) -> AbstractContextManager[None]:  # noqa: ARG002 - for those who override it
+        """A message was handed over, by the task that runs now.
+
+        Returns:
+            A block that will be around its answering, in another task.
+        """
+        return nullcontext()
+
+    def ended(self, channel: str, last: Last) -> None:
+        """This is the last that is told of a message that was handed over."""

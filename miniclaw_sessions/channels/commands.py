@@ -1,46 +1,54 @@
-"""What people say to the bot rather than to the model: understood here for all chat networks.
+"""Commands such as `/new`, and the bare yes or no that answers a question: the same for all chat networks.
 
-A command is one row of `COMMANDS`. It is run in the chat's turn, behind what was said before it, by whoever hands over
-a message that begins with its word; `/stop` is obeyed at once. Programs that talk by HTTP have operations of their own
-for all others, and ask for these with `commands`, as the page does. What begins with another word goes to the model.
+A command is one row of `COMMANDS`. The dispatcher runs it within the chat's turn, after the messages before it; it
+obeys `/stop` at once. HTTP clients have operations of their own for everything else, and ask for commands with
+`commands`, as the page does. A message that begins with an unknown word goes to the model.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
+from datetime import UTC
 from typing import NamedTuple
 
 import msgspec
 
 from miniclaw_sessions.agent.agent import Agent
+from miniclaw_sessions.agent.earlier_turns import once_more
 from miniclaw_sessions.agent.events import TurnEnd
-from miniclaw_sessions.agent.saying_again import once_more
-from miniclaw_sessions.channels.approvals import Question, approval
+from miniclaw_sessions.agent.model_choice import choose
+from miniclaw_sessions.agent.suspension import Approval, calls_to_approve
 from miniclaw_sessions.channels.base import Incoming
-from miniclaw_sessions.channels.spending import choose_model, tell_usage
+from miniclaw_sessions.core.manager.usage import spent_in
 from miniclaw_sessions.core.protocol.entries import COMMAND, Custom, LeafMove
-from miniclaw_sessions.core.protocol.messages import Message, TextPart
+from miniclaw_sessions.core.protocol.messages import Message, TextPart, Usage
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.turn import Opening
 from miniclaw_sessions.errors import DuplicateMessage, LeafMoved, TranscriptNotKept
+
+WORDS = {**dict.fromkeys(("yes", "y", "ok"), True), **dict.fromkeys(("no", "n"), False)}
+"""The words that answer an open question; without one they are ordinary messages."""
+
+Question = Collection[str]
+"""The `approval_id`s of the calls that a person was asked about; empty: no question was open."""
 
 _BEGUN_ANEW = "We begin anew."
 _FORM = re.compile(r"\s*(/[a-z]+)(?:\s+(.*?))?\s*", re.IGNORECASE | re.DOTALL)
 
 
-class Said(NamedTuple):
-    """A command in its turn.
+class CommandCall(NamedTuple):
+    """One command that is about to run.
 
     Attributes:
-        session: whose conversation it is.
-        incoming: the message.
-        arguments: what stands behind the word.
-        question: what the person was asked when he said it.
-        agent: whose models answer.
-        answer: lets the assistant answer something, under the message's own id.
-        currency: what costs are in.
+        session: the chat's session.
+        incoming: the message that is the command.
+        arguments: the text after the command's word.
+        question: the question that was open when the person wrote the command.
+        agent: the agent, with the models that a chat may choose.
+        answer: lets the assistant answer a message, under the command's own message id.
+        currency: the currency of costs.
     """
 
     session: Session
@@ -53,48 +61,27 @@ class Said(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A word that people can say to the bot.
+    """One command.
 
     Attributes:
-        help: what it does, for `/help`.
-        run: does it, and returns what the person is told, or how the turn ended that it began. What it raises is told
-            as for any message. None: it is understood elsewhere.
+        help: what `/help` says about it; empty: it is not listed.
+        run: runs it, and returns the reply to the person, or the end of the turn that it started. An error that it
+            raises is reported like one of any other message. None: the dispatcher handles the command itself.
     """
 
     help: str
-    run: Callable[[Said], Awaitable[str | TurnEnd]] | None = None
+    run: Callable[[CommandCall], Awaitable[str | TurnEnd]] | None = None
 
 
 def command_in(message: Message | None) -> tuple[str, str] | None:
-    """The word of the command that a message is, and what stands behind it; None: it is none."""
+    """The command's word and its arguments; None: the message is no command."""
     form = None if message is None else _FORM.fullmatch(message.text)
     word = "" if form is None else form[1].lower()
     return (word, form[2] or "") if form is not None and word in COMMANDS else None
 
 
-async def begin_anew(said: Said) -> str | TurnEnd:
-    """Go back to the root: what was said stays in the tree, and the model is not told of it.
-
-    What stands behind the word, and whatever else is in the message, is the first that is said there.
-    """
-    if (first := _behind_the_word(said)) is not None:
-        return await said.answer(Opening(lambda *_: [first], at=None))
-    session, key = said.session, said.incoming.message_id
-    async with session.journal.between_turns():
-        while True:
-            if key is not None and (known := await session.journal.find_by_key(key)) is not None:
-                raise DuplicateMessage(session.session_id, key, known.id)
-            unit = session.unit()
-            unit.add(LeafMove, target_id=None)
-            with suppress(TranscriptNotKept):  # then nobody would find it again
-                unit.add_custom(COMMAND, {"word": "/new", "told": _BEGUN_ANEW}, idempotency_key=key)
-            with suppress(LeafMoved):  # what was said meanwhile may be this very message, brought to another gateway
-                await unit.save(if_leaf=session.leaf_id or "")
-                return _BEGUN_ANEW
-
-
-async def told_before(session: Session, entry_id: str) -> str | None:
-    """What a person was told of a command that was obeyed; None: the entry is no command's, or he was told nothing.
+async def command_reply(session: Session, entry_id: str) -> str | None:
+    """The reply that an earlier command had; None: the entry is not a command's, or the command had no reply.
 
     Raises:
         StoreUnavailable: the store cannot be read.
@@ -102,13 +89,87 @@ async def told_before(session: Session, entry_id: str) -> str | None:
     entry = await session.tree.get_entry(entry_id)
     if not isinstance(entry, Custom) or entry.custom_type != COMMAND:
         return None
-    told = (entry.data or {}).get("told")
-    return told if isinstance(told, str) else None
+    reply = (entry.data or {}).get("told")
+    return reply if isinstance(reply, str) else None
 
 
-def _behind_the_word(said: Said) -> Message | None:
-    """What is said with the command; None: nothing else is."""
-    message, words = said.incoming.message, said.arguments
+# --- a person's yes or no --------------------------------------------------------------------------------------------
+
+
+async def open_question(session: Session) -> Question:
+    """The calls that wait for a person's yes or no now.
+
+    Raises:
+        StoreUnavailable: the store cannot be read.
+    """
+    return [one.waiting.approval_id for one in await calls_to_approve(session)]
+
+
+async def message_or_approval(session: Session, incoming: Incoming, question: Question) -> Message | Approval | None:
+    """What a delivery's turn begins with: an approval where the message answers an open question, else the message.
+
+    Args:
+        session: the chat's session.
+        incoming: the delivery.
+        question: the question that was open when the person wrote it; a bare yes or no answers only that one.
+
+    Raises:
+        StoreUnavailable: the store cannot be read.
+    """
+    message = incoming.message
+    if incoming.approvals is not None:
+        return Approval(session, answers=incoming.approvals, author=_author_of(incoming))
+    word = "" if message is None else message.text.strip().rstrip(".!").casefold()
+    is_answer = word in WORDS and incoming.is_addressed and incoming.replaces is None
+    if not is_answer or not await calls_to_approve(session):
+        return message
+    return Approval(session, answers=dict.fromkeys(question, WORDS[word]), author=_author_of(incoming))
+
+
+def _author_of(incoming: Incoming) -> str | None:
+    named = None if incoming.message is None else incoming.message.author
+    return named or incoming.author
+
+
+async def _approve(call: CommandCall) -> TurnEnd:
+    """Let the calls of the open question run."""
+    answers = dict.fromkeys(call.question, True)
+    return await call.answer(Approval(call.session, answers=answers, author=_author_of(call.incoming)))
+
+
+async def _deny(call: CommandCall) -> TurnEnd:
+    """Refuse the calls of the open question; the model learns of it."""
+    answers = dict.fromkeys(call.question, False)
+    return await call.answer(Approval(call.session, answers=answers, author=_author_of(call.incoming)))
+
+
+# --- the conversation ------------------------------------------------------------------------------------------------
+
+
+async def _start_over(call: CommandCall) -> str | TurnEnd:
+    """Go back to the root; the earlier messages stay in the tree, and the model does not see them.
+
+    The arguments, and other parts of the message, become the first message there.
+    """
+    if (first := _rest_of_message(call)) is not None:
+        return await call.answer(Opening(lambda *_: [first], at=None))
+    session, key = call.session, call.incoming.message_id
+    async with session.journal.between_turns():
+        while True:
+            if key is not None and (known := await session.journal.find_by_key(key)) is not None:
+                raise DuplicateMessage(session.session_id, key, known.id)
+            unit = session.unit()
+            unit.add(LeafMove, target_id=None)
+            with suppress(TranscriptNotKept):  # without a transcript a repeated delivery could not find the entry
+                unit.add_custom(COMMAND, {"word": "/new", "told": _BEGUN_ANEW}, idempotency_key=key)
+            with suppress(LeafMoved):  # the entry that came between may be this very message, from another gateway
+                await unit.save(if_leaf=session.leaf_id or "")
+                return _BEGUN_ANEW
+
+
+def _rest_of_message(call: CommandCall) -> Message | None:
+    """The message without the command's word; None: it has nothing else."""
+    message, words = call.incoming.message, call.arguments
     if message is None or isinstance(message.content, str):
         return msgspec.structs.replace(message, content=words) if message is not None and words else None
     others = [part for part in message.content if not isinstance(part, TextPart)]
@@ -116,35 +177,55 @@ def _behind_the_word(said: Said) -> Message | None:
     return msgspec.structs.replace(message, content=tuple(parts)) if parts else None
 
 
-async def answer_again(said: Said) -> TurnEnd:
-    """Let what the user said last be answered once more."""
-    return await said.answer(once_more(said.session))
+async def _retry(call: CommandCall) -> TurnEnd:
+    """Answer the user's newest message once more."""
+    return await call.answer(once_more(call.session))
 
 
-async def agree(said: Said) -> TurnEnd:
-    """Let the calls be made that wait for a person's yes."""
-    return await said.answer(approval(said.session, said.incoming, dict.fromkeys(said.question, True)))
+# --- models and their cost -------------------------------------------------------------------------------------------
 
 
-async def refuse(said: Said) -> TurnEnd:
-    """Let the model be told that a person does not agree to them."""
-    return await said.answer(approval(said.session, said.incoming, dict.fromkeys(said.question, False)))
+async def _choose_model(call: CommandCall) -> str:
+    """Say which model answers and which may be chosen, or choose one by its name or a part that only one has."""
+    models = call.agent.models
+    name, sentence = choose(models, call.arguments.strip(), call.session.chosen_model)
+    if name is not None:
+        await call.session.tree.append_model_change(models[name], name)
+    return sentence
 
 
-async def tell_commands(_: Said) -> str:
+async def _show_usage(call: CommandCall) -> str:
+    """What this chat has used today, this month and altogether, and what is left of its budgets."""
+    session, budgets = call.session, call.agent.budgets
+    today = session.journal.home.clock.now().astimezone(UTC).date()
+    spans = {"Today": (today, None), "This month": (today.replace(day=1), None), "Altogether": (None, None)}
+    lines = []
+    for name, (since, until) in spans.items():
+        rows = list(spent_in(session, since, until))
+        used, estimated = sum((one.usage for one in rows), Usage()), sum(one.estimated for one in rows)
+        guess = f" (with an estimate for {estimated} that broke off)" if estimated else ""
+        cost = "" if used.cost is None else f", {used.cost:,.4f} {call.currency}"
+        lines.append(f"{name}: {used.total:,} tokens{cost}{guess}")
+    if budgets is not None:
+        known = [one for one in await budgets.of(session) if one.limit]
+        lines += [f"Budget of {one.of} for {one.period}: {budgets.told(one)}" for one in known]
+    return "\n".join(lines)
+
+
+async def _list_commands(_: CommandCall) -> str:
     """Every command and what it does."""
     return "\n".join(f"{word} - {command.help}" for word, command in COMMANDS.items() if command.help)
 
 
 COMMANDS: dict[str, Command] = {
     "/stop": Command("stop the answer, and what waits behind it"),
-    "/new": Command("begin anew; what you write behind it is the first message", begin_anew),
-    "/retry": Command("answer my last message once more", answer_again),
-    "/model": Command("which model answers here; /model NAME changes it", choose_model),
-    "/usage": Command("what this chat has used", tell_usage),
-    "/approve": Command("agree to what waits for a yes", agree),
-    "/deny": Command("do not agree to it", refuse),
-    "/help": Command("show this", tell_commands),
-    "/start": Command("", tell_commands),  # what some networks send for somebody who comes for the first time
+    "/new": Command("begin anew; what you write behind it is the first message", _start_over),
+    "/retry": Command("answer my last message once more", _retry),
+    "/model": Command("which model answers here; /model NAME changes it", _choose_model),
+    "/usage": Command("what this chat has used", _show_usage),
+    "/approve": Command("agree to what waits for a yes", _approve),
+    "/deny": Command("do not agree to it", _deny),
+    "/help": Command("show this", _list_commands),
+    "/start": Command("", _list_commands),  # some networks send it for a person who opens the chat for the first time
 }
-"""All of them; `/stop` is the dispatcher's."""
+"""All commands by their word; the dispatcher handles `/stop` itself."""

@@ -2,7 +2,7 @@
 
     async with Dispatcher(manager, assistant) as dispatcher:
         dispatcher.serve(channel)  # a network: it is told everything
-        asked = dispatcher.ask(incoming)  # or somebody who waits: he reads what becomes of his message
+        delivery = dispatcher.ask(incoming)  # or somebody who waits: he reads what becomes of his message
 
 Within a chat, messages are answered in the order in which they came; chats are answered at the same time. How much may
 wait is bounded, and who is beyond the bound is told so. A message that is delivered twice is answered once. A message
@@ -24,12 +24,9 @@ import anyio
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
-from miniclaw_sessions.agent.answered import end_of_turn
 from miniclaw_sessions.agent.assistant import Assistant
+from miniclaw_sessions.agent.earlier_turns import end_of_turn, reworded
 from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted, TurnEnd
-from miniclaw_sessions.agent.saying_again import reworded
-from miniclaw_sessions.channels.approvals import Question, standing_question, what_is_said
-from miniclaw_sessions.channels.asked import Asked
 from miniclaw_sessions.channels.base import (
     Accepted,
     Answered,
@@ -41,10 +38,19 @@ from miniclaw_sessions.channels.base import (
     Outgoing,
     Progress,
     Reason,
+    Watch,
 )
-from miniclaw_sessions.channels.commands import COMMANDS, Said, command_in, told_before
-from miniclaw_sessions.channels.documents import TurnPublisher
-from miniclaw_sessions.channels.watch import Watch
+from miniclaw_sessions.channels.commands import (
+    COMMANDS,
+    CommandCall,
+    Question,
+    command_in,
+    command_reply,
+    message_or_approval,
+    open_question,
+)
+from miniclaw_sessions.channels.delivery import Delivery
+from miniclaw_sessions.channels.turn_events import TurnPublisher
 from miniclaw_sessions.config import ChannelSettings
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.persistence.own_task import HeldOpen
@@ -112,9 +118,9 @@ class Dispatcher:
         self._backoff_s = backoff_s
         self._send_timeout_s = send_timeout_s
         self._watch = watch or Watch()
-        self._chats: dict[str, deque[Asked]] = {}
-        self._under_way: set[Asked] = set()
-        self._refused: set[Asked] = set()
+        self._chats: dict[str, deque[Delivery]] = {}
+        self._under_way: set[Delivery] = set()
+        self._refused: set[Delivery] = set()
         self._channels: list[Channel] = []
         self._listening: set[anyio.CancelScope] = set()
         self.states: dict[str, ChannelState] = {}
@@ -178,7 +184,7 @@ class Dispatcher:
         self._listening.add(scope)
         tasks.start_soon(self._listen, channel, scope, name=f"channel {channel.name}")
 
-    def ask(self, incoming: Incoming) -> Asked:
+    def ask(self, incoming: Incoming) -> Delivery:
         """Hand a message over and follow what becomes of it: iterate over the result, and `abandon` it at the end.
 
         Args:
@@ -190,9 +196,9 @@ class Dispatcher:
         self._running_tasks()
         if self._cut_off_at <= anyio.current_time():
             raise ManagerClosed("the program is stopping and takes no further messages")
-        asked = Asked(incoming)
-        self._take(incoming, asked)
-        return asked
+        delivery = Delivery(incoming)
+        self._take(incoming, delivery)
+        return delivery
 
     def stop(self, session_id: str) -> bool:
         """Stop what is being answered in a chat, and what waits there; what was said by then is kept.
@@ -200,7 +206,7 @@ class Dispatcher:
         Returns:
             False if nothing was under way.
         """
-        stopped = [asked.stop() for asked in self._chats.get(session_id, ())]
+        stopped = [delivery.stop() for delivery in self._chats.get(session_id, ())]
         return any(stopped)
 
     def cut_off(self, at: float) -> None:
@@ -208,8 +214,8 @@ class Dispatcher:
         self._cut_off_at = min(self._cut_off_at, at)
         for scope in self._listening:
             scope.cancel()
-        for asked in (*self._under_way, *self._refused):
-            asked.cut_off(at, at + _LAST_WORDS_S)
+        for delivery in (*self._under_way, *self._refused):
+            delivery.cut_off(at, at + _LAST_WORDS_S)
 
     async def finished(self) -> None:
         """Wait until nothing is under way; what has finished is told and saved."""
@@ -248,11 +254,11 @@ class Dispatcher:
                         async with aclosing(channel.receive()) as received:
                             async for incoming in received:
                                 delay = self._backoff_s[0]
-                                asked = Asked(incoming, channel)
-                                if not self._take(incoming, asked):
+                                delivery = Delivery(incoming, channel)
+                                if not self._take(incoming, delivery):
                                     refusals.acquire_nowait()
-                                    self._refused.add(asked)
-                                    tasks.start_soon(self._refuse, channel, asked, refusals, name="refusal")
+                                    self._refused.add(delivery)
+                                    tasks.start_soon(self._refuse, channel, delivery, refusals, name="refusal")
                                 async with refusals:  # there is room for telling one more
                                     pass
                     break
@@ -272,35 +278,35 @@ class Dispatcher:
             log.info("a channel has ended", action="channel.ended", channel=channel.name)
         self._listening.discard(scope)
 
-    def _take(self, incoming: Incoming, asked: Asked) -> bool:
+    def _take(self, incoming: Incoming, delivery: Delivery) -> bool:
         """Put a message behind those of its chat, or tell at once what becomes of it.
 
         Does not wait, so that nothing can be lost here. Returns False if it is not to be answered.
         """
-        asked.answered_in = self._watch.taken(asked.channel_name)
+        delivery.answered_in = self._watch.taken(delivery.channel_name)
         try:
-            key = SessionKey.of(asked.channel_name, incoming.chat_id)
-            asked.session_id = key.session_id
+            key = SessionKey.of(delivery.channel_name, incoming.chat_id)
+            delivery.session_id = key.session_id
         except InvalidKey as error:
-            self._end(asked, NotAnswered(incoming, Reason.FAILED, error))
+            self._end(delivery, NotAnswered(incoming, Reason.FAILED, error))
             return False
         if (refused := self._refusal(incoming, key.session_id)) is not None:
-            self._end(asked, refused)
+            self._end(delivery, refused)
             return False
-        self._under_way.add(asked)
-        asked.cut_off(self._cut_off_at, self._cut_off_at + _LAST_WORDS_S)
+        self._under_way.add(delivery)
+        delivery.cut_off(self._cut_off_at, self._cut_off_at + _LAST_WORDS_S)
         if key.session_id in self._chats:
-            asked.question = self._chats[key.session_id][0].standing
-            self._chats[key.session_id].append(asked)
+            delivery.question = self._chats[key.session_id][0].standing
+            self._chats[key.session_id].append(delivery)
         else:
-            self._chats[key.session_id] = deque([asked])
+            self._chats[key.session_id] = deque([delivery])
             with in_request(""):  # the task goes on with the messages of other requests
                 self._running_tasks().start_soon(self._work, key, name=f"chat {key.session_id}")
         return True
 
-    def _end(self, asked: Asked, last: Last) -> None:
-        asked.put(last)
-        self._watch.ended(asked.channel_name, last)
+    def _end(self, delivery: Delivery, last: Last) -> None:
+        delivery.put(last)
+        self._watch.ended(delivery.channel_name, last)
 
     def _refusal(self, incoming: Incoming, session_id: str) -> Last | None:
         """What becomes at once of a message that is not to be answered."""
@@ -318,11 +324,11 @@ class Dispatcher:
             return NotAnswered(incoming, Reason.BUSY, TooManyTurns("too many turns are under way; try again later"))
         return None
 
-    async def _refuse(self, channel: Channel, asked: Asked, refusals: anyio.Semaphore) -> None:
+    async def _refuse(self, channel: Channel, delivery: Delivery, refusals: anyio.Semaphore) -> None:
         try:
-            await self._tell(channel, asked)
+            await self._tell(channel, delivery)
         finally:
-            self._refused.discard(asked)
+            self._refused.discard(delivery)
             refusals.release()
 
     # --- answering ---------------------------------------------------------------------------------------------------
@@ -332,109 +338,109 @@ class Dispatcher:
         waiting = self._chats[key.session_id]
         try:
             while waiting:
-                asked = waiting[0]
+                delivery = waiting[0]
                 async with anyio.create_task_group() as tasks:
-                    if asked.channel is not None:
-                        tasks.start_soon(self._tell, asked.channel, asked, name="telling")
+                    if delivery.channel is not None:
+                        tasks.start_soon(self._tell, delivery.channel, delivery, name="telling")
                     publisher = TurnPublisher(self._manager.events.turns, key)
-                    last = await self._answer_in_time(asked, key, publisher)
-                    asked.standing = None  # from here on, people know what the turn has asked
+                    last = await self._answer_in_time(delivery, key, publisher)
+                    delivery.standing = None  # from here on, people know what the turn has asked
                     publisher.end(last)
-                    self._end(asked, last)
+                    self._end(delivery, last)
                 self._forget(waiting.popleft())
         finally:
             del self._chats[key.session_id]
-            for asked in waiting:  # only if the dispatcher itself is cancelled
-                self._forget(asked)
+            for delivery in waiting:  # only if the dispatcher itself is cancelled
+                self._forget(delivery)
 
-    def _forget(self, asked: Asked) -> None:
-        self._under_way.discard(asked)
+    def _forget(self, delivery: Delivery) -> None:
+        self._under_way.discard(delivery)
         self._idle.set()
 
-    async def _answer_in_time(self, asked: Asked, key: SessionKey, publisher: TurnPublisher) -> Last:
+    async def _answer_in_time(self, delivery: Delivery, key: SessionKey, publisher: TurnPublisher) -> Last:
         last: Last | None = None
-        with asked.answering, asked.answered_in:
+        with delivery.answering, delivery.answered_in:
             async with anyio.create_task_group() as tasks:
-                if asked.channel is not None:
-                    tasks.start_soon(self._show_typing, asked.channel, asked.incoming.chat_id, name="typing")
-                last = await self._answer(asked, key, publisher)
+                if delivery.channel is not None:
+                    tasks.start_soon(self._show_typing, delivery.channel, delivery.incoming.chat_id, name="typing")
+                last = await self._answer(delivery, key, publisher)
                 tasks.cancel_scope.cancel()
         if last is not None:
             return last
-        if asked.is_stopped:
+        if delivery.is_stopped:
             error = MessageStopped("the chat was stopped before this message was answered; say it again")
-            return NotAnswered(asked.incoming, Reason.STOPPED, error)
-        return NotAnswered(asked.incoming, Reason.CUT_OFF, TurnCutOff())
+            return NotAnswered(delivery.incoming, Reason.STOPPED, error)
+        return NotAnswered(delivery.incoming, Reason.CUT_OFF, TurnCutOff())
 
-    async def _answer(self, asked: Asked, key: SessionKey, publisher: TurnPublisher) -> Last:
+    async def _answer(self, delivery: Delivery, key: SessionKey, publisher: TurnPublisher) -> Last:
         """Let the assistant answer."""
-        incoming = asked.incoming
+        incoming = delivery.incoming
 
         def tell(event: AgentEvent) -> None:
             if incoming.session is None:  # else no session of the manager can be followed
                 publisher.publish(event)
-            asked.put(Accepted(incoming, event) if isinstance(event, MessageAccepted) else Progress(incoming, event))
+            delivery.put(Accepted(incoming, event) if isinstance(event, MessageAccepted) else Progress(incoming, event))
 
         try:
             await checkpoint()  # whose time is over while it waits is not begun
-            asked.session = incoming.session or await self._session(key, must_exist=incoming.must_exist)
-            answer = partial(self._answer_at_its_end, asked, asked.session, tell)
-            question = await self._question(asked, asked.session)
+            delivery.session = incoming.session or await self._session(key, must_exist=incoming.must_exist)
+            answer = partial(self._answer_at_its_end, delivery, delivery.session, tell)
+            question = await self._question(delivery, delivery.session)
             word, arguments = (incoming.obeys and command_in(incoming.message)) or ("", "")
             if word and (run := COMMANDS[word].run) is not None:
                 agent, currency = self._assistant.agent, self._manager.settings.currency
-                end = await run(Said(asked.session, incoming, arguments, question, agent, answer, currency))
+                end = await run(CommandCall(delivery.session, incoming, arguments, question, agent, answer, currency))
             else:
-                said = await what_is_said(asked.session, incoming, question)
+                said = await message_or_approval(delivery.session, incoming, question)
                 if isinstance(said, Message) and incoming.replaces is not None:
-                    end = await answer(reworded(asked.session, said, incoming.replaces))
+                    end = await answer(reworded(delivery.session, said, incoming.replaces))
                 else:
                     end = await answer(said)
         except DuplicateMessage as error:
-            return await self._answered_before(asked, error)
+            return await self._answered_before(delivery, error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this message
             return NotAnswered(incoming, Reason.FAILED, error)
         return Obeyed(incoming, end) if isinstance(end, str) else Answered(incoming, end)
 
     async def _answer_at_its_end(
-        self, asked: Asked, session: Session, tell: Callable[[AgentEvent], None], said: Message | Opening | None
+        self, delivery: Delivery, session: Session, tell: Callable[[AgentEvent], None], said: Message | Opening | None
     ) -> TurnEnd:
         """Let what is said be answered; where more of it follows, only keep it.
 
         Raises:
             DuplicateMessage: it is answered with what follows.
         """
-        incoming = asked.incoming
+        incoming = delivery.incoming
         key = incoming.message_id
         if incoming.goes_on is not None and said is not None:
             async with session.turn(said, idempotency_key=key) as turn:
                 # only the channel: followers of the session would see an answer begin here, and end in an error
-                asked.put(Accepted(incoming, MessageAccepted(turn.message)))
+                delivery.put(Accepted(incoming, MessageAccepted(turn.message)))
             if await incoming.goes_on():
                 raise DuplicateMessage(session.session_id, key or "", turn.message.id)
         return await (incoming.answerer or self._assistant).answer(session, said, idempotency_key=key, tell=tell)
 
-    async def _question(self, asked: Asked, session: Session) -> Question:
+    async def _question(self, delivery: Delivery, session: Session) -> Question:
         """What the person was asked when he said this; the same holds for what waits behind it, unless that is known.
 
         Behind a message that is delivered again comes what was said nobody knows when: it answers no question.
         """
-        key = asked.incoming.message_id
-        standing = await standing_question(session)
+        key = delivery.incoming.message_id
+        standing = await open_question(session)
         is_known = standing and key is not None and await session.journal.find_by_key(key) is not None
-        asked.standing = () if is_known else standing
-        for one in self._chats[asked.session_id]:
+        delivery.standing = () if is_known else standing
+        for one in self._chats[delivery.session_id]:
             if one.question is None:
-                one.question = asked.standing
-        return asked.question or ()
+                one.question = delivery.standing
+        return delivery.question or ()
 
-    async def _answered_before(self, asked: Asked, error: DuplicateMessage) -> Last:
+    async def _answered_before(self, delivery: Delivery, error: DuplicateMessage) -> Last:
         """The answer that the message had, where its channel wants it again."""
-        incoming, session = asked.incoming, asked.session
+        incoming, session = delivery.incoming, delivery.session
         is_redelivered = error.key == incoming.message_id  # else it is a new wording of what was said long ago
         if incoming.answer_again and is_redelivered and session is not None:
             try:
-                told = await told_before(session, error.entry_id)
+                told = await command_reply(session, error.entry_id)
                 end = await end_of_turn(session, error.entry_id)
             except SessionsError as failure:
                 return NotAnswered(incoming, Reason.FAILED, failure)
@@ -450,13 +456,13 @@ class Dispatcher:
 
     # --- telling -----------------------------------------------------------------------------------------------------
 
-    async def _tell(self, channel: Channel, asked: Asked) -> None:
+    async def _tell(self, channel: Channel, delivery: Delivery) -> None:
         """Tell a channel everything, in order; where it does not take something, only what matters."""
         is_reached = True
-        with asked.telling:
-            async for outgoing in asked:
+        with delivery.telling:
+            async for outgoing in delivery:
                 if is_reached or not isinstance(outgoing, Progress):
-                    is_reached = await self._send(channel, asked, outgoing) and is_reached
+                    is_reached = await self._send(channel, delivery, outgoing) and is_reached
 
     async def _show_typing(self, channel: Channel, chat_id: str) -> None:
         try:
@@ -466,14 +472,14 @@ class Dispatcher:
         except Exception as error:  # noqa: BLE001 - a channel's own code, and only an ornament
             log.debug("typing is not shown", action="channel.typing_failed", error_type=type(error).__name__)
 
-    async def _send(self, channel: Channel, asked: Asked, outgoing: Outgoing) -> bool:
+    async def _send(self, channel: Channel, delivery: Delivery, outgoing: Outgoing) -> bool:
         """Send; what the channel does not take is in the session all the same. Returns whether it took it."""
         patience_s = getattr(channel, "send_timeout_s", self._send_timeout_s)
         kind, why = TimeoutError.__name__, f"it took longer than {patience_s:g} s"
         with anyio.move_on_after(patience_s):
             try:
                 with _ending_only_itself():
-                    await channel.send(asked.incoming.chat_id, outgoing)
+                    await channel.send(delivery.incoming.chat_id, outgoing)
             except Exception as error:  # noqa: BLE001 - a channel's own code; the chat goes on
                 kind, why = type(error).__name__, _why(error)
             else:
@@ -482,7 +488,7 @@ class Dispatcher:
             "a channel did not send what it was given",
             action="channel.send_failed",
             channel=channel.name,
-            session_id=asked.session_id,
+            session_id=delivery.session_id,
             told=type(outgoing).__name__,
             error_type=kind,
             detail=why,

@@ -13,7 +13,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import PurePath
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.config import LogSettings
 
 Plain = None | bool | int | float | str | PurePath | BaseException
 """What a record shows; of any other value it shows the type alone."""
@@ -102,6 +105,24 @@ def _to_standard_library(name: str, method: str, event: str, **fields: Any) -> N
     """Nobody has configured structlog, so this is somebody else's program: its own logging decides what is shown."""
     facts = " ".join(f"{key}={value!r}" for key, value in fields.items())
     logging.getLogger(name).log(logging.getLevelName(method.upper()), "%s (%s)", event, facts)
+
+
+_streams: list[TextIO] = []
+
+
+def set_log_stream(stream: TextIO) -> None:
+    """Remember the stream that this process logs to."""
+    _streams[:] = [stream]
+
+
+def log_stream() -> TextIO | None:
+    """The stream that this process logs to; None: no program has configured one."""
+    return _streams[0] if _streams else None
+
+
+def is_pretty(settings: LogSettings, stream: TextIO) -> bool:
+    """Whether records on this stream are written for people."""
+    return settings.format == "pretty" or (settings.format == "auto" and stream.isatty())
 
 
 def get_logger(name: str) -> Logger:

@@ -21,8 +21,7 @@ from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.config import LogSettings
 from miniclaw_sessions.disk import FILE_MODE, write_all
 from miniclaw_sessions.errors import ConfigError
-from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.log.records import is_pretty, log_stream
+from miniclaw_sessions.log import get_logger, is_pretty, log_stream
 
 log = get_logger(__name__)
 

@@ -25,7 +25,7 @@ from structlog.typing import EventDict, Processor
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import LogSettings
 from miniclaw_sessions.errors import SessionsError
-from miniclaw_sessions.log import current_request
+from miniclaw_sessions.log import current_request, is_pretty, set_log_stream
 from miniclaw_sessions.printable import printable
 
 REFUSED_KEYS = frozenset(
@@ -45,7 +45,6 @@ REPEATS = 10
 
 REPEAT_INTERVAL_S = 60.0
 
-_CONFIGURED: dict[str, TextIO] = {}
 _MAX_EVENT_LENGTH = 1_000
 _MAX_ITEMS = 20
 _MAX_FRAMES = 20
@@ -61,7 +60,8 @@ def configure_logging(settings: LogSettings, *, stream: TextIO | None = None, cl
         stream: where to; standard error by default.
         clock: stamps the records and times the repetitions.
     """
-    stream = _CONFIGURED["stream"] = stream or sys.stderr
+    stream = stream or sys.stderr
+    set_log_stream(stream)
     clock = clock or SystemClock()
     structlog.configure(
         processors=[
@@ -78,16 +78,6 @@ def configure_logging(settings: LogSettings, *, stream: TextIO | None = None, cl
         cache_logger_on_first_use=False,  # tests capture what already existing loggers write
     )
     _adopt_standard_library(settings.level)
-
-
-def log_stream() -> TextIO | None:
-    """Where the log goes; None where nobody has configured it here."""
-    return _CONFIGURED.get("stream")
-
-
-def is_pretty(settings: LogSettings, stream: TextIO) -> bool:
-    """Whether what goes to a stream is for people."""
-    return settings.format == "pretty" or (settings.format == "auto" and stream.isatty())
 
 
 def _adopt_standard_library(level: str) -> None:

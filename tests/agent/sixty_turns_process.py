@@ -17,8 +17,8 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.agent.agent import Agent, Unanswered
+from miniclaw_sessions.agent.assistant import AgentSession
 from miniclaw_sessions.agent.events import Events, SessionCompacted, TurnFinished
-from miniclaw_sessions.agent.orchestration import AgentSession
 from miniclaw_sessions.agent.provider import ModelEvent, Provider, Reply
 from miniclaw_sessions.agent.providers.anthropic import AnthropicProvider
 from miniclaw_sessions.agent.providers.google import GoogleProvider

@@ -9,7 +9,7 @@ import anyio
 import msgspec
 
 from miniclaw_sessions.agent.agent import Agent
-from miniclaw_sessions.agent.orchestration import AgentSession
+from miniclaw_sessions.agent.assistant import AgentSession
 from miniclaw_sessions.agent.summarizing import INSTRUCTION
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.core.history.pairing import open_calls

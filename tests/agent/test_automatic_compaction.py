@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from miniclaw_sessions.agent.agent import Agent
+from miniclaw_sessions.agent.assistant import RESERVE_TOKENS, AgentSession
 from miniclaw_sessions.agent.events import SessionCompacted, TurnFinished
-from miniclaw_sessions.agent.orchestration import RESERVE_TOKENS, AgentSession
 from miniclaw_sessions.agent.provider import TextDelta
 from miniclaw_sessions.agent.summarizing import INSTRUCTION
 from miniclaw_sessions.core.history.compaction import KEEP_TOKENS

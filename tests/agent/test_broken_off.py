@@ -10,9 +10,9 @@ import anyio
 import pytest
 
 from miniclaw_sessions.agent.agent import Agent
-from miniclaw_sessions.agent.asking import ReplyLimits
+from miniclaw_sessions.agent.assistant import AgentSession
 from miniclaw_sessions.agent.budgets import Budgets
-from miniclaw_sessions.agent.orchestration import AgentSession
+from miniclaw_sessions.agent.model_request import ReplyLimits
 from miniclaw_sessions.agent.provider import ModelEvent, Provider, ReasoningDelta, Reply, TextDelta
 from miniclaw_sessions.agent.providers.wrappers import Priced, WithFallback
 from miniclaw_sessions.agent.tools import Tool

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from miniclaw_sessions.agent.agent import Agent
+from miniclaw_sessions.agent.assistant import AgentSession
 from miniclaw_sessions.agent.budgets import FRESH_S, Budgets
-from miniclaw_sessions.agent.orchestration import AgentSession
 from miniclaw_sessions.agent.provider import ModelEvent, Reply
 from miniclaw_sessions.agent.tools import Tool, calculator_tool
 from miniclaw_sessions.channels.base import Incoming, NotAnswered, Reason

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from miniclaw_sessions.agent.agent import Agent, Generation, Hooks, SuspendTurn, TurnFinished, TurnSuspended
-from miniclaw_sessions.agent.orchestration import AgentSession
+from miniclaw_sessions.agent.assistant import AgentSession
 from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall, Usage
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import AgentError, DuplicateMessage, ModelError, StoreUnavailable

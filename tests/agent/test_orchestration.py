@@ -12,8 +12,8 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.agent.agent import Agent, Generation, Hooks, SuspendTurn
+from miniclaw_sessions.agent.assistant import AgentSession
 from miniclaw_sessions.agent.events import AgentEvent, ToolFinished, TurnFinished, TurnSuspended
-from miniclaw_sessions.agent.orchestration import AgentSession
 from miniclaw_sessions.core.protocol.entries import BranchSummary, MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall
 from miniclaw_sessions.core.session import Session

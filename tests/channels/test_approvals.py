@@ -13,12 +13,12 @@ import pytest
 
 from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.agent.agent import Agent
-from miniclaw_sessions.agent.approving import MAX_ARGUMENTS, REFUSED
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.hooks import Generation, Hooks
+from miniclaw_sessions.agent.suspension import MAX_ARGUMENTS, REFUSED
 from miniclaw_sessions.channels.base import Answered, Incoming, NotAnswered, Reason
 from miniclaw_sessions.channels.dispatcher import Dispatcher
-from miniclaw_sessions.channels.documents import event_document
+from miniclaw_sessions.channels.turn_events import event_document
 from miniclaw_sessions.core.protocol.entries import Custom
 from miniclaw_sessions.core.protocol.messages import ToolCall
 from miniclaw_sessions.errors import NothingToResume

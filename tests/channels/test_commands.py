@@ -17,7 +17,7 @@ from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.channels.allowed import Allowed, AllowSettings
 from miniclaw_sessions.channels.base import Answered, Incoming, NotAnswered, Obeyed, Reason
-from miniclaw_sessions.channels.commands import COMMANDS, Command, Said, command_in
+from miniclaw_sessions.channels.commands import COMMANDS, Command, CommandCall, command_in
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.core.protocol.entries import COMMAND, SUSPENDED, Entry, MessageEntry
 from miniclaw_sessions.core.protocol.messages import ImagePart, Role, TextPart
@@ -279,7 +279,7 @@ async def test_help_has_a_line_for_every_command(room: Room, manager: SessionMan
 
 @pytest.mark.usefixtures("dispatcher")
 async def test_a_command_of_ones_own_is_one_row(room: Room, monkeypatch: pytest.MonkeyPatch, model: Doors) -> None:
-    async def shout(said: Said) -> str:
+    async def shout(said: CommandCall) -> str:
         return f"{said.session.session_id} {said.arguments.upper()}"
 
     monkeypatch.setitem(COMMANDS, "/shout", Command("say it loud", shout))

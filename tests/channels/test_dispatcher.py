@@ -30,10 +30,10 @@ from miniclaw_sessions.channels.base import (
     Outgoing,
     Progress,
     Reason,
+    Watch,
     comes_again,
 )
 from miniclaw_sessions.channels.dispatcher import Dispatcher
-from miniclaw_sessions.channels.watch import Watch
 from miniclaw_sessions.config import ChannelSettings
 from miniclaw_sessions.errors import (
     ChatBusy,

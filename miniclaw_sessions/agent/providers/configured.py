@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 from anyio import to_thread
 
 from miniclaw_sessions.agent.agent import Agent
-from miniclaw_sessions.agent.asking import ReplyLimits
 from miniclaw_sessions.agent.budgets import Budgets
 from miniclaw_sessions.agent.history_tool import history_tool
-from miniclaw_sessions.agent.hooks import Hooks, InTurn
-from miniclaw_sessions.agent.observer import Observer
+from miniclaw_sessions.agent.hooks import Hooks, InTurn, Observer
+from miniclaw_sessions.agent.model_request import ReplyLimits
 from miniclaw_sessions.agent.provider import Provider, adjusted
 from miniclaw_sessions.agent.providers.offline import OfflineProvider
 from miniclaw_sessions.agent.providers.wrappers import Priced, WithFallback
@@ -227,8 +226,8 @@ def _thinking(provider: Provider, model: ModelSettings, *, is_usual: bool) -> Pr
         raise ConfigError(f"model.thinking is {model.thinking}: {error}; a number of tokens may be taken") from None
 
 
-def _budgets(settings: Settings, manager: SessionReader | None, models: Iterable[str]) -> Budgets:
-    """The configured budgets.
+def _budgets(settings: Settings, manager: SessionReader | None, models: Iterable[str]) -> Budgets | None:
+    """What may be spent; None where the settings have no budget.
 
     Raises:
         ConfigError: prices are in several currencies; or there are budgets in money, and a model without a price.
@@ -245,4 +244,4 @@ def _budgets(settings: Settings, manager: SessionReader | None, models: Iterable
         raise ConfigError(
             f"[budgets] are in money, and {lacking[0]} has no price: state {table}, or set budgets.unit to tokens"
         )
-    return Budgets(settings.budgets, manager, currency=currency)
+    return Budgets(settings.budgets, manager, currency=currency) if settings.budgets.has_any else None

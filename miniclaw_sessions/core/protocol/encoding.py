@@ -121,6 +121,11 @@ def message_to_dict(message: Message) -> dict[str, Any]:
     return fields
 
 
+def message_document(message: Message) -> dict[str, Any]:
+    """A message as `message_to_dict` has it, with its content also where that is empty."""
+    return {"content": "", **message_to_dict(message)}
+
+
 def _other_part(part: OtherPart) -> Any:
     if part.fields.get("type") in [*KNOWN_PARTS]:  # a list: a type that is not hashable cannot be looked up in a dict
         raise InvalidMessage("a part of a type of ours would be read as such, or not at all; wrap it in another type")

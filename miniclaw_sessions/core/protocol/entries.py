@@ -198,6 +198,18 @@ class WaitingCall(msgspec.Struct, frozen=True):
             return msgspec.structs.replace(call, name=name, arguments=arguments)
         return call
 
+    def document_of(self, call: ToolCall) -> dict[str, Any]:
+        """The waiting call as clients and people see it; its `id` is what an approval names it by."""
+        shown = self.asked_about(call)
+        return {
+            "id": self.approval_id,
+            "call_id": call.id,
+            "name": shown.name,
+            "arguments": shown.arguments,
+            "reason": self.reason,
+            "needs_approval": self.needs_approval,
+        }
+
 
 def waiting_calls(entry: Entry) -> dict[str, WaitingCall] | None:
     """The calls that a turn was suspended for, by their ids; None: this is no entry that says so (`SUSPENDED`)."""

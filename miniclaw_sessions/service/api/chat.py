@@ -9,10 +9,9 @@ import anyio
 import msgspec
 
 from miniclaw_sessions.core.history.pairing import open_calls
-from miniclaw_sessions.core.protocol.entries import WaitingCall
 from miniclaw_sessions.core.protocol.images import IMAGE_TYPES, MAX_IMAGE_BYTES, image_of, inlined
 from miniclaw_sessions.core.protocol.keys import SessionKey
-from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Part, ToolCall
+from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Part
 from miniclaw_sessions.errors import InvalidMessage, TurnCutOff
 from miniclaw_sessions.service.api.error_table import ANSWERING, as_reply, invalid
 from miniclaw_sessions.service.api.event_stream import EVENT_STREAM, HEARTBEAT, encoded_event, until_last
@@ -185,21 +184,9 @@ async def list_approvals(context: Context, request: OneSession) -> ApprovalsRepl
     """The tool calls of a session that wait for a person's yes or no; `chat` takes it in `approvals`."""
     session = await context.find(request.session_id)
     waiting = await session.tree.get_waiting()
-    rows = [pending_row(call, waiting[call.id]) for call in open_calls(session.messages()) if call.id in waiting]
+    open_now = [call for call in open_calls(session.messages()) if call.id in waiting]
+    rows = [PendingCallRow(**waiting[call.id].document_of(call)) for call in open_now]
     return ApprovalsReply(pending=[row for row in rows if row.needs_approval])
-
-
-def pending_row(call: ToolCall, waiting: WaitingCall) -> PendingCallRow:
-    """A call that waits, as people are shown it."""
-    asked = waiting.asked_about(call)
-    return PendingCallRow(
-        id=waiting.approval_id,
-        call_id=call.id,
-        name=asked.name,
-        arguments=asked.arguments,
-        reason=waiting.reason,
-        needs_approval=waiting.needs_approval,
-    )
 
 
 OPERATIONS = (chat, stop_turn, list_approvals)

@@ -6,26 +6,32 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Protocol, Self, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, Self, cast
 
 import anyio
-import msgspec
 from anyio import to_thread
 
-from miniclaw_sessions.core.protocol.keys import SessionKey, is_session_id
-from miniclaw_sessions.errors import ConfigError, InvalidKey
-from miniclaw_sessions.service.api.access import OWNER, BoundedChats, Caller
+from miniclaw_sessions.core.protocol.keys import KeyBounds, SessionKey, is_session_id
+from miniclaw_sessions.errors import ConfigError, InvalidKey, NotPermitted
 from miniclaw_sessions.service.api.samples import Series
 from miniclaw_sessions.service.api.shapes import ChatEvent, ChatRequest
 from miniclaw_sessions.statistics import ChannelState
 
 if TYPE_CHECKING:
     from miniclaw_sessions.core.manager import SessionManager
-    from miniclaw_sessions.core.protocol.entries import Custom
     from miniclaw_sessions.core.session import Session
     from miniclaw_sessions.core.session.compacting import Summarizer
-    from miniclaw_sessions.service.api.openai.response_places import Place
-    from miniclaw_sessions.service.api.openai.response_request import Wanted
+    from miniclaw_sessions.service.api.openai.response_request import Responses
+
+Scope = Literal["probe", "open", "read", "write", "admin"]
+"""What is needed for an operation, each more than the one before.
+
+`probe`: nothing, not even a `Host` that names this server; `open`: no token; `read`: looks at sessions; `write`:
+changes them, or has them answered; `admin`: is about the workspace as a whole, or about who may do what.
+"""
+
+_RANK: dict[Scope, int] = {"probe": 0, "open": 0, "read": 1, "write": 2, "admin": 3}
 
 REMEMBERED_DELETIONS = 1_000
 """How many keys of deletions are remembered, so that a repeated one is answered as the first was."""
@@ -38,6 +44,51 @@ LARGE_REPLIES = 4
 
 READINGS = 4
 """How many small replies may be made meanwhile out of what may be a whole session."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Whoever asks.
+
+    Attributes:
+        name: the token's; `owner` for whoever may open the Unix socket.
+        scope: what the caller may do; `open`: nothing but what needs no token.
+        bounds: which sessions there are for the caller; None: all.
+        token: how the caller's token is told from others of that name: the first digits of its SHA-256; empty: none.
+    """
+
+    name: str
+    scope: Scope
+    bounds: KeyBounds | None = None
+    token: str = ""
+
+    def may(self, scope: Scope) -> bool:
+        """Whether the caller has this scope, or a greater one."""
+        return _RANK[self.scope] >= _RANK[scope]
+
+    def require(self, scope: Scope) -> None:
+        """Raise NotPermitted unless the caller has this scope, or a greater one."""
+        if not self.may(scope):
+            raise NotPermitted(f"this needs a token of scope {scope}, and this one has scope {self.scope}")
+
+    def sees(self, key: SessionKey) -> bool:
+        """Whether a session is there for the caller."""
+        return self.bounds is None or self.bounds.covers(key)
+
+    def permit(self, key: SessionKey) -> None:
+        """Raise NotPermitted unless the caller may make, and speak in, a session of this key.
+
+        It says the same whether there is such a session or not.
+        """
+        if not self.sees(key):
+            raise NotPermitted(f"this token is for {self.bounds}; session {key.session_id} is none of these")
+
+
+OWNER = Caller("owner", "admin")
+"""Whoever holds the manager in this process, or may open the daemon's Unix socket."""
+
+STRANGER = Caller("", "open")
+"""Whoever has shown no token."""
 
 
 class Chats(Protocol):
@@ -59,49 +110,30 @@ class Chats(Protocol):
         ...
 
 
-class ResponseEvent(msgspec.Struct, frozen=True):
-    """What happens on the way to a response.
+class BoundedChats:
+    """`Chats` for a caller with bounds: nothing is said in what is not there for him."""
 
-    Attributes:
-        kind: `begun` (its first entry is acknowledged), `answering` (the model's service has taken the request),
-            `reasoning` (a piece of what the model thinks), `text` (a piece of a reply), `replied` (the reply is
-            complete, another one may follow), `ended` (it is all acknowledged).
-        session: whose it is.
-        mark: the entry that it begins with.
-        text: the piece.
-    """
+    def __init__(self, chats: Chats, caller: Caller) -> None:
+        self._chats = chats
+        self._caller = caller
 
-    kind: str
-    session: Session
-    mark: Custom
-    text: str = ""
-
-
-class Responses(Protocol):
-    """Who makes responses (`api.openai.responses`)."""
-
-    def check(self, wanted: Wanted) -> None:
-        """Refuse what the model that is asked for cannot do, before anything is made.
+    def ask(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[ChatEvent]]:
+        """Hand a message over and follow its answer.
 
         Raises:
-            OptionRefused, RequestError: it cannot.
+            NotPermitted: the chat is none of the caller's.
         """
-        ...
+        self._caller.permit(SessionKey.of(request.channel, request.chat_id))
+        return self._chats.ask(request)
 
-    def respond(self, wanted: Wanted, place: Place) -> AbstractAsyncContextManager[AsyncIterator[ResponseEvent]]:
-        """Begin a response and follow it; leaving the block early does not undo what was saved.
+    def stop(self, session: Session) -> bool:
+        """End the session's open turn; False when there is none."""
+        self._caller.permit(session.key)
+        return self._chats.stop(session)
 
-        A wait for the next event can be given up, and nothing is missed.
-        """
-        ...
-
-    def is_running(self, mark_id: str) -> bool:
-        """Whether the response that begins with this entry is being made in this process."""
-        ...
-
-    def stop(self, mark_id: str) -> bool:
-        """Stop the response that begins with this entry; False if it is not being made in this process."""
-        ...
+    async def models(self) -> Mapping[str, str]:
+        """The models that a chat may choose."""
+        return await self._chats.models()
 
 
 async def _without_bounds(session: Session) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 import traceback
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 from miniclaw_sessions import errors
+from miniclaw_sessions.errors import snake_case
 from miniclaw_sessions.log import get_logger
 
 log = get_logger(__name__)
@@ -254,8 +254,3 @@ def _classes() -> dict[str, type[errors.SessionsError]]:
     """The classes of errors by their names on the wire."""
     classes = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, errors.SessionsError)]
     return {snake_case(one.__name__): one for one in classes}
-
-
-def snake_case(name: str) -> str:
-    """A class name as clients know it: SessionNotFound is session_not_found."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()

@@ -13,7 +13,7 @@ import orjson
 from msgspec import Meta
 
 from miniclaw_sessions.core.history.window import Kept
-from miniclaw_sessions.core.protocol.encoding import encode_entry, message_to_dict
+from miniclaw_sessions.core.protocol.encoding import encode_entry, message_document
 from miniclaw_sessions.core.protocol.entries import (
     METADATA,
     Custom,
@@ -128,11 +128,6 @@ def _document(shown: Message | Kept) -> dict[str, Any]:
     if isinstance(shown, Kept):  # what `entry_document` makes of the entry, without reading it into a message
         return {"content": "", **orjson.loads(shown.encoded), "id": shown.id, "sequence": shown.sequence}
     return {**message_document(shown), "summary": True}
-
-
-def message_document(message: Message) -> dict[str, Any]:
-    """A message like its stored form, but with its content also where that is empty."""
-    return {"content": "", **message_to_dict(message)}
 
 
 def entry_document(entry: MessageEntry) -> dict[str, Any]:

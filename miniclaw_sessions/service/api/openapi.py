@@ -20,7 +20,7 @@ from miniclaw_sessions.core.protocol.messages import OtherPart, Usage
 from miniclaw_sessions.core.protocol.parts import EXTRA, OTHER, Value
 from miniclaw_sessions.service.api.error_table import RequestError, error_document, known_errors
 from miniclaw_sessions.service.api.event_stream import EVENT_STREAM
-from miniclaw_sessions.service.api.openai.errors import in_openai_form
+from miniclaw_sessions.service.api.openai.shapes import in_openai_form
 from miniclaw_sessions.service.api.operation import BODY, HEADERS, IF_MATCH, Content, Operation, Stream
 from miniclaw_sessions.service.api.shapes import MAX_MESSAGES_PER_REQUEST, NewEntries, NewEntry
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
 import msgspec
 import orjson
 
-from miniclaw_sessions.service.api.access import Scope
+from miniclaw_sessions.service.api.context import Scope
 from miniclaw_sessions.service.api.error_table import invalid
 from miniclaw_sessions.service.api.wrong_field import wrong_field
 

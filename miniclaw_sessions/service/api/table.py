@@ -1,7 +1,8 @@
-"""The table of all operations: whoever serves them, calls them or describes them goes through it."""
+"""The table of all operations: the server, the client and the description all read it."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from miniclaw_sessions.service.api import (
@@ -21,6 +22,17 @@ from miniclaw_sessions.service.api import (
 )
 from miniclaw_sessions.service.api.openai import conversations, models, responses
 from miniclaw_sessions.service.api.operation import Operation
+from miniclaw_sessions.service.api.service import program_version
+
+
+@functools.cache
+def document() -> dict[str, Any]:
+    """The OpenAPI document of all operations; made once."""
+    # heavy, and rarely requested
+    from miniclaw_sessions.service.api.openapi import openapi_document  # noqa: PLC0415
+
+    return openapi_document(OPERATIONS, program_version())
+
 
 OPERATIONS: tuple[Operation[Any, Any], ...] = (
     *messages.OPERATIONS,
@@ -38,6 +50,6 @@ OPERATIONS: tuple[Operation[Any, Any], ...] = (
     *conversations.OPERATIONS,
     *responses.OPERATIONS,
     *models.OPERATIONS,
-    *description.OPERATIONS,
+    *description.operations_showing(document),
 )
-"""Every operation, in the order in which an overview tells them."""
+"""Every operation, in the order of the interface's description."""

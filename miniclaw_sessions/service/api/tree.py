@@ -11,10 +11,10 @@ from msgspec import Meta
 
 from miniclaw_sessions.core.history.compaction import count_tokens, tokens_of
 from miniclaw_sessions.core.history.transcript import Transcript
-from miniclaw_sessions.core.protocol.encoding import encode_entry
+from miniclaw_sessions.core.protocol.encoding import encode_entry, message_document
 from miniclaw_sessions.core.protocol.entries import Custom, Entry, Label, LeafMove
 from miniclaw_sessions.service.api.error_table import RequestError, invalid
-from miniclaw_sessions.service.api.messages import checked_message, message_document
+from miniclaw_sessions.service.api.messages import checked_message
 from miniclaw_sessions.service.api.operation import Stream, document_in_pieces, large_reply, operation
 from miniclaw_sessions.service.api.sessions import ONE, OneSession, session_reply
 from miniclaw_sessions.service.api.shapes import (

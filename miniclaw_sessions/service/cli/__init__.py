@@ -23,9 +23,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from miniclaw_sessions import __version__
+from miniclaw_sessions.service.cli.version import print_version
 
-PROGRAM = "miniclaw-sessions"
 INTERRUPTED = 130
 
 _OF_THE_EXTRA = frozenset(
@@ -87,9 +86,3 @@ def _tell_what_to_install(lacking: str | None) -> int:
     sentence = f"commands need {lacking}, which the library does without: {to_install('daemon')}"
     print(f"error: {sentence}", file=sys.stderr)  # noqa: T201 - this is what the function is for
     return 1
-
-
-def print_version() -> int:
-    """Show the version; nothing else is loaded for it."""
-    print(f"{PROGRAM} {__version__}")  # noqa: T201 - this is the answer
-    return 0

@@ -11,9 +11,9 @@ from msgspec import UnsetType
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.providers.configured import open_agent
 from miniclaw_sessions.agent.summarizing import summarizer_of
-from miniclaw_sessions.channels.approvals import standing_question, what_is_said
 from miniclaw_sessions.channels.base import Incoming
-from miniclaw_sessions.channels.documents import event_document
+from miniclaw_sessions.channels.commands import message_or_approval, open_question
+from miniclaw_sessions.channels.turn_events import event_document
 from miniclaw_sessions.config import Settings
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.service.api.chat import user_message
@@ -54,7 +54,7 @@ class _Chats:
             author=request.author or None,
             is_addressed=request.commands,
         )
-        said = await what_is_said(session, incoming, await standing_question(session))
+        said = await message_or_approval(session, incoming, await open_question(session))
         async with assistant.run(session, said) as events:
             yield (ChatEvent(*event_document(event)) async for event in events)
 

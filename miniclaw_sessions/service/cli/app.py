@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from miniclaw_sessions.service.cli import PROGRAM, print_version
 from miniclaw_sessions.service.cli.invocation import SHARED, merged, parameters_of
 from miniclaw_sessions.service.cli.parameters import LightGroup, verbatim
+from miniclaw_sessions.service.cli.version import PROGRAM, print_version
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("serve", "Run the daemon until SIGTERM or Ctrl-C."),

@@ -233,7 +233,7 @@ class Conversation:
 
     async def _choose_model(self, wanted: str) -> None:
         """Show which model answers, or change it."""
-        from miniclaw_sessions.agent.choosing import choose  # noqa: PLC0415 - few need it
+        from miniclaw_sessions.agent.model_choice import choose  # noqa: PLC0415 - few need it
 
         models, key = await self._client.models(), SessionKey.parse(self._session.session_id)
         session = await self._client.get_or_create(key.channel, key.chat_id)  # which may have been said nothing yet

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from miniclaw_sessions.errors import ConfigError, to_install
-from miniclaw_sessions.service.api.access import Caller, Scope
+from miniclaw_sessions.service.api.context import Caller, Scope
 from miniclaw_sessions.service.api.operation import Operation
 from miniclaw_sessions.service.cli.invocation import Invocation, command
 

@@ -7,37 +7,66 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.config import LoadedSettings, socket_path
 from miniclaw_sessions.errors import ConfigError, SessionsError, Unreachable
 from miniclaw_sessions.secret import read_secret
-from miniclaw_sessions.service.cli.output import one_line
+from miniclaw_sessions.service.cli.output import Report, one_line
 from miniclaw_sessions.service.client import Client, connect
 from miniclaw_sessions.service.client.transport import LocalTransport
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from miniclaw_sessions.config import LogSettings
     from miniclaw_sessions.core.manager import SessionManager
     from miniclaw_sessions.encryption import KeyRing
     from miniclaw_sessions.service.api.context import Context
     from miniclaw_sessions.service.api.operation import Operation
-    from miniclaw_sessions.service.cli.invocation import Invocation
 
 SERVICE_SOCKETS = (Path("/run/miniclaw-sessions.sock"), Path("/run/miniclaw-sessions/miniclaw.sock"))
 """Where the systemd units put the socket: the socket unit, and the service without it."""
+
+
+class Target(Protocol):
+    """What the command line says about where the sessions are; see `cli.invocation.Invocation`."""
+
+    socket: str | None
+    url: str | None
+
+    @property
+    def report(self) -> Report:
+        """Shows the progress of the work."""
+        ...
+
+    @property
+    def loaded(self) -> LoadedSettings:
+        """The settings."""
+        ...
+
+    @property
+    def local(self) -> LoadedSettings:
+        """The settings for opening the workspace in this process."""
+        ...
+
+    @property
+    def errors(self) -> Console:
+        """Standard error."""
+        ...
+
 
 PATIENCE_S = 10.0
 """How long a workspace that another process holds is waited for, and a daemon that is starting."""
 
 
 @asynccontextmanager
-async def open_client(invocation: Invocation, *, create: bool = False, reads: bool = False) -> AsyncIterator[Client]:
+async def open_client(target: Target, *, create: bool = False, reads: bool = False) -> AsyncIterator[Client]:
     """The daemon that is named or holds the workspace, else the files.
 
     Args:
-        invocation: says which daemon, which workspace, and where progress is shown.
+        target: says which daemon, which workspace, and where progress is shown.
         create: make a workspace that does not exist yet.
         reads: nothing will be changed: files are read as they lie there, whoever holds them, and none is made.
 
@@ -47,13 +76,13 @@ async def open_client(invocation: Invocation, *, create: bool = False, reads: bo
         Unreachable: nobody answers at the address that was named.
     """
     if reads:
-        async with _open_to_read(invocation) as client:
+        async with _open_to_read(target) as client:
             yield client
         return
-    problem = None if _is_named(invocation) else refused(invocation.loaded, create=create)
+    problem = None if _is_named(target) else refused(target.loaded, create=create)
     async with AsyncExitStack() as stack:
         try:
-            client = await stack.enter_async_context(_connected(invocation, in_process=problem is None))
+            client = await stack.enter_async_context(_connected(target, in_process=problem is None))
         except Unreachable:
             if problem is not None:
                 raise problem from None
@@ -61,18 +90,18 @@ async def open_client(invocation: Invocation, *, create: bool = False, reads: bo
         if client.is_local:
             from miniclaw_sessions.service.cli.answering import answer_with  # noqa: PLC0415 - loads agent and channels
 
-            answer_with(client, invocation.loaded.settings, stack)
-        _audited(client, invocation.loaded.settings.log, stack)
+            answer_with(client, target.loaded.settings, stack)
+        _audited(client, target.loaded.settings.log, stack)
         yield client
 
 
 @asynccontextmanager
-async def _open_to_read(invocation: Invocation) -> AsyncIterator[Client]:
-    async with find_daemon(invocation) as daemon:
+async def _open_to_read(target: Target) -> AsyncIterator[Client]:
+    async with find_daemon(target) as daemon:
         if daemon is not None:
             yield daemon
             return
-    loaded = invocation.loaded
+    loaded = target.loaded
     if isinstance(problem := refused(loaded, create=False), Unreachable):
         raise problem
     from miniclaw_sessions.core.manager import open_readonly  # noqa: PLC0415 - whoever asks a daemon does without
@@ -81,9 +110,9 @@ async def _open_to_read(invocation: Invocation) -> AsyncIterator[Client]:
         raise problem
     reader = open_readonly(
         loaded.shared_store or loaded.workspace,
-        settings=invocation.local.settings.sessions,
+        settings=target.local.settings.sessions,
         encryption=_keys(loaded),
-        on_progress=lambda progress: invocation.report(progress.stage, progress.done, progress.total),
+        on_progress=lambda progress: target.report(progress.stage, progress.done, progress.total),
     )
     with ExitStack() as stack:
         async with reader as sessions, connect(cast("SessionManager", sessions)) as client:  # its reading half
@@ -112,37 +141,35 @@ def _audited(client: Client, settings: LogSettings, stack: AsyncExitStack | Exit
 
 
 @asynccontextmanager
-async def find_daemon(invocation: Invocation) -> AsyncIterator[Client | None]:
+async def find_daemon(target: Target) -> AsyncIterator[Client | None]:
     """The daemon that is named, or holds the workspace; None where nobody does."""
     async with AsyncExitStack() as stack:
         try:
-            client = await stack.enter_async_context(_connected(invocation, in_process=False))
+            client = await stack.enter_async_context(_connected(target, in_process=False))
         except Unreachable:
-            if _is_named(invocation):
+            if _is_named(target):
                 raise
             client = None
         yield client
 
 
-def _is_named(invocation: Invocation) -> bool:
-    return invocation.url is not None or invocation.socket is not None
+def _is_named(target: Target) -> bool:
+    return target.url is not None or target.socket is not None
 
 
-def _connected(invocation: Invocation, *, in_process: bool) -> AbstractAsyncContextManager[Client]:
-    loaded = invocation.loaded
-    if invocation.url is not None:
-        if not invocation.url.startswith(("http://", "https://", "unix:")):  # it would be taken for a directory
-            raise ConfigError(
-                f"{invocation.url} is no address; write http://{invocation.url}, or https:// where it has TLS"
-            )
+def _connected(target: Target, *, in_process: bool) -> AbstractAsyncContextManager[Client]:
+    loaded = target.loaded
+    if target.url is not None:
+        if not target.url.startswith(("http://", "https://", "unix:")):  # it would be taken for a directory
+            raise ConfigError(f"{target.url} is no address; write http://{target.url}, or https:// where it has TLS")
         token = read_secret(loaded.settings.listen.token_file, "token", os.environ)
-        return connect(invocation.url, token=None if token is None else token.reveal(), patience_s=PATIENCE_S)
-    if invocation.socket is not None:
-        return connect(f"unix:{Path(invocation.socket).expanduser()}", patience_s=PATIENCE_S)
+        return connect(target.url, token=None if token is None else token.reveal(), patience_s=PATIENCE_S)
+    if target.socket is not None:
+        return connect(f"unix:{Path(target.socket).expanduser()}", patience_s=PATIENCE_S)
 
     def wait(pid: int | None) -> None:
         holder = "another process" if pid is None else f"process {pid}"
-        invocation.errors.print(
+        target.errors.print(
             f"waiting for {holder}, which holds {one_line(loaded.workspace)}", style="dim", soft_wrap=True
         )
 
@@ -151,9 +178,9 @@ def _connected(invocation: Invocation, *, in_process: bool) -> AbstractAsyncCont
         in_process=in_process,
         patience_s=PATIENCE_S if in_process else 0,
         sockets=_sockets(loaded),
-        settings=invocation.local.settings.sessions if in_process else None,
+        settings=target.local.settings.sessions if in_process else None,
         encryption=_keys(loaded) if in_process else None,
-        on_progress=lambda progress: invocation.report(progress.stage, progress.done, progress.total),
+        on_progress=lambda progress: target.report(progress.stage, progress.done, progress.total),
         on_waiting=wait,
     )
 

@@ -18,7 +18,7 @@ from mcp import MCPError
 from mcp.server.lowlevel import Server
 
 from miniclaw_sessions.service.api import messages, search, sessions, tree
-from miniclaw_sessions.service.api.access import Caller
+from miniclaw_sessions.service.api.context import Caller
 from miniclaw_sessions.service.api.error_table import as_reply, invalid
 from miniclaw_sessions.service.api.openapi import described_parameters, parted
 from miniclaw_sessions.service.api.operation import BODY, HEADERS, IDEMPOTENCY_KEY, Operation, shaped

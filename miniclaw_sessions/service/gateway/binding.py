@@ -19,7 +19,7 @@ from miniclaw_sessions.config import ListenSettings
 from miniclaw_sessions.errors import InvalidKey, LeafMoved, SessionsError
 from miniclaw_sessions.service.api.context import Context
 from miniclaw_sessions.service.api.error_table import RETRY_AFTER_S, RequestError, invalid
-from miniclaw_sessions.service.api.openai.errors import in_openai_form
+from miniclaw_sessions.service.api.openai.shapes import in_openai_form
 from miniclaw_sessions.service.api.operation import (
     BODY,
     HEADERS,
@@ -30,9 +30,17 @@ from miniclaw_sessions.service.api.operation import (
     Stream,
     shaped,
 )
-from miniclaw_sessions.service.gateway.body import body_pieces, drain, parse_strictly, read_body
-from miniclaw_sessions.service.gateway.exchange import NOT_MODIFIED, Exchange, Reply
-from miniclaw_sessions.service.gateway.security import FILES, body_refusal
+from miniclaw_sessions.service.gateway.exchange import (
+    FILES,
+    NOT_MODIFIED,
+    Exchange,
+    Reply,
+    body_pieces,
+    body_refusal,
+    drain,
+    parse_strictly,
+    read_body,
+)
 
 MAX_UPLOADS = 8
 """Uploads under way at once: each may hold a file that is one document, or a very long line."""

@@ -8,13 +8,13 @@ from typing import Self
 
 from msgspec import UnsetType
 
-from miniclaw_sessions.agent.answered import end_of_turn
+from miniclaw_sessions.agent.earlier_turns import end_of_turn
 from miniclaw_sessions.agent.provider import Begun, ReasoningDelta
-from miniclaw_sessions.channels.asked import Asked
 from miniclaw_sessions.channels.base import Incoming, NotAnswered, Obeyed
-from miniclaw_sessions.channels.commands import told_before
+from miniclaw_sessions.channels.commands import command_reply
+from miniclaw_sessions.channels.delivery import Delivery
 from miniclaw_sessions.channels.dispatcher import Dispatcher
-from miniclaw_sessions.channels.documents import event_document
+from miniclaw_sessions.channels.turn_events import event_document
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import DuplicateMessage
@@ -50,11 +50,11 @@ class DispatchedChats:
             is_addressed=request.commands,
             obeys=request.commands,
         )
-        asked = self._dispatcher.ask(incoming)
+        delivery = self._dispatcher.ask(incoming)
         try:
-            yield _Events(asked)
+            yield _Events(delivery)
         finally:
-            asked.abandon(self._patience_s)
+            delivery.abandon(self._patience_s)
 
     def stop(self, session: Session) -> bool:
         """Stop the session's open turn, and what waits there; False when there is none."""
@@ -71,8 +71,8 @@ class _Events:
     A message that was answered before has the same end again, from the session.
     """
 
-    def __init__(self, asked: Asked) -> None:
-        self._asked = asked
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
         self._duplicate: DuplicateMessage | None = None
         self._end: ChatEvent | None = None
 
@@ -84,7 +84,7 @@ class _Events:
             return self._end
         if self._duplicate is not None:
             return await self._answered_before(self._duplicate)
-        match await anext(self._asked):
+        match await anext(self._delivery):
             case NotAnswered(error=DuplicateMessage() as error):
                 self._duplicate = error  # also if this wait is given up now
                 return await self._answered_before(error)
@@ -99,8 +99,8 @@ class _Events:
                 return ChatEvent(*event_document(event))
 
     async def _answered_before(self, error: DuplicateMessage) -> ChatEvent:
-        session = self._asked.session
-        if session is not None and (told := await told_before(session, error.entry_id)) is not None:
+        session = self._delivery.session
+        if session is not None and (told := await command_reply(session, error.entry_id)) is not None:
             return ChatEvent("obeyed", {"told": told, "stopped": False})
         end = None if session is None else await end_of_turn(session, error.entry_id)
         if end is None:

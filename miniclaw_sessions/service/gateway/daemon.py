@@ -27,7 +27,7 @@ from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.channels.registry import make_channels
 from miniclaw_sessions.clock import SystemClock
-from miniclaw_sessions.config import ListenSettings, LoadedSettings, Settings, socket_path
+from miniclaw_sessions.config import ListenSettings, LoadedSettings, Settings, TelemetrySettings, socket_path
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.persistence.recovery import Progress
 from miniclaw_sessions.encryption import load_keys
@@ -43,8 +43,7 @@ from miniclaw_sessions.service.gateway.listeners import AddressInUseError, Liste
 from miniclaw_sessions.service.gateway.notify import Notifier, watchdog
 from miniclaw_sessions.service.gateway.server import EmbeddedServer
 from miniclaw_sessions.service.gateway.signals import Signals
-from miniclaw_sessions.service.gateway.spans import open_spans
-from miniclaw_sessions.service.gateway.telemetry import Telemetry
+from miniclaw_sessions.service.gateway.telemetry import Spans, Telemetry
 from miniclaw_sessions.statistics import ChannelState
 
 log = get_logger(__name__)
@@ -320,6 +319,21 @@ def open_listeners(loaded: LoadedSettings, environ: MutableMapping[str, str], so
             sentence = "other machines can connect, and nothing is encrypted: put a TLS proxy in front"
             log.warning(sentence, action="listener.exposed", address=listener.address)
     return listeners
+
+
+def open_spans(settings: TelemetrySettings) -> Spans:
+    """Where the settings send spans; by default nowhere.
+
+    Raises:
+        ConfigError: the settings name a collector, and OpenTelemetry is not installed or the address is wrong.
+    """
+    if not settings.otlp_endpoint:
+        return Spans()
+    try:
+        from miniclaw_sessions.service.gateway.otlp import collected  # noqa: PLC0415 - an extra, and slow to load
+    except ImportError as error:
+        raise errors.ConfigError(f"telemetry.otlp_endpoint needs: {errors.to_install('otel')} ({error})") from None
+    return collected(settings)
 
 
 def _settle_memory() -> None:

@@ -6,37 +6,36 @@ of 500, and whatever else goes wrong is answered with an opaque id that the log 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from urllib.parse import unquote
+from collections.abc import Awaitable, Callable, Mapping
+from urllib.parse import parse_qsl, unquote
 
+import anyio
 import msgspec
 from anyio import sleep
 from msgspec import UNSET
 
+from miniclaw_sessions.channels.base import WebhookReply, WebhookRequest
 from miniclaw_sessions.channels.dispatcher import Dispatcher
-from miniclaw_sessions.config import Settings
+from miniclaw_sessions.config import ListenSettings, Settings
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.session.compacting import Summarizer
 from miniclaw_sessions.errors import NotPermitted
 from miniclaw_sessions.log import get_logger, in_request
 from miniclaw_sessions.log.audit import AuditLog, Deed
-from miniclaw_sessions.service.api.access import OWNER, Caller, Scope
-from miniclaw_sessions.service.api.context import Context
+from miniclaw_sessions.service.api.context import OWNER, Caller, Context, Scope
 from miniclaw_sessions.service.api.error_table import RequestError, as_reply
 from miniclaw_sessions.service.api.table import OPERATIONS
-from miniclaw_sessions.service.gateway import cors, metrics
+from miniclaw_sessions.service.gateway import metrics
 from miniclaw_sessions.service.gateway.binding import Binding, content_reply, method_refusal
 from miniclaw_sessions.service.gateway.chat import DispatchedChats
-from miniclaw_sessions.service.gateway.exchange import ClientGone, Exchange, Receive, Reply, Send
+from miniclaw_sessions.service.gateway.exchange import ClientGone, Exchange, Receive, Reply, Send, read_body
 from miniclaw_sessions.service.gateway.exchange import Scope as RequestScope
 from miniclaw_sessions.service.gateway.mcp import MCP, mcp_reply
-from miniclaw_sessions.service.gateway.metrics import LoopDelay
 from miniclaw_sessions.service.gateway.page import FILES
 from miniclaw_sessions.service.gateway.responding import DispatchedResponses
 from miniclaw_sessions.service.gateway.sampling import sample
-from miniclaw_sessions.service.gateway.security import AccessPolicy
-from miniclaw_sessions.service.gateway.telemetry import Telemetry
-from miniclaw_sessions.service.gateway.webhooks import Webhook, webhook_of, webhook_reply
+from miniclaw_sessions.service.gateway.security import AccessPolicy, is_preflight, permission, sharing
+from miniclaw_sessions.service.gateway.telemetry import LoopDelay, Telemetry
 
 log = get_logger(__name__)
 
@@ -45,6 +44,10 @@ LOOK_EVERY_S = 1.0
 """So soon the connections of a token end that was revoked, or has expired; a new request is refused at once."""
 
 _METRICS_SCOPE: dict[str, Scope] = {"token": "read", "open": "probe"}
+
+Webhook = Callable[[WebhookRequest], Awaitable[WebhookReply]]
+
+_BELOW = "/channels/"
 
 
 def make_app(  # noqa: PLR0913, PLR0917 - what it is put together of
@@ -170,16 +173,16 @@ class Gateway:
     def _policy_of(self, exchange: Exchange) -> AccessPolicy:
         if self.policy is None:
             raise RequestError(403, "forbidden", "this daemon does not serve TCP", close=True)
-        exchange.sharing = cors.sharing(exchange.headers, self.policy.origins)
+        exchange.sharing = sharing(exchange.headers, self.policy.origins)
         return self.policy
 
     def _preflight(self, exchange: Exchange) -> Reply | None:
         """The answer to a browser that asks whether a page may send a request: it has no token to show."""
-        if exchange.is_trusted or not cors.is_preflight(exchange.method, exchange.headers):
+        if exchange.is_trusted or not is_preflight(exchange.method, exchange.headers):
             return None
         if (refused := self._policy_of(exchange).elsewhere(exchange.headers)) is not None:
             raise refused
-        return Reply(200, b"", "text/plain", cors.permission(exchange.headers))
+        return Reply(200, b"", "text/plain", permission(exchange.headers))
 
     async def sample(self) -> None:
         """Sample the numbers for the page's plots until cancelled."""
@@ -236,3 +239,40 @@ class Gateway:
         if caller.bounds is not None and self._metrics_scope == "read":
             raise NotPermitted(f"this is about all sessions, and this token is for {caller.bounds}")
         return Reply(200, self.telemetry.metrics.render(), metrics.CONTENT_TYPE)
+
+
+# --- webhooks of networks --------------------------------------------------------------------------------------------
+
+
+def webhook_of(exchange: Exchange, webhooks: Mapping[str, Webhook]) -> Webhook | None:
+    """What takes this request; None: it is for no channel that takes any."""
+    below, _, rest = exchange.path.partition(_BELOW)
+    return webhooks.get(rest.partition("/")[0]) if not below else None
+
+
+async def webhook_reply(exchange: Exchange, webhook: Webhook, limits: ListenSettings) -> Reply:
+    """What a channel replies.
+
+    Raises:
+        RequestError: the body is too long (413), or did not come in time (408).
+        TimeoutError: the channel takes long.
+    """
+    exchange.operation = "webhook"
+    _, slash, rest = exchange.path.removeprefix(_BELOW).partition("/")
+    timeout_s = limits.request_timeout_s
+
+    async def body() -> bytes:
+        with anyio.move_on_after(timeout_s):
+            return await read_body(exchange, limit=limits.max_body_bytes)
+        raise RequestError(408, "timeout", f"the body did not arrive within {timeout_s:g} s", close=True)
+
+    request = WebhookRequest(
+        method=exchange.method,
+        path=slash + rest,
+        query=dict(parse_qsl(exchange.query.decode("latin-1"), keep_blank_values=True)),
+        headers={name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(exchange.headers)},
+        body=body,
+    )
+    with anyio.fail_after(2 * timeout_s):
+        reply = await webhook(request)
+    return Reply(reply.status, b"" if exchange.method == "HEAD" else reply.body, reply.media_type)

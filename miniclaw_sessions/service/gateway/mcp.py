@@ -17,9 +17,7 @@ from miniclaw_sessions.service.api.context import Context
 from miniclaw_sessions.service.api.error_table import RequestError, as_reply
 from miniclaw_sessions.service.api.operation import Operation
 from miniclaw_sessions.service.client.transport import in_one_piece
-from miniclaw_sessions.service.gateway.body import parse_strictly, read_body
-from miniclaw_sessions.service.gateway.exchange import Exchange, Reply
-from miniclaw_sessions.service.gateway.security import body_refusal
+from miniclaw_sessions.service.gateway.exchange import Exchange, Reply, body_refusal, parse_strictly, read_body
 
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager

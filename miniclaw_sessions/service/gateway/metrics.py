@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import anyio
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -134,33 +133,3 @@ class ManagerCollector(Collector):
     def describe(self) -> Iterable[Metric]:
         """Nothing: registering must not ask a manager that is not open yet."""
         return ()
-
-
-class LoopDelay:
-    """How late the event loop comes to what is due: what every answer waits for on top of its own work."""
-
-    EVERY_S = 0.25
-    BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-
-    def __init__(self, metrics: Metrics) -> None:
-        self.histogram = Histogram(
-            "miniclaw_event_loop_delay_seconds",
-            "How late the event loop woke a task that had slept.",
-            buckets=self.BUCKETS_S,
-            registry=metrics.registry,
-        )
-        self._worst = 0.0
-
-    def take_worst(self) -> float:
-        """The longest since this was asked before, in seconds."""
-        worst, self._worst = self._worst, 0.0
-        return worst
-
-    async def watch(self) -> None:
-        """Measure until cancelled."""
-        while True:
-            due = anyio.current_time() + self.EVERY_S
-            await anyio.sleep_until(due)
-            late = max(0.0, anyio.current_time() - due)
-            self.histogram.observe(late)
-            self._worst = max(self._worst, late)

@@ -28,7 +28,7 @@ import miniclaw_sessions
 from miniclaw_sessions.config import TelemetrySettings, show_value
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.secret import read_secret
-from miniclaw_sessions.service.gateway.spans import Attributes, Headers, Kind, Span, Spans
+from miniclaw_sessions.service.gateway.telemetry import Attributes, Headers, Kind, Span, Spans
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter

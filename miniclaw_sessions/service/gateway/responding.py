@@ -30,25 +30,29 @@ from miniclaw_sessions.agent.provider import (
 )
 from miniclaw_sessions.agent.tool_runner import SuspendTurn
 from miniclaw_sessions.agent.tools import Tool
-from miniclaw_sessions.channels.asked import Asked
 from miniclaw_sessions.channels.base import Accepted, Incoming, NotAnswered, Progress
+from miniclaw_sessions.channels.delivery import Delivery
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.core.protocol.entries import Custom
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.turn import Opening
 from miniclaw_sessions.errors import SessionsError, TurnCutOff
-from miniclaw_sessions.service.api.context import ResponseEvent
 from miniclaw_sessions.service.api.openai.response_events import reply_marked
 from miniclaw_sessions.service.api.openai.response_input import not_taken
-from miniclaw_sessions.service.api.openai.response_places import Place, under_way
-from miniclaw_sessions.service.api.openai.response_request import FunctionTool, Wanted, check_calls
-from miniclaw_sessions.service.api.openai.responses import failure_of
+from miniclaw_sessions.service.api.openai.response_request import (
+    FunctionTool,
+    Place,
+    ResponseEvent,
+    Wanted,
+    check_calls,
+)
+from miniclaw_sessions.service.api.openai.responses import failure_of, under_way
 from miniclaw_sessions.service.api.openai.stored_responses import FAILED, RESPONSE, place_again
 
 
 class DispatchedResponses:
-    """Responses of a dispatcher's assistant, as `api.context.Responses` wants them.
+    """Responses of a dispatcher's assistant, as `api.openai.response_request.Responses` wants them.
 
     Args:
         dispatcher: whose chats they are turns of.
@@ -58,8 +62,8 @@ class DispatchedResponses:
     def __init__(self, dispatcher: Dispatcher, patience_s: float) -> None:
         self._dispatcher = dispatcher
         self._patience_s = patience_s
-        self._running: dict[str, Asked] = {}
-        self._under_way: list[tuple[str, str, Asked]] = []  # the sessions, the digests of the requests
+        self._running: dict[str, Delivery] = {}
+        self._under_way: list[tuple[str, str, Delivery]] = []  # the sessions, the digests of the requests
 
     def check(self, wanted: Wanted) -> None:
         """Refuse what the model that is asked for cannot do.
@@ -74,7 +78,7 @@ class DispatchedResponses:
             param, kind = wanted.of_the_service[0]
             taken = "texts, images by address or as data, calls and their outputs"
             raise not_taken(param, f"the provider {provider.name} takes {taken}, and no {kind}")
-        if not wanted.stores and agent.budgets is not None and agent.budgets.has_any:
+        if not wanted.stores and agent.budgets is not None:
             raise not_taken("store", "there are budgets, and what is not stored is counted in none; leave it out")
         adjusted(provider, wanted.options)
 
@@ -98,12 +102,12 @@ class DispatchedResponses:
             session=place.session,
             must_exist=not place.is_new,
         )
-        responder.asked = asked = self._dispatcher.ask(incoming)
-        self._under_way.append((*same, asked))
+        responder.delivery = delivery = self._dispatcher.ask(incoming)
+        self._under_way.append((*same, delivery))
         try:
-            yield _Events(asked, responder)
+            yield _Events(delivery, responder)
         finally:
-            asked.abandon(self._patience_s)
+            delivery.abandon(self._patience_s)
 
     def is_running(self, mark_id: str) -> bool:
         """Whether the response that begins with this entry is being made in this process."""
@@ -111,21 +115,21 @@ class DispatchedResponses:
 
     def stop(self, mark_id: str) -> bool:
         """Stop the response that begins with this entry; False if it is not being made in this process."""
-        asked = self._running.get(mark_id)
-        return asked is not None and asked.stop()
+        delivery = self._running.get(mark_id)
+        return delivery is not None and delivery.stop()
 
 
 class _Responder:
     """Answers one request, in place of the dispatcher's assistant.
 
     Attributes:
-        asked: what its events are told to.
+        delivery: what its events are told to.
         session: whose turn it is, once it has begun.
         mark: the entry that the response begins with, from then on.
     """
 
-    def __init__(self, wanted: Wanted, assistant: Assistant, place: Place, running: dict[str, Asked]) -> None:
-        self.asked: Asked | None = None
+    def __init__(self, wanted: Wanted, assistant: Assistant, place: Place, running: dict[str, Delivery]) -> None:
+        self.delivery: Delivery | None = None
         self.session: Session | None = None
         self.mark: Custom | None = None
         self._wanted = wanted
@@ -170,8 +174,8 @@ class _Responder:
 
     def _tell(self, event: Begun | ReasoningDelta) -> None:
         """Tell the client alone: nobody who watches the session is shown how the model thinks."""
-        if self.asked is not None:
-            self.asked.put(Progress(self.asked.incoming, event))
+        if self.delivery is not None:
+            self.delivery.put(Progress(self.delivery.incoming, event))
 
     def _said(self, before: Sequence[Message], waiting: Collection[str]) -> Sequence[Message]:
         check_calls(before, self._wanted.messages, waiting)
@@ -185,8 +189,8 @@ class _Responder:
     def _begin(self) -> None:
         self.mark = next(entry for entry in self._opening.entries if isinstance(entry, Custom))
         self._model.mark_id = self.mark.id
-        if self.asked is not None:
-            self._running[self.mark.id] = self.asked
+        if self.delivery is not None:
+            self._running[self.mark.id] = self.delivery
 
     async def _note_failure(self, session: Session, mark: Custom, error: Exception) -> None:
         """Write down why it failed; a conversation is then where it was before, unless others have gone on there."""
@@ -247,8 +251,8 @@ class _Marking(AroundProvider):
 class _Events:
     """What becomes of a request, as events; it raises what it ended with, if that was an error."""
 
-    def __init__(self, asked: Asked, responder: _Responder) -> None:
-        self._asked = asked
+    def __init__(self, delivery: Delivery, responder: _Responder) -> None:
+        self._delivery = delivery
         self._responder = responder
 
     def __aiter__(self) -> Self:
@@ -256,7 +260,7 @@ class _Events:
 
     async def __anext__(self) -> ResponseEvent:
         while True:
-            match await anext(self._asked):
+            match await anext(self._delivery):
                 case NotAnswered(error=error):
                     raise error
                 case Accepted():

@@ -12,7 +12,7 @@ from prometheus_client import Histogram
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.service.api.samples import EVERY_S, Series
-from miniclaw_sessions.service.gateway.metrics import LoopDelay
+from miniclaw_sessions.service.gateway.telemetry import LoopDelay
 from miniclaw_sessions.statistics import ManagerStatistics
 
 

@@ -1,25 +1,27 @@
-"""Who asks: token, Host and Origin, decided on the headers alone; and what a body must be declared as.
+"""Access control by request headers: token, Host and Origin, and which web pages may read replies (CORS).
 
-Whoever can open the Unix socket is trusted; its mode says who that is. On TCP a request needs a bearer token, a `Host`
-that names this server (a web page that rebinds a DNS name to the loopback address does not), and no `Origin` but the
-server's own and the listed ones (rules S15, S16, S18). Unknown and wrong tokens get the same answer at the same cost.
-What needs no token says so itself (`api.access.Scope`).
+The Unix socket's file mode decides who may use it. A TCP request needs a bearer token, a `Host` that names this server
+(a web page that rebinds a DNS name to the loopback address has another), and no `Origin` but the server's own and the
+listed ones (rules S15, S16, S18). Unknown and wrong tokens get the same answer at the same cost. An operation that
+needs no token says so (`api.context.Scope`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from miniclaw_sessions.service.api.access import STRANGER, Caller, Scope
+from miniclaw_sessions.service.api.context import STRANGER, Caller, Scope
 from miniclaw_sessions.service.api.error_table import RequestError
+from miniclaw_sessions.service.gateway.exchange import RawHeaders, values_of
 
-RawHeaders = Sequence[tuple[bytes, bytes]]
+EXPOSED = "ETag, Location, Retry-After, Content-Disposition, Allow, X-Request-Id"
+"""Headers of a reply that such a page may read, beside those that every page may."""
 
-JSON = ("application/json",)
-FILES = ("application/octet-stream", "application/x-ndjson", "application/json")
-"""What a request's body may be: JSON for us to read, or a file of any kind."""
+_METHODS = "GET, HEAD, POST, PUT, PATCH, DELETE"
+_REMEMBERED_S = 600
 
 
 class Tokens(Protocol):
@@ -94,29 +96,36 @@ class AccessPolicy:
         return None
 
 
-def body_refusal(headers: RawHeaders, accepted: Sequence[str] = JSON) -> RequestError | None:
-    """Why a body is not what a route takes, by its headers, or None.
+# --- cross-origin requests -------------------------------------------------------------------------------------------
 
-    A browser sends forms and plain text to anybody for any web page, and asks the server first for all other types; so
-    neither of those, nor a body without a type, is ever among the accepted ones.
+
+def sharing(headers: RawHeaders, origins: AbstractSet[str]) -> dict[str, str]:
+    """The headers with which any reply to a request goes, an error's too.
 
     Args:
         headers: the request's.
-        accepted: the media types, in lower case; where they are text, it is UTF-8.
+        origins: whose pages may read it.
     """
-    types = values_of(headers, b"content-type")
-    media_type, *parameters = (types[0] if len(types) == 1 else b"").lower().split(b";")
-    pairs = [(name.strip(), value.strip(b' "')) for name, _, value in (p.partition(b"=") for p in parameters)]
-    wrong_charset = any(name == b"charset" and value not in (b"utf-8", b"utf8") for name, value in pairs)
-    if media_type.strip().decode("latin-1") not in accepted or wrong_charset:
-        sentence = f"send the body as `Content-Type: {' or '.join(accepted)}`, in UTF-8"
-        return RequestError(415, "unsupported_media_type", sentence, param="Content-Type", close=True)
-    if any(encoding.strip().lower() != b"identity" for encoding in values_of(headers, b"content-encoding")):
-        sentence = "send the body uncompressed"
-        return RequestError(415, "unsupported_media_type", sentence, param="Content-Encoding", close=True)
-    return None
+    if not origins:
+        return {}
+    found = [value.decode("latin-1") for value in values_of(headers, b"origin")]
+    if len(found) != 1 or found[0] not in origins:
+        return {"Vary": "Origin"}
+    return {"Vary": "Origin", "Access-Control-Allow-Origin": found[0], "Access-Control-Expose-Headers": EXPOSED}
 
 
-def values_of(headers: RawHeaders, name: bytes) -> list[bytes]:
-    """The values of all headers of this name."""
-    return [value for header, value in headers if header == name]
+def is_preflight(method: str, headers: RawHeaders) -> bool:
+    """Whether a browser asks if a page may send a request; it sends no token with that."""
+    return method == "OPTIONS" and bool(values_of(headers, b"access-control-request-method"))
+
+
+def permission(headers: RawHeaders) -> dict[str, str]:
+    """The answer to such a question from a listed page: it may send anything; its token says what it may do."""
+    asked = b", ".join(values_of(headers, b"access-control-request-headers")).decode("latin-1")
+    is_private = values_of(headers, b"access-control-request-private-network") == [b"true"]
+    return {
+        "Access-Control-Allow-Methods": _METHODS,
+        "Access-Control-Allow-Headers": asked,
+        "Access-Control-Max-Age": str(_REMEMBERED_S),
+        **({"Access-Control-Allow-Private-Network": "true"} if is_private else {}),
+    }

@@ -1,7 +1,7 @@
 """What happens in the daemon, as numbers and as spans: the one place where it becomes both.
 
-It is told of requests by the gateway, of messages by the dispatcher (`channels.watch.Watch`), of turns and of requests
-to the model by the agent (`agent.observer.Observer`); to commits and flushes it listens (`events.listeners.Topics`).
+It is told of requests by the gateway, of messages by the dispatcher (`channels.base.Watch`), of turns and of requests
+to the model by the agent (`agent.hooks.Observer`); to commits and flushes it listens (`events.listeners.Topics`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
+import anyio
 from prometheus_client import Counter, Histogram
 
 from miniclaw_sessions import errors
@@ -28,8 +29,7 @@ from miniclaw_sessions.agent.events import (
 from miniclaw_sessions.agent.provider import AroundProvider, ModelEvent, Provider, Reply, TextDelta
 from miniclaw_sessions.agent.providers.trace_headers import trace_headers
 from miniclaw_sessions.agent.tools import Tool
-from miniclaw_sessions.channels.base import Answered, Last, NotAnswered
-from miniclaw_sessions.channels.watch import Watch
+from miniclaw_sessions.channels.base import Answered, Last, NotAnswered, Watch
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import Settings
 from miniclaw_sessions.core.events.listeners import Commit, Flush, Topics
@@ -38,8 +38,15 @@ from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.service.api.table import OPERATIONS
 from miniclaw_sessions.service.gateway.exchange import Exchange
 from miniclaw_sessions.service.gateway.metrics import Metrics
-from miniclaw_sessions.service.gateway.spans import Span, Spans
 from miniclaw_sessions.statistics import ManagerStatistics
+
+Attributes = Mapping[str, str | bool | int | float | Sequence[str]]
+"""What is said of a span, by the names of OpenTelemetry's conventions; never content."""
+
+Headers = Sequence[tuple[bytes, bytes]]
+"""A request's, as ASGI has them."""
+
+Kind = Literal["server", "client", "internal"]
 
 OTHER = "other"
 """The label of whatever has a name that nobody has configured."""
@@ -57,6 +64,61 @@ _OUTCOMES: Sequence[tuple[type[BaseException], str]] = (
     (Exception, "failed"),
     (BaseException, "cut_off"),
 )
+
+
+class Span:
+    """Something that takes time, of which nobody keeps anything."""
+
+    def rename(self, name: str) -> None:
+        """It turned out what it is."""
+
+    def set(self, attributes: Attributes) -> None:
+        """Say something of it."""
+
+    def failed(self, error_type: str) -> None:
+        """It went wrong, in a way that has this name."""
+
+    def end(self) -> None:
+        """It is over."""
+
+
+_NOTHING = Span()
+
+
+class Spans:
+    """Makes spans that cost nothing."""
+
+    def start(
+        self,
+        name: str,  # noqa: ARG002 - for those who override it
+        attributes: Attributes,  # noqa: ARG002 - same
+        *,
+        kind: Kind = "internal",  # noqa: ARG002 - same
+        caller: Headers | None = None,  # noqa: ARG002 - same
+    ) -> Span:
+        """Begin a span under the one that is open in this task; what is begun in this task until its end is under it.
+
+        Args:
+            name: what it is, with few different values.
+            attributes: what is said of it.
+            kind: whether it answers somebody, asks somebody, or neither.
+            caller: the headers of a request, which may name a span of the caller's: then it is under that.
+        """
+        return _NOTHING
+
+    def record(self, name: str, attributes: Attributes, seconds: float) -> None:
+        """Note a span of its own that ends now."""
+
+    def here(self) -> AbstractContextManager[None]:
+        """A block, for any task, in which spans are under the one that is open now in this one."""
+        return nullcontext()
+
+    def headers(self) -> Mapping[str, str]:
+        """What is sent to those who are asked on behalf of the span that is open, so that they can join it."""
+        return {}
+
+    async def close(self) -> None:
+        """Send what is left."""
 
 
 class Telemetry(Watch):
@@ -254,7 +316,7 @@ class _Turn:
             case ToolStarted(call=call):
                 self._tools[call.id] = self._telemetry.now(), self._span_of(call)
             case ToolFinished(call=call):
-                self._tool_ended(call, is_error=event.is_error)
+                self._tool_ended(call, is_error=event.result.is_error)
             case SessionCompacted(outcome=outcome):
                 self._metrics.compactions.labels(outcome.status.value).inc()
             case TurnFinished() | TurnStopped() | TurnSuspended():
@@ -392,3 +454,33 @@ def _sending_along(headers: Mapping[str, str]) -> Iterator[None]:
         yield
     finally:
         trace_headers.reset(before)
+
+
+class LoopDelay:
+    """How late the event loop comes to what is due: what every answer waits for on top of its own work."""
+
+    EVERY_S = 0.25
+    BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.histogram = Histogram(
+            "miniclaw_event_loop_delay_seconds",
+            "How late the event loop woke a task that had slept.",
+            buckets=self.BUCKETS_S,
+            registry=metrics.registry,
+        )
+        self._worst = 0.0
+
+    def take_worst(self) -> float:
+        """The longest since this was asked before, in seconds."""
+        worst, self._worst = self._worst, 0.0
+        return worst
+
+    async def watch(self) -> None:
+        """Measure until cancelled."""
+        while True:
+            due = anyio.current_time() + self.EVERY_S
+            await anyio.sleep_until(due)
+            late = max(0.0, anyio.current_time() - due)
+            self.histogram.observe(late)
+            self._worst = max(self._worst, late)

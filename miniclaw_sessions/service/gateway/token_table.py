@@ -17,7 +17,7 @@ from pathlib import Path
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.service.api.access import Caller
+from miniclaw_sessions.service.api.context import Caller
 from miniclaw_sessions.service.api.error_table import RequestError
 from miniclaw_sessions.service.gateway.tokens import Token, read_tokens, sha256_of
 

@@ -26,7 +26,7 @@ from miniclaw_sessions.core.protocol.keys import KeyBounds
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.secret import open_regular
-from miniclaw_sessions.service.api.access import Caller
+from miniclaw_sessions.service.api.context import Caller
 
 MAX_BYTES = 4 * 2**20
 """The largest file of tokens: about 15,000 of them."""

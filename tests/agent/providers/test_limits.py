@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.agent.agent import Agent
-from miniclaw_sessions.agent.asking import ReplyLimits
+from miniclaw_sessions.agent.model_request import ReplyLimits
 from miniclaw_sessions.agent.provider import ModelEvent, TextDelta
 from miniclaw_sessions.agent.providers.configured import open_agent
 from miniclaw_sessions.agent.providers.trace_headers import trace_headers

@@ -26,9 +26,8 @@ from miniclaw_sessions.files.formats.html import HTML
 from miniclaw_sessions.files.formats.registry import format_named
 from miniclaw_sessions.files.transfer.exporting import export_session
 from miniclaw_sessions.files.transfer.importing import import_stream
-from miniclaw_sessions.service.api.access import Caller
 from miniclaw_sessions.service.api.bounded import BoundedSessions
-from miniclaw_sessions.service.api.context import Context
+from miniclaw_sessions.service.api.context import Caller, Context
 from miniclaw_sessions.service.api.fragments import ShowArticles, show_articles
 from miniclaw_sessions.service.api.service import Nothing, show_access
 from miniclaw_sessions.service.api.usage import ShowUsage, show_usage

@@ -911,7 +911,7 @@ def test_config_alone_shows_the_configuration(cli: Cli) -> None:
 
 
 def test_config_init_writes_the_shipped_file_and_replaces_nothing(cli: Cli, tmp_path: Path) -> None:
-    shipped = Path(__file__).parents[4] / "config" / "miniclaw.toml"
+    shipped = Path(__file__).parents[3] / "config" / "miniclaw.toml"
     assert cli("config", "init").status == 0
     written = tmp_path / ".miniclaw" / "miniclaw.toml"
     assert written.read_text().startswith(shipped.read_text())

@@ -31,8 +31,7 @@ from miniclaw_sessions.service.gateway.http import make_app
 from miniclaw_sessions.service.gateway.listeners import listen_tcp, listen_unix
 from miniclaw_sessions.service.gateway.security import AccessPolicy
 from miniclaw_sessions.service.gateway.server import EmbeddedServer
-from miniclaw_sessions.service.gateway.spans import Spans
-from miniclaw_sessions.service.gateway.telemetry import Telemetry
+from miniclaw_sessions.service.gateway.telemetry import Spans, Telemetry
 from miniclaw_sessions.service.gateway.token_table import TokenTable
 from miniclaw_sessions.testing.clock import FakeClock
 from tests.service.gateway.conftest import TOKEN

@@ -16,7 +16,7 @@ import pytest
 from miniclaw_sessions.config import ListenSettings, SessionSettings
 from miniclaw_sessions.core.protocol.encoding import decode_entry
 from miniclaw_sessions.service.api.error_table import RequestError
-from miniclaw_sessions.service.gateway.body import MAX_DEPTH, MAX_ELEMENTS, parse_strictly
+from miniclaw_sessions.service.gateway.exchange import MAX_DEPTH, MAX_ELEMENTS, parse_strictly
 from tests.bad_input.texts import REFUSED_AS_CONTENT, REFUSED_AS_ID, TEXTS
 
 pytestmark = pytest.mark.anyio

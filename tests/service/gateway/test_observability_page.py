@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from prometheus_client.metrics import MetricWrapperBase
 
-from miniclaw_sessions.service.gateway.metrics import LoopDelay, Metrics
+from miniclaw_sessions.service.gateway.metrics import Metrics
+from miniclaw_sessions.service.gateway.telemetry import LoopDelay
 from miniclaw_sessions.statistics import ManagerStatistics
 
 ROOT = Path(__file__).parents[3]

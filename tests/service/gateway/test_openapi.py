@@ -16,13 +16,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from miniclaw_sessions.service.api import description, openapi
-from miniclaw_sessions.service.api.description import document
 from miniclaw_sessions.service.api.docs_page import CONTENT_SECURITY_POLICY, docs_page
 from miniclaw_sessions.service.api.error_table import known_errors
 from miniclaw_sessions.service.api.openai import responses
 from miniclaw_sessions.service.api.openapi import examples_of, openapi_document
 from miniclaw_sessions.service.api.operation import BODY, Operation
-from miniclaw_sessions.service.api.table import OPERATIONS
+from miniclaw_sessions.service.api.table import OPERATIONS, document
 from tests.api_examples import recorded
 from tests.source_files import FILES, source_of
 
@@ -145,7 +144,7 @@ async def test_the_document_is_made_once_and_beside_the_loop(served: Any, monkey
         return openapi_document(*given)
 
     monkeypatch.setattr(openapi, "openapi_document", make)
-    caches: Any = (description.document, description._as_json, description._as_page)
+    caches: Any = (document, description._as_json, description._as_page)
     for cached in caches:
         cached.cache_clear()
     async with anyio.create_task_group() as tasks:

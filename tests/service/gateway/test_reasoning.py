@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.providers.service import ServiceProvider
-from miniclaw_sessions.service.api.openai.response_shapes import EVENTS
+from miniclaw_sessions.service.api.openai.shapes import EVENTS
 from tests.agent.providers.all_providers import KEY, SERVICES, provider_for
 from tests.agent.providers.strict_server import Answer, Call, StrictServer, in_turn
 from tests.service.gateway.conftest import Served

@@ -25,9 +25,9 @@ from miniclaw_sessions.core.protocol.messages import Message, ToolCall, Usage
 from miniclaw_sessions.core.protocol.options import Options
 from miniclaw_sessions.core.session.turn import Opening
 from miniclaw_sessions.errors import ContextOverflow, ModelError, OptionRefused
-from miniclaw_sessions.service.api.access import OWNER
+from miniclaw_sessions.service.api.context import OWNER
 from miniclaw_sessions.service.api.openai.response_request import read_request
-from miniclaw_sessions.service.api.openai.response_shapes import EVENTS, CreateResponse
+from miniclaw_sessions.service.api.openai.shapes import EVENTS, CreateResponse
 from miniclaw_sessions.service.api.openai.stored_responses import RESPONSE, response_id
 from miniclaw_sessions.testing.clock import FakeClock
 from tests.service.gateway.conftest import Served

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from miniclaw_sessions.service.api.access import STRANGER
+from miniclaw_sessions.service.api.context import STRANGER
 from miniclaw_sessions.service.api.error_table import RequestError
-from miniclaw_sessions.service.gateway.security import AccessPolicy, body_refusal
+from miniclaw_sessions.service.gateway.exchange import body_refusal
+from miniclaw_sessions.service.gateway.security import AccessPolicy
 from miniclaw_sessions.service.gateway.token_table import TokenTable
 from miniclaw_sessions.testing import FakeClock
 

@@ -16,8 +16,9 @@ from miniclaw_sessions.agent.providers.trace_headers import trace_headers
 from miniclaw_sessions.config import Settings, TelemetrySettings
 from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall
 from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.service.gateway.daemon import open_spans
 from miniclaw_sessions.service.gateway.otlp import OpenTelemetrySpans
-from miniclaw_sessions.service.gateway.spans import Spans, open_spans
+from miniclaw_sessions.service.gateway.telemetry import Spans
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.agent.providers.strict_server import Answer, StrictServer, in_turn
 from tests.service.gateway.conftest import EchoProvider
@@ -270,8 +271,7 @@ async def test_a_collector_that_is_gone_costs_the_spans_and_nothing_else(short_p
 
 def test_without_a_collector_nothing_of_opentelemetry_is_loaded() -> None:
     script = (
-        "import sys; import miniclaw_sessions.service.gateway.daemon; "
-        "from miniclaw_sessions.service.gateway.spans import open_spans; "
+        "import sys; from miniclaw_sessions.service.gateway.daemon import open_spans; "
         "from miniclaw_sessions.config import TelemetrySettings; open_spans(TelemetrySettings()); "
         "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     )

@@ -11,7 +11,7 @@ import anyio
 import orjson
 import pytest
 
-from miniclaw_sessions.service.api.description import document
+from miniclaw_sessions.service.api.table import document
 from tests.service.gateway.daemons import TOKEN, on_tcp
 
 pytestmark = [

@@ -13,9 +13,8 @@ from miniclaw_sessions.config import SessionSettings, Settings
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.service.api.samples import MOST, Series
-from miniclaw_sessions.service.gateway.metrics import LoopDelay
 from miniclaw_sessions.service.gateway.sampling import sample
-from miniclaw_sessions.service.gateway.telemetry import Telemetry
+from miniclaw_sessions.service.gateway.telemetry import LoopDelay, Telemetry
 from miniclaw_sessions.testing.clock import FakeClock
 
 pytestmark = pytest.mark.anyio

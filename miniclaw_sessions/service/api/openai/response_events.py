@@ -16,8 +16,7 @@ from miniclaw_sessions.files.formats.codec import has_kept
 from miniclaw_sessions.files.formats.openai_items import KEPT
 from miniclaw_sessions.service.api.event_stream import encoded_event
 from miniclaw_sessions.service.api.openai.items import STREAMED_AS
-from miniclaw_sessions.service.api.openai.response_shapes import Response
-from miniclaw_sessions.service.api.openai.shapes import Item
+from miniclaw_sessions.service.api.openai.shapes import Item, Response
 from miniclaw_sessions.service.api.openai.stored_responses import streamed_id
 
 Event = dict[str, Any]

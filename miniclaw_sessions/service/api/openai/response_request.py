@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from miniclaw_sessions.core.history.pairing import open_calls, pair
 from miniclaw_sessions.core.protocol.encoding import encode_message
+from miniclaw_sessions.core.protocol.entries import Custom
+from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message, Role
 from miniclaw_sessions.core.protocol.options import FUNCTION, Options, TextFormat
+from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.files.formats.openai_items import to_messages
-from miniclaw_sessions.service.api.openai.errors import bad_request
-from miniclaw_sessions.service.api.openai.json_schema import check_schema
-from miniclaw_sessions.service.api.openai.response_input import OfTheService, check_input, not_taken
-from miniclaw_sessions.service.api.openai.response_shapes import CreateResponse, Document
-from miniclaw_sessions.service.api.openai.shapes import Item
+from miniclaw_sessions.service.api.openai.response_input import OfTheService, check_input, check_schema, not_taken
+from miniclaw_sessions.service.api.openai.shapes import CreateResponse, Document, Item, bad_request
+from miniclaw_sessions.service.api.openai.stored_responses import StoredResponse
 
 _REFUSED = {
     "background": "an answer is given to whoever asks for it; a client that goes away finds it by its id",
@@ -106,6 +109,72 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         for message in self.messages:
             said.update(encode_message(message))
         return {"inputs": len(self.messages), "digest": said.hexdigest(), **belongs, **named, **self.echo}
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a response is made.
+
+    Attributes:
+        key: the session.
+        session: the session itself, where it belongs to no manager; it is gone with the answer.
+        at: the entry that it follows; unset: the session's leaf.
+        again: begins a response of a conversation that came to nothing, and is tried again: its place is decided when
+            nobody else has the turn (`place_again`).
+        made: the response, where the request is one that was answered before.
+        is_new: whether the session is still to be made; another one that is deleted meanwhile is not made again.
+    """
+
+    key: SessionKey
+    session: Session | None = None
+    at: str | UnsetType | None = UNSET
+    again: Custom | None = None
+    made: StoredResponse | None = None
+    is_new: bool = False
+
+
+class ResponseEvent(msgspec.Struct, frozen=True):
+    """What happens on the way to a response.
+
+    Attributes:
+        kind: `begun` (its first entry is acknowledged), `answering` (the model's service has taken the request),
+            `reasoning` (a piece of what the model thinks), `text` (a piece of a reply), `replied` (the reply is
+            complete, another one may follow), `ended` (it is all acknowledged).
+        session: whose it is.
+        mark: the entry that it begins with.
+        text: the piece.
+    """
+
+    kind: str
+    session: Session
+    mark: Custom
+    text: str = ""
+
+
+class Responses(Protocol):
+    """Who makes responses (`api.openai.responses`)."""
+
+    def check(self, wanted: Wanted) -> None:
+        """Refuse what the model that is asked for cannot do, before anything is made.
+
+        Raises:
+            OptionRefused, RequestError: it cannot.
+        """
+        ...
+
+    def respond(self, wanted: Wanted, place: Place) -> AbstractAsyncContextManager[AsyncIterator[ResponseEvent]]:
+        """Begin a response and follow it; leaving the block early does not undo what was saved.
+
+        A wait for the next event can be given up, and nothing is missed.
+        """
+        ...
+
+    def is_running(self, mark_id: str) -> bool:
+        """Whether the response that begins with this entry is being made in this process."""
+        ...
+
+    def stop(self, mark_id: str) -> bool:
+        """Stop the response that begins with this entry; False if it is not being made in this process."""
+        ...
 
 
 def read_request(body: CreateResponse, key: str | None = None, *, is_repeated: bool = False) -> Wanted:

@@ -34,14 +34,7 @@ from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.turn import Place
 from miniclaw_sessions.errors import EntryNotFound, InvalidMessage
 from miniclaw_sessions.service.api.openai.items import entry_id_within, id_in_items, items_of
-from miniclaw_sessions.service.api.openai.response_shapes import (
-    Document,
-    Mark,
-    NamedConversation,
-    Response,
-    ResponseUsage,
-)
-from miniclaw_sessions.service.api.openai.shapes import Item
+from miniclaw_sessions.service.api.openai.shapes import Document, Item, Mark, NamedConversation, Response, ResponseUsage
 
 RESPONSE = "openai.response"
 """The `custom_type` of the entry that a response begins with. Its data: `inputs`, how many messages were its input;

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, nullcontext
 import anyio
 
 from miniclaw_sessions.agent.provider import ReasoningDelta, TextDelta
-from miniclaw_sessions.channels.approvals import Question
 from miniclaw_sessions.channels.base import (
     Channel,
     Incoming,
@@ -20,6 +19,7 @@ from miniclaw_sessions.channels.base import (
     Reason,
     comes_again,
 )
+from miniclaw_sessions.channels.commands import Question
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import named
 from miniclaw_sessions.log import get_logger
@@ -32,7 +32,7 @@ MAX_UNREAD_CHARACTERS = 2**20
 _OF_AN_EVENT = 256  # characters that anything but text counts for
 
 
-class Asked:
+class Delivery:
     """One message; iterate over it once for what becomes of it, the last of which is a `Last`.
 
     Pieces of text that nobody has read yet become one. A reader who goes away calls `abandon`; the answer then goes on
@@ -69,7 +69,7 @@ class Asked:
         self._news = anyio.Event()
 
     def __repr__(self) -> str:
-        return f"<Asked in {self.session_id}, {len(self._unread)} events unread>"
+        return f"<Delivery in {self.session_id}, {len(self._unread)} events unread>"
 
     @property
     def channel_name(self) -> str:
@@ -83,7 +83,7 @@ class Asked:
 
     # --- for its reader ----------------------------------------------------------------------------------------------
 
-    def __aiter__(self) -> Asked:
+    def __aiter__(self) -> Delivery:
         return self
 
     async def __anext__(self) -> Outgoing:

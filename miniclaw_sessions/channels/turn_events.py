@@ -1,18 +1,15 @@
-"""The events of an answer as documents.
+"""The events of an answer as JSON documents: for event streams, the command line, and followers of the session.
 
-They are what a stream of events sends, what the command line shows, and what followers of the session get.
+`api.events` describes the same documents for the interface's description; a test compares the two.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from miniclaw_sessions.agent.events import (
     AgentEvent,
     MessageAccepted,
-    PendingCall,
     ReplyFinished,
     SessionCompacted,
     ToolFinished,
@@ -24,22 +21,20 @@ from miniclaw_sessions.agent.events import (
 from miniclaw_sessions.agent.provider import TextDelta
 from miniclaw_sessions.channels.base import Answered, Last, NotAnswered
 from miniclaw_sessions.core.events.listeners import TYPING, Topic, TurnEvent
+from miniclaw_sessions.core.protocol.encoding import message_document
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Usage
-from miniclaw_sessions.service.api.chat import pending_row
-from miniclaw_sessions.service.api.error_table import snake_case
-from miniclaw_sessions.service.api.messages import message_document
-from miniclaw_sessions.service.api.sessions import usage_reply
+from miniclaw_sessions.errors import snake_case
 
 Document = dict[str, Any]
 
 
 class TurnPublisher:
-    """One answer, as it is published to those who follow the session, or watch all.
+    """Publishes one answer to those who follow its session, or watch all sessions.
 
     Args:
-        turns: where it is published.
-        key: the session's.
+        turns: the topic that the events go to.
+        key: the session's key.
     """
 
     def __init__(self, turns: Topic[TurnEvent], key: SessionKey) -> None:
@@ -55,7 +50,7 @@ class TurnPublisher:
         self._publish(*event_document(event))
 
     def end(self, last: Last) -> None:
-        """Publish how it ended, if it has begun."""
+        """Publish how the answer ended, if it has begun."""
         if not self._has_begun:
             return
         if isinstance(last, Answered):
@@ -69,9 +64,9 @@ class TurnPublisher:
 
 
 def event_document(event: AgentEvent) -> tuple[str, Document]:  # noqa: PLR0911 - one for each kind of event
-    """An event of a turn and its data.
+    """An event's name and its data.
 
-    Its names: accepted, text, tool_started, tool_finished, usage, compacted; at the end suspended, stopped or done.
+    The names: accepted, text, tool_started, tool_finished, usage, compacted; at the end suspended, stopped or done.
     """
     match event:
         case MessageAccepted(entry=entry):
@@ -81,24 +76,26 @@ def event_document(event: AgentEvent) -> tuple[str, Document]:  # noqa: PLR0911 
         case ToolStarted(call=call):
             return "tool_started", {"id": call.id, "name": call.name, "arguments": call.arguments}
         case ToolFinished(call=call):
-            return "tool_finished", {"id": call.id, "name": call.name, "is_error": event.is_error}
+            return "tool_finished", {"id": call.id, "name": call.name, "is_error": event.result.is_error}
         case ReplyFinished(message=message):
             return "usage", {"usage": _usage_document(message.usage or Usage()), "model": message.model}
         case SessionCompacted(outcome=outcome):
             return "compacted", {"status": outcome.status.value, "detail": outcome.detail}
         case TurnSuspended(pending=pending, usage=usage):
-            return "suspended", {"pending": [*map(_pending, pending)], "usage": _usage_document(usage)}
+            calls = [one.waiting.document_of(one.call) for one in pending]
+            return "suspended", {"pending": calls, "usage": _usage_document(usage)}
         case TurnStopped(message=message, usage=usage):
             return "stopped", {"message": message_document(message), "usage": _usage_document(usage)}
         case TurnFinished(message=message, usage=usage):
             return "done", {"message": message_document(message), "usage": _usage_document(usage)}
 
 
-def _pending(waiting: PendingCall) -> Document:
-    document: Document = msgspec.to_builtins(pending_row(waiting.call, waiting.waiting))
-    return document
-
-
 def _usage_document(usage: Usage) -> Document:
-    document: Document = msgspec.to_builtins(usage_reply(usage))
-    return document
+    return {
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "cache_read_tokens": usage.cache_read_tokens,
+        "cache_write_tokens": usage.cache_write_tokens,
+        "total_tokens": usage.total,
+        "cost": usage.cost,
+    }
