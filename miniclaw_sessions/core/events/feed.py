@@ -296,7 +296,7 @@ class Feed:
 
     async def wait(self, among: Waiters) -> None:
         """Return when there are news for these, or after a while without any."""
-        await self._heartbeat.news(among)
+        await self._heartbeat.wait(among)
 
 
 class _View:

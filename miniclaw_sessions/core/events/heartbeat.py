@@ -37,8 +37,8 @@ class Heartbeat:
     def __repr__(self) -> str:
         return f"<Heartbeat of {len(self._since)}>"
 
-    async def news(self, among: Waiters) -> bool:
-        """Wait until `wake` is called for these; False for a heartbeat."""
+    async def wait(self, among: Waiters) -> bool:
+        """Wait until `wake` is called for these, which gives True, or for a heartbeat, which gives False."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         among.add(future)
         self._since[future] = self._clock.monotonic()

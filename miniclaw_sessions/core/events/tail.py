@@ -178,9 +178,9 @@ class Tails:
                         yield turn.so_far()
                 elif steps:
                     place = tail.end  # before the first await: what comes meanwhile is not in `steps`
-                    async for page in _in_order(steps, transcript):
-                        yield page
-                elif not await self._heartbeat.news(tail.waiting):
+                    async for part in _in_order(steps, transcript):
+                        yield part
+                elif not await self._heartbeat.wait(tail.waiting):
                     yield ()
         if self._stop.is_set():
             raise ManagerClosed(f"session {session_id} is followed no longer: the session manager is closing")

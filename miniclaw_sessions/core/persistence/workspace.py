@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, closing
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self, TypeVar
@@ -100,7 +100,6 @@ class Workspace:
         self._create = create
         self._wait_s = wait_s
         self._stack = AsyncExitStack()
-        self._mirrored = MirroredIds(path)
         self.archive = ArchiveDirectory(path / "archive", encryption)
 
     def __repr__(self) -> str:
@@ -156,6 +155,10 @@ class Workspace:
             return await to_thread.run_sync(self._losses.acknowledge, session_id)
         except OSError as error:
             raise StoreUnavailable(f"cannot write {self.path / LOSSES}: {error.strerror}") from error
+
+    @cached_property
+    def _mirrored(self) -> MirroredIds:
+        return MirroredIds(self.path)
 
     async def was_mirrored(self, session_id: str) -> bool:
         """Whether it stands in `followed.jsonl`."""

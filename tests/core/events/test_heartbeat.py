@@ -23,7 +23,7 @@ async def test_heartbeats_come_in_time_and_a_few_at_once() -> None:
     async def wait(number: int) -> None:
         while True:
             heard[number] = clock.monotonic()
-            if await heartbeat.news(together):
+            if await heartbeat.wait(together):
                 news.append(number)
 
     async with anyio.create_task_group() as tasks:
