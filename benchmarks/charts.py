@@ -23,7 +23,7 @@ WARNING = "#e69f00"
 INK = "#24292f"
 SOFT = "#6e7781"
 SERIES = (OURS, WARNING, GOOD, BAD, "#cc79a7", "#56b4e9", SOFT)
-"""Colours that also those can tell apart who do not see red and green as others do."""
+"""Colours that people with red-green colour blindness can distinguish."""
 
 DOTS_PER_INCH = 110
 _STYLE: dict[Any, Any] = {

@@ -33,7 +33,7 @@ CONNECTIONS = 20
 """For a transaction for each append; more only wait for each other here."""
 
 CROWD = 100
-"""With so many writers the targets are stated, and others measured."""
+"""The number of writers of the stated targets, at which other programs are measured too."""
 
 LEAST = {"bare loop": 0.6, "a transaction for each": 5.0}
 SIZES = (100, 1_000, 10_000, 100_000)
@@ -62,13 +62,13 @@ class Rate(NamedTuple):
     per_s: float
     p50_ms: float
     p99_ms: float
-    cpu_us: float = 0.0  # others' processes do not tell it
+    cpu_us: float = 0.0  # unknown for other programs' processes
 
 
 def measure(directory: Path, *, quick: bool) -> list[Row]:
     """The rows of this benchmark."""
     rows: list[Row] = []
-    directory.chmod(0o711)  # the servers may run as somebody else
+    directory.chmod(0o711)  # the servers may run as another user
     with running_rack(fresh(directory, "rack")) as rack:
         for writers in (1, 10, 100, 1000):
             rows += _appends(rack[0], writers, 20_000 if quick else 40_000, rounds=1 if quick else 3)
@@ -77,7 +77,7 @@ def measure(directory: Path, *, quick: bool) -> list[Row]:
 
 
 def _appends(server: PostgreSQLServer, writers: int, appends: int, *, rounds: int) -> list[Row]:
-    """Ours and everybody else's, in turns."""
+    """Our store and all others, in turns."""
     per_writer = max(2, appends // writers) if writers > 1 else appends // 20
     measured: dict[str, Callable[[], Rate]] = {
         name: partial(in_process, run, server.directory, server.url(), writers, per_writer)
@@ -258,7 +258,7 @@ async def _prepared(server: Path, writers: int) -> asyncpg.Connection:
 
 
 async def _rate(writers: int, per_writer: int, write: Callable[[int, int], Coroutine[Any, Any, None]]) -> Rate:
-    """Let all write so many messages, each its next one when the last one is acknowledged."""
+    """Let all write this many messages, each its next one when the last one is acknowledged."""
     seconds: list[float] = []
 
     async def write_all(writer: int) -> None:

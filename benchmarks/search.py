@@ -36,7 +36,7 @@ _GROUP = 1_000
 QUERIES: dict[str, tuple[Sequence[str], dict[str, Any]]] = {
     "a rare word": ((NEEDLE,), {}),
     "a common word": (("the", "object", "nicht"), {}),
-    "a word that nobody said": (("zzyzxquux", "thingamajigged", "verschlimmbesserung"), {}),
+    "a word that no message has": (("zzyzxquux", "thingamajigged", "verschlimmbesserung"), {}),
     "two words": (("expression statement", "argument nicht", "module sequence"), {}),
     "a phrase": ((f'"{PHRASE}"', '"the value of the"'), {}),
     "a part of a word": (("ttribut", "ügbarkei", "kkaval"), {}),
@@ -95,7 +95,7 @@ async def _searches(store: Store, messages: int, size: Callable[[], int]) -> lis
 
 
 async def fill(store: Store, messages: int) -> int:
-    """Let the chats say so many messages, one after the other in any order; the bytes of their texts."""
+    """Let the chats say this many messages, one after the other in any order; returns the bytes of their texts."""
     rnd = random.Random(7)
     ends = [0] * CHATS
     said, source = 0, texts()

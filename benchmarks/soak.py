@@ -1,9 +1,9 @@
 """Many writers on the real daemon for a chosen time, while it is killed, restarted, and its disk runs full.
 
-Everything that was acknowledged must be there, once and in order, whatever happened; a reader looks all the time, and
+Every acknowledged message must be there, once and in order, after every fault; a reader looks all the time, and
 in the end the database is read with nothing but SQLite. Once per second the daemon's memory, descriptors, threads,
 event loop and latencies are measured: in sessions that do not grow they must stay flat. In the last two fifths of the
-time the daemon is left in peace, so that one life is long enough to tell.
+time the daemon is left in peace, so that one life is long enough for a verdict.
 
 Exit status 0: nothing was lost. 1: something was, or the daemon did not come back.
 
@@ -150,7 +150,7 @@ class Soak:
         """Stop the daemon, read its database, let `check` compare the files; how many messages are there."""
         problems = self.book.problems
         if status := await self._daemon.end(signal.SIGTERM):
-            problems.append(f"told to stop in the end, the daemon ended with status {status}")
+            problems.append(f"asked to stop in the end, the daemon ended with status {status}")
         workspace = self._daemon.workspace
         found, faults = await to_thread.run_sync(faults_in_database, self.book, workspace / "sessions.db")
         problems += faults
@@ -210,7 +210,7 @@ def table_of_what_happened(report: Report) -> Table:
         "slowest start": f"{report.slowest_start_s:.2f} s",
         "times that the disk was full": f"{report.full_disks:,}",
         "starts that failed then": f"{report.failed_starts_on_full_disk:,}",
-        "requests told to come later": f"{refused:,}",
+        "requests asked to come later": f"{refused:,}",
         "requests cut off by a kill": f"{report.interrupted:,}",
         "sent again and recognized": f"{report.recognized:,}",
         "longest wait for an acknowledgement": f"{report.longest_wait_s:.1f} s",

@@ -1,4 +1,4 @@
-"""What is done to the daemon during a soak: killed, told to stop, and its disk filled up."""
+"""The faults of a soak: the daemon is killed, stopped, and its disk filled up."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Disturber:
         starts: seconds that each start took.
         failed_starts: attempts to start on a full disk that ended otherwise, by exit status.
         is_full: whether the disk is.
-        sampler: looks at the present life; None while there is none.
+        sampler: looks at the present life; None between two lives.
     """
 
     def __init__(self, daemon: Daemon, disk: Disk | None, book: Book, *, every_s: float, seed: str) -> None:
@@ -94,12 +94,12 @@ class Disturber:
             await (self.fill() if kind == "full" else self.restart(kind))
 
     async def restart(self, kind: str) -> None:
-        """`kill` it or tell it to `stop`, and start again; stopping must save everything."""
+        """`kill` or `stop` it, and start again; stopping must save everything."""
         at = self.now()
         self.sampler = None
         status = await self._daemon.end(signal.SIGKILL if kind == "kill" else signal.SIGTERM)
         if kind == "stop" and status and not self.is_full:
-            self._book.problems.append(f"told to stop, the daemon ended with status {status}")
+            self._book.problems.append(f"asked to stop, the daemon ended with status {status}")
         await self.start()
         self.events.append(Event(kind, at, self.now()))
 
@@ -131,7 +131,7 @@ class Disturber:
             while any(map(int.__eq__, self._book.acknowledged, before)):  # noqa: ASYNC110 - it is counted elsewhere
                 await anyio.sleep(0.1)
         if patience.cancelled_caught:
-            self._book.problems.append(f"{HEALED_LIMIT_S:g} s after the disk had space again somebody still waits")
+            self._book.problems.append(f"{HEALED_LIMIT_S:g} s after the disk had space again a writer still waits")
 
     async def start(self) -> None:
         """Start until it is ready, as a service manager would.

@@ -148,9 +148,9 @@ class Growth(msgspec.Struct, frozen=True):
     Attributes:
         name: of the quantity, a field of `Sample`.
         level: its median over all samples that count.
-        within: its growth within the longest life; None: too short to tell.
+        within: its growth within the longest life; None: too short to measure.
         across: its growth from the first life to the last.
-        verdict: `flat`, `grows`, or `unclear`: the run was too short to tell.
+        verdict: `flat`, `grows`, or `unclear`: the run was too short.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Those who talk to the daemon during a soak, and what must be found of what they said.
 
 Every writer numbers its messages and goes on to the next one only when the one before is acknowledged; it sends a
-message again, with the same idempotency key, until it is. Whatever happened to the daemon, a session therefore holds
+message again, with the same idempotency key, until it is. After every fault of the daemon, a session therefore holds
 of each of its writers the messages 1, 2, 3 and so on up to the last acknowledged one, and perhaps the one after it.
 """
 
@@ -30,10 +30,10 @@ REQUEST_LIMIT_S = 40.0
 PAUSE_AFTER_FAILURE_S = 0.1
 READ_EVERY_S = 0.2
 WHOLE_TRANSCRIPT_EVERY = 40
-"""So many looks at a window there are for each at a whole transcript."""
+"""How many reads of a window there are for each read of a whole transcript."""
 
 LONGEST_NUMBERS = 40
-"""Characters of a message that tell whose it is."""
+"""Characters of a message that identify its writer."""
 
 OK, CREATED = 200, 201
 NOT_NOW = frozenset({429, 503, 507})
@@ -93,7 +93,7 @@ def session_of(writer: int) -> str:
 
 
 class Writer:
-    """One who talks, in one session, until told to stop."""
+    """A writer that talks in one session until it is stopped."""
 
     def __init__(self, number: int, book: Book, socket: Path, *, per_second: float, seed: str) -> None:
         self._number = number

@@ -1,7 +1,7 @@
 """How long whole processes take to start: a bare interpreter, our commands, the import, and the daemon until READY.
 
 Each is started again and again, all in turns. Time on the clock is what a person waits; processor time (user and
-system, of the process) tells the same on a machine that others use too, and is what the targets are compared with.
+system, of the process) is the same on a shared machine, and is compared with the targets.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ten thousand connections that wait for events, and requests beside them, on the real daemon.
 
 Half of the streams follow a session each in which nothing is said, half watch a channel in which nothing happens; a few
-watch everything. Requests come at a fixed rate whatever becomes of those before them, half of them reads and half
+watch everything. Requests come at a fixed rate, whether or not earlier ones are done, half of them reads and half
 acknowledged appends. Memory and processor time are the daemon's, from outside. Before that, with the streams but
 without requests, what a stream and a sign of life cost; after it, how long the daemon takes to stop; and reads and
 appends beside a bare starlette route that is asked by the same client, in turns; appends also beside one that commits

@@ -35,7 +35,7 @@ class Connection:
         """Connect.
 
         Raises:
-            OSError: nobody listens there.
+            OSError: no process listens there.
         """
         return cls(await anyio.connect_unix(path))
 

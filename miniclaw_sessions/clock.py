@@ -42,7 +42,7 @@ class SystemClock:
     """The machine's clocks."""
 
     def __init__(self) -> None:
-        import random  # noqa: PLC0415 - whoever only imports this waits for neither
+        import random  # noqa: PLC0415 - a mere import of this module loads neither
 
         import uuid_utils  # noqa: PLC0415 - same
 

@@ -103,7 +103,7 @@ class KeyRing:
         """Use these keys of 32 random bytes.
 
         Raises:
-            ConfigError: there is none, one has another length, or the extra `encryption` is not installed.
+            ConfigError: the list is empty, a key has another length, or the extra `encryption` is not installed.
         """
         if not keys or any(len(key) != _KEY_BYTES for key in keys):
             raise ConfigError(f"encryption needs at least one key, and each must have {_KEY_BYTES} bytes")
@@ -123,7 +123,7 @@ class KeyRing:
             source: the file's name in errors; none of them shows any of its content.
 
         Raises:
-            ConfigError: a line is no key, there is none, or the extra is not installed.
+            ConfigError: a line is no key, the file has none, or the extra is not installed.
         """
         lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1)]
         keys = [_key_in(line, f"line {number} of {source}") for number, line in lines if line and line[0] != "#"]
@@ -396,7 +396,7 @@ def opened_pieces(keys: KeyRing, file: str, read: Callable[[int], bytes]) -> Ite
 
 
 def first_piece(beginning: bytes) -> bytes:
-    """The first piece in the beginning of a long file, as far as it is there; its header tells the key."""
+    """The first piece in the beginning of a long file, as far as it is there; its header names the key."""
     return beginning[len(_PIECES_MAGIC) + _LENGTH.size :]
 
 

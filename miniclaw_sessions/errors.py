@@ -216,7 +216,7 @@ class LeafMoved(SessionsError):
 
 
 class TranscriptNotKept(SessionsError):
-    """The store `none` keeps no transcript, so it refuses whatever needs one instead of losing it."""
+    """The store `none` keeps no transcript, so it refuses every entry that needs one instead of losing it."""
 
     def __init__(self, session_id: str, what: str) -> None:
         super().__init__(
@@ -344,9 +344,9 @@ class NotEncrypted(KeyMismatch):
 
     def __init__(self, what: str) -> None:
         super().__init__(
-            f"{what} is not encrypted, though a key is set. Nothing was changed: if it is yours, stop whatever uses it "
-            "and run `miniclaw-sessions rekey`, which encrypts everything, or `migrate --encrypt` to a new database "
-            "where it is on a server; otherwise move it away"
+            f"{what} is not encrypted, though a key is set. Nothing was changed: if it is yours, stop the programs "
+            "that use it and run `miniclaw-sessions rekey`, which encrypts everything, or `migrate --encrypt` to a new "
+            "database where it is on a server; otherwise move it away"
         )
 
 

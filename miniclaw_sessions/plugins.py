@@ -157,7 +157,7 @@ def settings_of(factory: Any, title: str) -> type[msgspec.Struct] | None:
         fields = msgspec.structs.fields(structure)
         msgspec.json.schema(structure)
     except (TypeError, NameError, ValueError, RecursionError) as error:
-        raise PluginFailed(f"{title} has Settings that are no struct of plain values: {_told(error)}") from error
+        raise PluginFailed(f"{title} has Settings that are no struct of plain values: {_shown(error)}") from error
     if any(field.name == "type" for field in fields):
         raise PluginFailed(f"{title} has a setting `type`, which is where it is said which plug-in is meant")
     found: type[msgspec.Struct] = structure
@@ -239,8 +239,8 @@ def in_time(work: Callable[[], _T], failing: str) -> _T:
         return outcome.result()
     if isinstance(error, ConfigError):
         raise error
-    raise PluginFailed(f"{failing}: {_told(error)}") from error
+    raise PluginFailed(f"{failing}: {_shown(error)}") from error
 
 
-def _told(error: BaseException) -> str:
+def _shown(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]

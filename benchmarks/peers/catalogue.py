@@ -1,4 +1,4 @@
-"""Which stores are compared, how each is installed, and what is to be known about it."""
+"""The compared stores: how each is installed, and its facts."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def reason_not_to_cut() -> str | None:
 def cut_all(
     peers: Sequence[Peer], environments: Environments, trials: int, seed: str, say: Callable[[str], None]
 ) -> dict[str, list[Outcome]]:
-    """So many trials of each kind with each of these stores."""
+    """Run this many trials of each kind with each of these stores."""
     outcomes: dict[str, list[Outcome]] = {}
     with MountSpace() as space:
         for peer in peers:
@@ -242,7 +242,7 @@ class Act:
         return json.loads(self._result.read_text(encoding="utf-8"))
 
     def wait_for(self, notes: Path, lines: int) -> None:
-        """Return when it has noted so many acknowledgements.
+        """Return when it has recorded this many acknowledgements.
 
         Raises:
             RuntimeError: it ended, or does not get on.

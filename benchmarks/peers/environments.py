@@ -28,7 +28,7 @@ class Environments:
     """The interpreters of the peers.
 
     Args:
-        directory: where environments are made; None: whatever is installed beside the project is used.
+        directory: where environments are made; None: the project's own environment is used.
     """
 
     def __init__(self, directory: Path | None) -> None:

@@ -87,7 +87,7 @@ class Bench:
         environments: where the interpreters come from.
         directory: a directory on the disk that matters; what is written there is removed again.
         plan: how much is done.
-        say: told about each step.
+        say: called with a sentence for each step.
     """
 
     def __init__(self, environments: Environments, directory: Path, plan: Plan, say: Say) -> None:

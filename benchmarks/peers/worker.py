@@ -24,11 +24,11 @@ from benchmarks.peers.adapters.base import Adapter, number_of
 
 HISTORY = 50
 ENOUGH = 200
-"""After so many samples of one thing, or when its time is up, the median is taken."""
+"""The number of samples of one thing; its median is taken after these, or when its time is up."""
 
 AT_LEAST = 5
 BEGINNING = 20
-"""So many messages each session has, long saved, when its writer is killed."""
+"""How many messages each session has, long saved, when its writer is killed."""
 
 Result = Mapping[str, Any]
 
@@ -75,7 +75,7 @@ async def appends(store: Adapter, orders: Mapping[str, Any]) -> Result:
 
 
 async def sizes(store: Adapter, orders: Mapping[str, Any]) -> Result:
-    """What the newest messages and an append cost, in microseconds, in sessions that have so many already."""
+    """The cost of reading the newest messages and of an append, in microseconds, in sessions of this length."""
     limit_s = float(orders["limit_s"])
     latest: dict[str, float] = {}
     append: dict[str, float] = {}
@@ -201,7 +201,7 @@ async def read_back(store: Adapter, orders: Mapping[str, Any]) -> Result:
     for session in orders["sessions"]:
         try:
             found[session] = [number_of(store.text(message)) for message in await store.whole(session)]
-        except Exception as error:  # noqa: BLE001 - whatever a damaged store raises is a result here
+        except Exception as error:  # noqa: BLE001 - every exception of a damaged store is a result here
             found[session] = f"{type(error).__name__}: {error}"
     return {"found": found}
 

@@ -1,4 +1,4 @@
-"""What an adapter needs of sessions, the same whether this process holds them or a daemon does.
+"""The session interface of the adapters, the same whether this process holds the sessions or a daemon does.
 
 `chat_of` takes a session of a `SessionManager` or one of a client (`miniclaw_sessions.connect`), `chats_of` the
 manager or the client itself. An adapter is written against `Chat` and `Chats` and does not know which it has.
@@ -30,7 +30,7 @@ PAGE = 256
 
 
 New = Message | NewCustom | NewMetadata
-"""Something that is to be appended. A message that is not a user's belongs to the turn of the one before it."""
+"""An entry to append. A message that is not a user's belongs to the turn of the one before it."""
 
 
 class State(NamedTuple):
@@ -76,7 +76,7 @@ class Chat(Protocol):
 
         Args:
             new: in order.
-            if_leaf: only if this is the leaf; the empty text stands for the root. None: whatever it is.
+            if_leaf: only if this is the leaf; the empty text stands for the root. None: any leaf.
             one_turn: whether all of the messages are one turn; else a user's begins another one.
             idempotency_key: of all of them. What was appended before is not appended again; then the list may be empty.
 
@@ -99,7 +99,7 @@ class Chat(Protocol):
         ...
 
     async def messages(self) -> list[Message]:
-        """Everything that a model is told of the current branch, not made legal: compacted parts as their summary."""
+        """The current branch as a model sees it, not made legal: compacted parts as their summary."""
         ...
 
     def newest(self) -> list[Message]:
@@ -107,7 +107,7 @@ class Chat(Protocol):
         ...
 
     async def branch(self) -> Branch:
-        """The current branch as far as a model is told of it, with the entries that are no messages."""
+        """The part of the current branch that a model sees, with the entries that are no messages."""
         ...
 
     def walk(self) -> AsyncIterator[Entry]:
@@ -135,15 +135,15 @@ class Chats(Protocol):
     max_message_bytes: int
 
     async def get_or_create(self, key: SessionKey) -> Chat:
-        """The session of this key, made if there is none."""
+        """The session of this key, created if needed."""
         ...
 
     async def find(self, session_id: str) -> Chat:
-        """The session with this id. Raises SessionNotFound where there is none."""
+        """The session with this id. Raises SessionNotFound if it does not exist."""
         ...
 
     async def use(self, key: SessionKey) -> Chat:
-        """The session of this key, whose time to live is renewed. Raises SessionNotFound where there is none."""
+        """The session of this key; renews its time to live. Raises SessionNotFound if it does not exist."""
         ...
 
     async def ids(self, channel: str | None = None) -> list[str]:

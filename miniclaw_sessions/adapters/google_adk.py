@@ -28,17 +28,17 @@
 
     asyncio.run(main())
 
-An event's content is a message of the session, which other frameworks and this package's agent understand; what else
-the event has is kept beside it, and the event comes back as it was. An event that says nothing is a custom entry. What
-others said in the session comes as events, made legal for a model. Events are those of the current branch.
+An event's content is a message of the session, which other frameworks and this package's agent understand. Its other
+fields are kept beside the message, and the event comes back as it was. An event without content is a custom entry. The
+messages of others come as events, made legal for a model. Events are those of the current branch.
 
-The state is metadata of the session; it belongs to the whole of it, whatever its branches. What is shared by an app or
-a user (`app:`, `user:`) is metadata of a session of its own, in the channel `google_adk`; what is `temp:` is never
-stored. An append is refused when somebody spoke in the session since it was read (`StaleSessionError`).
+The state is metadata of the session, the same on all of its branches. State of an app or a user (`app:`, `user:`) is
+metadata of a session of its own, in the channel `google_adk`; `temp:` state is never stored. An append is refused if
+another message came since the session was read (`StaleSessionError`).
 
-One commit cannot carry an event and what it sets in other sessions. So the event's commit says, in metadata, what must
-still be shared, and the next commits share it. Where the program ends between them, the next call that reads or
-continues the event's session shares it, once.
+One commit cannot carry an event and its state for other sessions. So the event's commit records, in metadata, what must
+still be shared, and the next commits share it. If the program ends between them, the next call that reads or continues
+the event's session shares it, once.
 
 google-adk 2 needs google-genai 2, and cannot be installed beside the extra `google`.
 """
@@ -111,9 +111,9 @@ class MiniclawSessionService(BaseSessionService):
     Made on the manager's event loop; it may be used from any other.
 
     Args:
-        manager: the sessions; of a client (`miniclaw_sessions.service.client.connect`), a daemon may hold them.
-        agent_name: the author of what other programs' assistants said; ADK tells an agent what other agents said in
-            other words than what it said itself, so give your agent's name.
+        manager: the sessions: a manager, or a client (`miniclaw_sessions.connect`) of a daemon that holds them.
+        agent_name: the author for the messages of other programs' assistants. ADK presents the words of other agents
+            differently from an agent's own, so give your agent's name.
         key: which session of ours an app, a user and a session id stand for, for example a chat of Telegram.
 
     Raises, from every method:
@@ -154,7 +154,7 @@ class MiniclawSessionService(BaseSessionService):
     async def get_session(
         self, *, app_name: str, user_id: str, session_id: str, config: GetSessionConfig | None = None
     ) -> AdkSession | None:
-        """A session with its events, all or the newest; None if there is none."""
+        """A session with its events, all or the newest; None if it does not exist."""
         try:
             session = await self._chats.use(self._key(app_name, user_id, session_id.strip()))
         except SessionNotFound:
@@ -195,7 +195,7 @@ class MiniclawSessionService(BaseSessionService):
 
         Raises:
             SessionNotFoundError: there is no such session.
-            StaleSessionError: somebody spoke in it since it was read.
+            StaleSessionError: another message came since it was read.
         """
         if event.partial:
             return event
@@ -272,15 +272,15 @@ class MiniclawSessionService(BaseSessionService):
         while True:
             try:
                 return await self._append_if_known(session, known, event)
-            except LeafMoved:  # somebody wrote between the look and the append: look again
+            except LeafMoved:  # another writer came between the look and the append: look again
                 continue
 
     async def _append_if_known(self, session: Chat, known: AdkSession, event: Event) -> bool:
         """Append an event where none came since the session was read, and share its state.
 
         Raises:
-            StaleSessionError: somebody spoke.
-            LeafMoved: somebody wrote something meanwhile; nothing was appended.
+            StaleSessionError: another message came.
+            LeafMoved: another entry came meanwhile; nothing was appended.
         """
         state = await session.state()
         await self._share(session, state)  # of the events before this one; or of this one, which is repeated
@@ -294,7 +294,7 @@ class MiniclawSessionService(BaseSessionService):
             else marker != ("" if newest is None else newest.id)
         )
         if is_stale:
-            raise StaleSessionError("somebody spoke in the session since it was read; get_session again, and repeat")
+            raise StaleSessionError("the session has newer messages than were read; get_session again, and repeat")
         said, delta = _entries(event), event.actions.state_delta
         metadata = _metadata(_scoped(delta, ""))
         to_share = _to_share(known.app_name, known.user_id, delta)
@@ -381,22 +381,22 @@ def _entries(event: Event) -> list[New]:
 
 
 def _messages_of(event: Event) -> list[Message]:
-    """What an event says, as others are told of it; empty where it says nothing, or nothing that they could read."""
+    """An event's content for other frameworks; empty if it has none, or none that they could read."""
     if event.content is None or not event.content.parts:
         return []
     content = event.content.model_dump(mode="json", exclude_none=True)
     content["role"] = content.get("role") or ("user" if event.author == "user" else "model")
-    told = event.model_dump(mode="json", exclude_none=True, include={"usage_metadata", "model_version"})
+    fields = event.model_dump(mode="json", exclude_none=True, include={"usage_metadata", "model_version"})
     candidate = {"content": content, "finish_reason": event.finish_reason and event.finish_reason.value}
     try:
         is_reply = content["role"] == "model"
-        return from_google_reply({"candidates": [candidate], **told}) if is_reply else from_google([content])
+        return from_google_reply({"candidates": [candidate], **fields}) if is_reply else from_google([content])
     except InvalidMessage:
         return []
 
 
 def _content_of(message: Message) -> types.Content | None:
-    """The content that a message was made of; None where it does not tell."""
+    """The content that a message was made of; None if it is not recorded."""
     contents = to_google([message])["contents"]
     try:
         return types.Content.model_validate_json(msgspec.json.encode(contents[0])) if len(contents) == 1 else None
@@ -434,9 +434,9 @@ def _kept(entry: MessageEntry | Custom) -> Mapping[str, Any]:
 
 
 def _time_of(entry: MessageEntry | Custom) -> float:
-    told = (verbatim(_kept(entry)) or {}).get("timestamp")
-    if isinstance(told, int | float):
-        return float(told)  # to the last digit, which a message's time does not have
+    timestamp = (verbatim(_kept(entry)) or {}).get("timestamp")
+    if isinstance(timestamp, int | float):
+        return float(timestamp)  # to the last digit, which a message's time does not have
     said_at = entry.message.timestamp if isinstance(entry, MessageEntry) else None
     return (said_at or entry.timestamp).timestamp()
 

@@ -1,7 +1,7 @@
 """The event loop that a session lives on, and the way there from other threads and loops.
 
-A session belongs to one loop: between two of its awaits nobody else runs. Frameworks call from wherever they are (a
-worker thread, a second loop that a synchronous wrapper started), so an adapter brings every call home.
+A session belongs to one loop: between two of its awaits no other task runs. Frameworks call from any place (a worker
+thread, a second loop that a synchronous wrapper started), so an adapter brings every call to that loop.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class HomeLoop:
 
     @classmethod
     def of(cls, session: Session | ClientSession) -> HomeLoop:
-        """The loop of a session's manager, or of its client; where a session is in memory only, there is none."""
+        """The loop of a session's manager, or of its client; None for a session that is in memory only."""
         return cls(
             getattr(session.journal.home.committer, "loop", None) if isinstance(session, Session) else session.loop
         )

@@ -19,11 +19,11 @@
 
     asyncio.run(main())
 
-LangChain's messages come back as they were given: class, id, content blocks, usage, metadata, as far as their JSON
-tells (a tool's `artifact` must be JSON, and a number that JSON has no word for becomes null). What other frameworks
-said comes as plain messages with standard content blocks; their thinking, which only they can replay, is left out.
+LangChain's messages come back as they were given: class, id, content blocks, usage, metadata, as far as they are JSON
+(a tool's `artifact` must be JSON, and a number that JSON cannot express becomes null). The messages of other frameworks
+come as plain messages with standard content blocks; their thinking, which only they can replay, is left out.
 
-The synchronous methods work everywhere, and mean the most that is possible there without blocking the event loop:
+The synchronous methods work everywhere, and do as much as is possible there without blocking the event loop:
 
 - from another thread than the session's loop they do what the asynchronous ones do, and wait for it;
 - on the loop itself, `messages` is the session's window (its newest messages, 50 by default, behind the summary of what
@@ -92,8 +92,7 @@ class MiniclawChatMessageHistory(BaseChatMessageHistory):
     """A session as LangChain's memory wants it. Any number of them may stand for the same session.
 
     Made on the event loop of the session's manager or client; it may then be used from any thread and loop. A call
-    that nothing answered is told to have no result, unless it was added last and by this very object: then its result
-    may be on its way.
+    without a result is answered with an error, unless this very object added it last: then its result may still come.
 
     Args:
         session: whose conversation it is: of a manager, or of a client.
@@ -217,7 +216,7 @@ def _defaults(kind: type[BaseMessage]) -> Mapping[str, Any]:
 
 
 def _canonical(message: BaseMessage, fields: Mapping[str, Any]) -> Message:
-    """What others are told of a message."""
+    """A message's content for other frameworks."""
     content, name = _read_content(fields["content"]), fields.get("name")
     if isinstance(message, AIMessage):
         return _read_reply(message, content, name)
@@ -335,9 +334,9 @@ def _plain(message: Message) -> dict[str, Any]:
 
 
 def _plain_reply(message: Message) -> dict[str, Any]:
-    told = {"model_name": message.model, "finish_reason": message.stop_reason}
+    metadata = {"model_name": message.model, "finish_reason": message.stop_reason}
     fields: dict[str, Any] = {
-        "response_metadata": {name: value for name, value in told.items() if value is not None},
+        "response_metadata": {name: value for name, value in metadata.items() if value is not None},
         "tool_calls": [
             {"name": call.name, "args": arguments_object(call.arguments), "id": call.id, "type": "tool_call"}
             for call in message.tool_calls or ()

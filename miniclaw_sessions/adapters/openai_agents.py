@@ -17,10 +17,10 @@
 
     asyncio.run(main())
 
-Items come back as they were given, whatever they are. Those of one call that belong to one response become one
-canonical message, which other frameworks and this package's agent understand; an item that no message can hold is kept
-as its JSON and shown to nobody else. `pop_item` moves the conversation's leaf back: the transcript keeps what was
-taken. Items do not tell what a response cost, so neither do these messages.
+All items come back as they were given. Those of one call that belong to one response become one canonical message,
+which other frameworks and this package's agent understand. An item that no message can hold is kept as its JSON, and
+only this framework sees it. `pop_item` moves the conversation's leaf back: the transcript keeps the item. Items have no
+usage, so these messages have none either.
 """
 
 from __future__ import annotations
@@ -97,13 +97,13 @@ class MiniclawSession:
             TypeError, ValueError: an item is not JSON.
             StoreFull, StoreUnavailable, InvalidMessage, UnsavedLimit, SessionDeleted: as for `Session.add_messages`.
         """
-        # in the caller's thread: some hundred items take long enough to hold up everybody on the session's loop
+        # in the caller's thread: some hundred items would block the session's loop for too long
         if messages := _to_messages(cast("list[Any]", items)):
             await self._append(messages)
 
     @at_home
     async def pop_item(self) -> TResponseInputItem | None:
-        """Take the newest item from the conversation; None if there is none. The transcript keeps it.
+        """Take the newest item from the conversation; None if it is empty. The transcript keeps the item.
 
         The leaf moves to before the message that the item belongs to, and what else the message held is appended again.
         Once begun, it is not cancelled half way.
@@ -141,7 +141,7 @@ class MiniclawSession:
         return items[-limit:]
 
     async def _take_newest_in_peace(self) -> dict[str, Any] | None:
-        """Again and again, until nobody says anything in between: other objects may stand for the same session."""
+        """Repeat until no other writer comes in between: other objects may stand for the same session."""
         while True:
             try:
                 return await self._take_newest()

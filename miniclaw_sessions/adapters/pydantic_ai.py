@@ -18,10 +18,10 @@
 
     asyncio.run(main())
 
-What pydantic-ai said comes back as its `ModelMessagesTypeAdapter` writes and reads it: every part, its order, usage,
-times, run ids. A part that is no message (a change of the instructions, a tool search) is kept in its place and told to
-nobody else. What others said comes as the parts that say the same; their thinking, which only they can replay, is left
-out, and so is what is attached to a reply. `SaveRuns` saves every run of an agent without being asked;
+Messages of pydantic-ai come back as its `ModelMessagesTypeAdapter` writes and reads them: every part, its order, usage,
+times, run ids. A part that is no message (a change of the instructions, a tool search) is kept in its place, and only
+pydantic-ai sees it. The messages of others come as parts with the same content; their thinking, which only they can
+replay, is left out, and so are attachments of a reply. `SaveRuns` saves every run of an agent automatically.
 `load_conversation` and `save_conversation` also carry what pydantic-ai keeps beside the messages: the usage of all runs
 and the tool calls that wait for an approval.
 """

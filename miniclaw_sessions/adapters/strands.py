@@ -36,14 +36,14 @@ Strands calls a repository synchronously, even on the event loop that its agent 
 session manager of its own on a thread of its own. A repository over a manager that lives on an event loop already is
 for agents that run in other threads; on that loop itself a call would wait for itself, and is refused.
 
-A message is a message of the session, which other frameworks and this package's agent understand; what else Strands
-says of it is kept beside it. An agent's list of messages are its own and what others said, those of the session's
-current branch; what another agent of the same session said belongs to that agent's list alone. Strands loads no
-messages for an agent that it does not know yet: to let one continue what others began, make it with
+A message is a message of the session, which other frameworks and this package's agent understand; Strands' other fields
+are kept beside it. An agent's list has its own messages and those of others, on the session's current branch. The
+messages of another agent of the same session belong to that agent's list alone. Strands loads no messages for an
+agent that it does not know yet: to let one continue the others' conversation, make it with
 `Agent(messages=repository.history(session_id, agent_id), ...)`; they are not stored again.
 
-The states of agents and of multi-agent systems are custom entries. A message that is redacted is left on a branch that
-nobody is on any more: the conversation goes on without what was redacted, and the transcript keeps it.
+The states of agents and of multi-agent systems are custom entries. A redacted message stays on a branch that is left:
+the conversation goes on without it, and the transcript keeps it.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class MiniclawSessionRepository(SessionRepository):
     coroutine, which runs on that loop while its caller waits.
 
     Args:
-        manager: the sessions; of a client (`miniclaw_sessions.service.client.connect`), a daemon may hold them.
+        manager: the sessions: a manager, or a client (`miniclaw_sessions.connect`) of a daemon that holds them.
         channel: the channel of the sessions; a session id of Strands is a chat id of it.
 
     Raises, from every method:
@@ -177,7 +177,7 @@ class MiniclawSessionRepository(SessionRepository):
         return session
 
     def read_session(self, /, session_id: str, **kwargs: Any) -> StrandsSession | None:
-        """A session; None if there is none."""
+        """A session; None if it does not exist."""
         found = self._home.wait(lambda: self._read_session(session_id))
         self._looked.missing = session_id if found is None else None
         return found
@@ -191,7 +191,7 @@ class MiniclawSessionRepository(SessionRepository):
         """Delete a session with everything in it.
 
         Raises:
-            SessionException: there is none.
+            SessionException: it does not exist.
         """
         if not await self._chats.delete(SessionKey.of(self.channel, session_id).session_id):
             raise SessionException(f"Session {session_id} does not exist")
@@ -209,7 +209,7 @@ class MiniclawSessionRepository(SessionRepository):
 
     @waiting
     async def read_agent(self, /, session_id: str, agent_id: str, **kwargs: Any) -> SessionAgent | None:
-        """An agent's newest state on the current branch; None if there is none."""
+        """An agent's newest state on the current branch; None without one."""
         fields = await self._read(session_id, AGENT, agent_id)
         return None if fields is None else SessionAgent.from_dict(fields)
 
@@ -237,7 +237,7 @@ class MiniclawSessionRepository(SessionRepository):
 
     @waiting
     async def read_multi_agent(self, /, session_id: str, multi_agent_id: str, **kwargs: Any) -> dict[str, Any] | None:
-        """The newest state of a multi-agent system on the current branch; None if there is none."""
+        """The newest state of a multi-agent system on the current branch; None without one."""
         return await self._read(session_id, MULTI_AGENT, multi_agent_id)
 
     @waiting
@@ -281,7 +281,7 @@ class MiniclawSessionRepository(SessionRepository):
             await session.append(_entries(agent_id, session_message))
 
     def read_message(self, session_id: str, agent_id: str, message_id: int, **kwargs: Any) -> SessionMessage | None:
-        """One message of an agent's list; None if there is none."""
+        """One message of an agent's list; None if it is missing."""
         found = self.list_messages(session_id, agent_id)
         return next((message for message in found if message.message_id == message_id), None)
 
@@ -360,7 +360,7 @@ class MiniclawSessionRepository(SessionRepository):
 
 
 def _entries(agent_id: str, session_message: SessionMessage) -> list[New]:
-    """A message as it is appended: others are told what it says now, Strands gets back what it was."""
+    """A message as it is appended: other frameworks see its present content, Strands gets back the original."""
     fields: dict[str, Any] = session_message.to_dict()
     said = fields["redact_message"] or fields["message"]
     messages = from_strands(said)

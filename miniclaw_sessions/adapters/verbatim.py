@@ -1,4 +1,4 @@
-"""A framework's own fields in an entry, so that they come back exactly whatever is in them."""
+"""A framework's own fields in an entry, so that they come back exactly, with any content."""
 
 from __future__ import annotations
 

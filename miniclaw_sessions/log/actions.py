@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 ACTIONS = {
-    "audit": "somebody did something, or tried to; see docs/reference/access.md",
+    "audit": "an operation was done or refused; see docs/reference/access.md",
     "audit.failed": "the audit log cannot be written; what was done meanwhile is missing in it",
     "backup.record_damaged": "the list of the backups that were made cannot be read; it is begun anew",
     "channel.ended": "a channel has no more messages to bring",

@@ -33,7 +33,7 @@ and in subgraphs, messages are values like any other. Give the graph what the us
 session as well: it would be said twice.
 
 **One tree.** A checkpoint is an entry of the session's tree. `Session.branch` takes the graph back, too: its newest
-checkpoint is the newest on the current branch, and after `clear` it begins anew. A graph that goes on from an older
+checkpoint is the newest on the current branch, and after `clear` it begins again. A graph that goes on from an older
 checkpoint takes the session back to that one.
 
 **What is written.** A step writes the channels that changed, and of a list of messages only what was added: the same

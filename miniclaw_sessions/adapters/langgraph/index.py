@@ -1,7 +1,7 @@
 """Where a session's checkpoints stand: kept in memory, and brought up to the transcript's end before it is asked.
 
 It holds places, not values: some hundred bytes for a checkpoint. It is built by reading the transcript once, and from
-then on only what was appended since, by whomever.
+then on only the newer entries of any writer.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class StoredWrite(NamedTuple):
 
 
 class StoredMessage(NamedTuple):
-    """One message of a list: what others are told of it, and what LangGraph said where that is something else."""
+    """One message of a list: its form for other frameworks, and LangGraph's own if it differs."""
 
     entry_id: str | None
     value: StoredValue | None
@@ -73,7 +73,7 @@ class StoredList(NamedTuple):
     Attributes:
         sequence: where its record stands.
         base, keep, added: what it is put together of.
-        until: a place; of the messages up to it there is none that the graph is still to be given.
+        until: a place; the graph has got every message up to it.
     """
 
     sequence: int
@@ -135,7 +135,7 @@ class Index:
         self.values: dict[Channel, StoredValue] = {}
         self.writes: dict[CheckpointId, dict[tuple[str, int], StoredWrite]] = {}
         self.lists: dict[Channel, StoredList] = {}
-        self._latest: dict[str, str] = {}  # by namespace; empty where there is none
+        self._latest: dict[str, str] = {}  # by namespace; empty without one
 
     @property
     def size(self) -> int:
@@ -265,7 +265,7 @@ class Index:
         if entry.type == "message":
             self._add_message(entry.id, stored.sequence)
         elif entry.type == "custom" and entry.custom_type in (CHECKPOINT, WRITES, FORGET):
-            with suppress(msgspec.MsgspecError, UnicodeDecodeError):  # somebody else's, or damaged
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError):  # of another program, or damaged
                 self._add_record(entry.custom_type, _record(stored.encoded).data, stored.sequence)
 
     def _go_on(self, sequence: int, parent: int) -> None:

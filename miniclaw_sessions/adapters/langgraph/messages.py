@@ -1,8 +1,8 @@
 """A graph's channel of messages and the session's messages: one and the same, each said once.
 
-What a graph says is appended to the session, where everybody reads it; the checkpoint only refers to it, and each time
-only to what was added. What others said in the session is offered to the graph when it is loaded next, and referred to
-from the graph's next checkpoint on.
+A graph's messages are appended to the session, where every framework reads them; the checkpoint only refers to the
+added ones. The messages of others are offered to the graph when it is loaded next, and referred to from the graph's
+next checkpoint on.
 """
 
 from __future__ import annotations
@@ -154,10 +154,10 @@ class MessagesChannel:
             if one is not None:
                 _, entry_id, is_whole = one
             elif place >= new_from and (shown := self._shown(message)) is not None:
-                told, back, size = shown
+                outward, back, size = shown
                 is_whole = back is not None
                 says = len(said)
-                said.append(told)
+                said.append(outward)
                 whole.append(None if back is None else (back, size))
             value = None
             if not is_whole:
@@ -183,7 +183,7 @@ class MessagesChannel:
                 self._reading.remember_message(entry_id, *whole)
 
     def _shown(self, message: BaseMessage) -> tuple[Message, BaseMessage | None, int] | None:
-        """`_shown_to_others` with the size of what they are told; None where no entry can hold it."""
+        """`_shown_to_others` with its size; None if no entry can hold it."""
         shown = _shown_to_others(message)
         size = 0 if shown is None else len(encode_message(shown[0]))
         if shown is None or size + _ENTRY_BYTES > self._limit:
@@ -235,10 +235,10 @@ def _offered(entries: Sequence[MessageEntry], before: Sequence[BaseMessage]) -> 
     """
     if not entries:
         return []
-    told = _latest_exchange(before)
+    latest = _latest_exchange(before)
     start = [BEFORE] if before else []
-    history = [*start, *told, *(entry.message for entry in entries)]
-    known = {id(message) for message in (*start, *told)}
+    history = [*start, *latest, *(entry.message for entry in entries)]
+    known = {id(message) for message in (*start, *latest)}
     entry_ids = {id(entry.message): entry.id for entry in entries}
     given: list[tuple[BaseMessage, Known]] = []
     last_id = (before[-1].id if before else None) or "beginning"
@@ -256,7 +256,7 @@ def _offered(entries: Sequence[MessageEntry], before: Sequence[BaseMessage]) -> 
 
 
 def _latest_exchange(messages: Sequence[BaseMessage]) -> list[Message]:
-    """The graph's last reply, and the results behind it, as others are told of them."""
+    """The graph's last reply, and the results behind it, in the form for other frameworks."""
     start = next((place for place in range(len(messages) - 1, -1, -1) if messages[place].type != "tool"), 0)
     shown = [_shown_to_others(message) for message in messages[start:]]
     return [found[0] for found in shown if found is not None]

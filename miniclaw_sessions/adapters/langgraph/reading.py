@@ -26,8 +26,8 @@ class Known(NamedTuple):
     """A message that a graph was given, or has stored.
 
     Attributes:
-        digest: what tells it from every other message.
-        entry_id: the session's entry that says it, or from which it was made; None: nobody else is told.
+        digest: differs from every other message's.
+        entry_id: the session's entry of it, or from which it was made; None: no other framework sees it.
         is_whole: whether the entry holds all of it.
     """
 
@@ -145,7 +145,7 @@ class Reading:
         return found
 
     def remember_message(self, entry_id: str, message: BaseMessage, size: int) -> tuple[BaseMessage, Known]:
-        """Hold a message entry as LangChain has it, so that it need not be read; the message must be nobody else's."""
+        """Hold a message entry in LangChain's form, so that it need not be read; no caller may change the message."""
         if message.id is None:
             message.id = entry_id
         held = message, Known(digest_of(message), entry_id, is_whole=True)

@@ -34,7 +34,7 @@ class Place(NamedTuple):
 class Reference(msgspec.Struct, frozen=True, omit_defaults=True):
     """One message of a list: a message entry, or the record's value with this number, or both.
 
-    Where there are both, the value is what LangGraph said, and the entry what others are told of it.
+    If there are both, the value is LangGraph's own, and the entry is the content for other frameworks.
 
     Attributes:
         entry: the id of the message entry.
@@ -54,8 +54,8 @@ class MessageList(msgspec.Struct, frozen=True, omit_defaults=True):
         channel, version: which it is.
         base, keep, add: what it is put together of.
         said: how many message entries belong to the record; they stand right before its pieces.
-        until: the id of a message entry; of those up to it there is none that the graph is still to be given. None:
-            there is none before the record.
+        until: the id of a message entry; the graph has got every message up to it. None: no message comes before
+            the record.
     """
 
     channel: str
@@ -117,18 +117,18 @@ def written(header: Header, values: Sequence[Typed], *, limit: int) -> tuple[Hea
     size = max(1, limit // 2 // 4 * 3)  # base64 makes four characters of three bytes; the rest is for the header
     room = size
     entries: list[dict[str, Any]] = []
-    told: list[dict[str, Any]] = []
+    stored: list[dict[str, Any]] = []
     for name, value in values:
         if len(value) <= room:
             room -= len(value)
-            told.append({"type": name, "data": _text(value)})
+            stored.append({"type": name, "data": _text(value)})
         else:
             pieces = [{"data": _text(value[start : start + size])} for start in range(0, len(value), size)]
-            told.append({"type": name, "pieces": len(pieces)})
+            stored.append({"type": name, "pieces": len(pieces)})
             entries += pieces
     header = msgspec.structs.replace(header, pieces=len(entries))
     fields: dict[str, Any] = msgspec.to_builtins(header)
-    return header, [*entries, {**fields, "values": told} if told else fields]
+    return header, [*entries, {**fields, "values": stored} if stored else fields]
 
 
 def values_of(place: Place, stored: Mapping[int, StoredEntry]) -> list[Typed] | None:

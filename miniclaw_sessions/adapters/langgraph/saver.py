@@ -53,8 +53,8 @@ class MiniclawSaver(BaseCheckpointSaver[str]):
         channel: the channel of the sessions; a config may name another one as `configurable["channel"]`.
         messages_channel: the graph's channel whose messages are those of the session; None: the two are apart.
         serde: LangGraph's serializer for all other values; by default its strict one, which makes nothing but plain
-            values, LangGraph's and LangChain's own. Whoever may write into a session, or has made a file that is
-            imported, would otherwise have code run here. Allow types of yours with
+            values, LangGraph's and LangChain's own. Otherwise a stranger's message, or an imported file, could run
+            code here. Allow types of yours with
             `JsonPlusSerializer(allowed_msgpack_modules=[...])`; with LANGGRAPH_STRICT_MSGPACK=true LangGraph itself
             allows those of a graph's state.
 

@@ -43,7 +43,7 @@ BEGINNING = "00000000-0000-6000-8000-000000000000"
 
 
 class Thread:
-    """The checkpoints of one session, while its index is up to its end and nobody else's.
+    """The checkpoints of one session, while its index is up to date and this task has it alone.
 
     Args:
         chat: the session.
@@ -113,7 +113,7 @@ class Thread:
         return CheckpointTuple(self._config(config, "", BEGINNING), checkpoint, {"step": -2}, None, pending)
 
     async def load(self, checkpoint: CheckpointId, config: RunnableConfig | None) -> CheckpointTuple | None:
-        """A checkpoint as it was stored; None if there is none.
+        """A checkpoint as it was stored; None without one.
 
         Raises:
             StoreCorrupt: a part of it is missing.
