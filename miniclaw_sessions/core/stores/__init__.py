@@ -1,4 +1,4 @@
-"""Where transcripts live: one contract (`stores.base`), several homes, chosen by a URL.
+"""The stores of transcripts: one contract (`stores.base`), several implementations, chosen by a URL.
 
 Importing this package loads no database library; `open_store` imports the one store that is asked for.
 """
@@ -30,13 +30,13 @@ STORE_URLS = (
     *("jsonl:", "jsonl:///absolute/path/to/directory"),
     "postgresql://user@host/database",
 )
-"""What the setting `store` may be."""
+"""The possible values of the setting `store`."""
 
 SALVAGE = ".salvage"
-"""The directory in a workspace of a store that was set aside, as long as the new one lacks what can be read of it."""
+"""The directory in a workspace with a store that was set aside, until the new store has all that can be read of it."""
 
 SALVAGE_PART = SALVAGE + ".new"
-"""The same, while it is copied or removed."""
+"""The same directory while it is copied or removed."""
 
 _KINDS = {
     "none": StorePlace("none", durable=False),
@@ -44,7 +44,7 @@ _KINDS = {
     "sqlite": StorePlace("sqlite", Path("sessions.db")),
     "jsonl": StorePlace("jsonl", Path("transcripts"), is_directory=True),
 }
-"""The kinds of stores, each where a workspace has it unless its URL says otherwise."""
+"""The kinds of stores, each with its default path in a workspace."""
 
 
 def open_store(
@@ -60,13 +60,13 @@ def open_store(
         url: `none:` (no transcript), `memory:`, `sqlite:` (`sessions.db` in the workspace), `sqlite:///absolute/path`,
             `jsonl:` (the directory `transcripts` in the workspace), `jsonl:///absolute/path`, or
             `postgresql://user@host:port/database?option=value`, which several processes may share; one whose scheme an
-            installed package declares (`plugins`); or what it means.
+            installed package declares (`plugins`); or a `StorePlace`.
         workspace: the directory that `sqlite:` and `jsonl:` are relative to; a server's store has none.
-        postgresql: how a server is reached, unless its URL says otherwise; None: the defaults.
-        read_only: change nothing and lock nothing, beside whoever writes it.
+        postgresql: settings of the connection, which the URL overrides; None: the defaults.
+        read_only: change nothing and lock nothing, while another process may write the store.
 
     Raises:
-        ConfigError: no store goes by this URL.
+        ConfigError: the URL names no store.
     """
     place = store_place(url, workspace) if isinstance(url, str) else url
     if place.plugin:
@@ -103,7 +103,7 @@ def _in_files(place: StorePlace, path: Path, *, read_only: bool) -> Store:
 
 
 def _of_another_package(place: StorePlace, workspace: Path, *, read_only: bool) -> Store:
-    """Without it nothing goes on, so that it is loaded here and not in a thread that could be left behind."""
+    """A plug-in's store. Nothing works without it, so it is imported here and not in a thread."""
     from miniclaw_sessions.plugins import find  # noqa: PLC0415 - as above
 
     point = find("stores", place.kind, "sessions.store")
@@ -129,10 +129,10 @@ def _on_a_server(url: str, settings: PostgreSQLSettings, *, read_only: bool) -> 
 
 
 def store_place(url: str, workspace: Path) -> StorePlace:
-    """What a URL means.
+    """The place that a URL names.
 
     Raises:
-        ConfigError: no store goes by this URL.
+        ConfigError: the URL names no store.
     """
     scheme, colon, rest = url.partition(":")
     kind = _KINDS.get(scheme, StorePlace(""))
@@ -154,9 +154,9 @@ def _is_declared(scheme: str) -> bool:
 
 
 def stores_in(workspace: Path) -> list[StorePlace]:
-    """The stores that lie in a workspace, where it has them unless a URL says otherwise. Blocks.
+    """The stores at their default paths in a workspace. Blocks.
 
-    None while one is being salvaged: it is not there, and another one would be taken for it.
+    Empty while a store is being salvaged: it is not there then, and another one would be taken for it.
     """
     if (workspace / SALVAGE).exists():
         return []
@@ -165,7 +165,7 @@ def stores_in(workspace: Path) -> list[StorePlace]:
 
 
 def salvage_in(workspace: Path) -> list[Path]:
-    """What is in a workspace of a salvage that was cut off; the next start finishes and removes it. Blocks.
+    """The directories of a salvage that was cut off; the next start finishes it and removes them. Blocks.
 
     Until then the store may lack most of the transcripts.
     """
@@ -173,10 +173,10 @@ def salvage_in(workspace: Path) -> list[Path]:
 
 
 def refuse_another_store(place: StorePlace, workspace: Path) -> None:
-    """Refuse to begin an empty store where the workspace has its transcripts in another one. Blocks.
+    """Refuse to begin an empty store if the workspace has its transcripts in another one. Blocks.
 
     Raises:
-        ConfigError: it has; which URL is meant is said.
+        ConfigError: it has another store; the error names its URL.
     """
     if place.path is None or place.is_there():
         return
@@ -193,6 +193,6 @@ def _is_absolute_path(place: str) -> bool:
 
 
 def _without_password(url: str) -> str:
-    """The URL without what may be a password: this error is printed and logged."""
+    """The URL without a password: the error is printed and logged."""
     scheme, separator, rest = url.partition("://")
     return str(masked(f"{scheme}{separator}...@{rest.rpartition('@')[2]}" if separator and "@" in rest else url))

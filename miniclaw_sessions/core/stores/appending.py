@@ -1,4 +1,4 @@
-"""What an append may add: the rules of order, idempotence and conflict as one plain function, for every store."""
+"""What an append may add: the rules of order, idempotence and conflict, as one function for every store."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from miniclaw_sessions.errors import StoreConflict
 def entries_to_add(
     append: Append, *, incarnation: str | None, last_sequence: int, ids_between: Callable[[int, int], Mapping[int, str]]
 ) -> Sequence[StoredEntry]:
-    """Those of an append's entries that the store does not have yet.
+    """The entries of an append that the store does not have yet.
 
     Args:
-        append: what is to be appended.
-        incarnation: of the session in the store; None when there is no such session.
-        last_sequence: the sequence of its newest entry; 0 when there is none.
-        ids_between: gives the entry ids that are stored from one sequence to another, both included; only called
-            when the append begins at or before `last_sequence`.
+        append: the entries to append.
+        incarnation: of the session in the store; None if there is no such session.
+        last_sequence: the sequence of its newest entry; 0 if there is none.
+        ids_between: returns the stored entry ids from one sequence to another, both included; only called if the
+            append begins at or before `last_sequence`.
 
     Raises:
         StoreConflict: another entry is stored at one of the sequences, the session is another incarnation, or the
@@ -52,7 +52,7 @@ def entries_to_add(
 
 
 def _check_no_gap(session_id: str, entries: Sequence[StoredEntry], last_sequence: int) -> None:
-    """A gap would never be filled: whoever appends behind one believes that the store has what it does not have."""
+    """Refuse a gap: the caller believes that the store has the entries in it, so nothing would ever fill it."""
     previous = min(entries[0].sequence - 1, last_sequence)
     for entry in entries:
         if entry.sequence != previous + 1:

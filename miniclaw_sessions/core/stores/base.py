@@ -7,16 +7,16 @@ A store keeps, for each session, a head (who it is) and a sequence of encoded en
 
 - *Order*: entries come back in `sequence` order, which is the order of appending.
 - *Idempotence*: appending the same entry (same sequence, same id) again changes nothing and succeeds.
-- *No gaps, no overwriting*: entries begin at 1 and follow each other; whoever would leave a gap, or put another entry
-  at a taken sequence, is refused with `StoreConflict`. A failed append leaves a prefix of what it was given.
-- *No damage unnoticed*: what does not come back as it was written is not given out as if it had.
+- *No gaps, no overwriting*: entries begin at 1 and follow each other. An append that would leave a gap, or put another
+  entry at a taken sequence, is refused with `StoreConflict`. A failed append leaves a prefix of its entries.
+- *No damage unnoticed*: an entry that does not come back as it was written is not returned as a sound one.
 - *Isolation*: in one call of `append`, the failure of one session's append does not fail its neighbours.
 - *Durability*: when `append` returns without an error for a session, its entries survive whatever `durable` promises.
 - *Cancellation*: a call that has begun runs to its end even if the caller is cancelled; it is all or nothing for each
   session.
 - *Absence*: reading a session that does not exist gives nothing; deleting it does nothing.
 
-- *Ownership*: what an append says of a turn (`TurnClaim`) holds or the append is refused; only of `shared` stores.
+- *Ownership*: an append whose claim of a turn (`TurnClaim`) does not hold is refused; only by `shared` stores.
 
 A store in files is used by one manager at a time, which holds the directory lock; a `shared` one by any number of them,
 in as many processes. Calls may overlap.
@@ -81,16 +81,16 @@ __all__ = [
 
 
 class StorePlace(msgspec.Struct, frozen=True):
-    """Where a store is, and what its kind is like. Whoever copies, moves or removes stores asks this, never the kind.
+    """Where a store is, and what its kind is like. Code that copies, moves or removes stores asks this, never the kind.
 
     Attributes:
         kind: what its URL begins with.
         path: its file, or the directory that holds its files; None: it is in no file.
-        is_directory: whether it has the directory for itself.
-        durable: whether what it has is there after this process has ended.
-        url: how its server is reached; None: it has none.
+        is_directory: whether the whole directory belongs to it.
+        durable: whether its content outlives this process.
+        url: the address of its server; None: it has no server.
         shown: the same for people and logs, without user and password.
-        plugin: the whole URL, where another package's store is named by it; empty: it is one of ours.
+        plugin: the whole URL, if the store is another package's; empty: it is one of ours.
     """
 
     kind: str
@@ -103,7 +103,7 @@ class StorePlace(msgspec.Struct, frozen=True):
 
     @property
     def identity(self) -> str:
-        """What tells a server's database from others, and does not say where it is."""
+        """A digest that distinguishes a server's database from others without naming it."""
         return hashlib.sha256(self.shown.encode()).hexdigest()[:16]
 
     @property
@@ -113,7 +113,7 @@ class StorePlace(msgspec.Struct, frozen=True):
 
     @property
     def torn(self) -> Path | None:
-        """Where it keeps what crashes left of its files, if it does."""
+        """The directory for what crashes left at the ends of its files; None: it has none."""
         return self.path / "torn" if self.path is not None and self.is_directory else None
 
     def moved(self, home: Path) -> StorePlace:
@@ -123,7 +123,7 @@ class StorePlace(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, path=home if self.is_directory else home / self.path.name)
 
     def files(self) -> list[str]:
-        """The names in `home` of the files that hold its entries; empty where it is not, or not yet. Blocks."""
+        """The names in `home` of the files that hold its entries; empty if there are none yet. Blocks."""
         if self.path is None or not self.path.exists():
             return []
         if not self.is_directory:
@@ -131,13 +131,13 @@ class StorePlace(msgspec.Struct, frozen=True):
         return sorted(file.name for file in self.path.glob("[!.]*.jsonl"))
 
     def is_there(self) -> bool:
-        """Whether it was made; it may have no session: all were deleted, or expired. Blocks."""
+        """Whether it was made. It may have no sessions: all may be deleted or expired. Blocks."""
         if self.path is None or not self.is_directory:
             return bool(self.files())
-        return bool(self.files()) or (self.path / LOCK).exists()  # whoever opens it leaves that
+        return bool(self.files()) or (self.path / LOCK).exists()  # each opening leaves the lock file
 
     def is_in_use(self) -> bool:
-        """Whether another program has it open, though nobody of ours does. Blocks."""
+        """Whether another program has it open, while this one has not. Blocks."""
         return self.path is not None and not self.is_directory and Path(f"{self.path}-wal").exists()
 
 
@@ -146,7 +146,8 @@ class Store(Protocol):
 
     Every method may raise `StoreUnavailable` (cannot be reached or written now), `StoreFull` (no space; a
     StoreUnavailable) or `StoreCorrupt` (its files are damaged). Opening may also raise `SchemaTooNew`, and
-    `ConfigError` when the place holds something else. What a method does in here is what a store without files needs.
+    `ConfigError` when the place holds something else. The methods that have a body here do what a store without files
+    needs.
     """
 
     durable: ClassVar[bool]
@@ -161,7 +162,7 @@ class Store(Protocol):
 
     @property
     def place(self) -> StorePlace:
-        """Where it is; in no file unless it says otherwise."""
+        """Where it is; by default in no file."""
         return StorePlace(type(self).__name__, durable=self.durable)
 
     @property
@@ -170,28 +171,28 @@ class Store(Protocol):
         return ()
 
     def found_damaged(self) -> bool:
-        """Whether damage was met in the files that only making them anew mends. Asked before opening; blocks."""
+        """Whether the files have damage that is only mended by writing them again. Asked before opening; blocks."""
         return False
 
     @property
     def damage(self) -> Sequence[str]:
-        """What was met that is damaged since it was opened, also where a call went on without it, and is not yet right.
+        """The damage that was met since it was opened and is not yet mended, also where the call succeeded without it.
 
-        A sentence each, as `check` has it. A store that raises `StoreCorrupt`, or gives entries as `damaged`, wherever
-        it meets damage, need not tell.
+        One sentence each, as in `check`. A store that raises `StoreCorrupt`, or returns entries as `damaged`, wherever
+        it meets damage, need not report it here.
         """
         return ()
 
     def rest_of(self, directory: Path) -> AbstractAsyncContextManager[Source] | None:
-        """What can still be read of a damaged store of this kind, whose `files` were copied to a directory.
+        """The readable part of a damaged store of this kind, whose `files` were copied to a directory.
 
-        None: nothing of it can be read that opening it would not have read.
+        None: opening the store reads everything that can be read of it.
         """
         del directory
         return None
 
     async def __aenter__(self) -> Self:
-        """Open, creating or upgrading what is needed."""
+        """Open, and create or upgrade what is needed."""
         return self
 
     async def __aexit__(
@@ -201,7 +202,7 @@ class Store(Protocol):
         del kind, error, trace  # without files there is nothing to close
 
     async def still_there(self) -> None:
-        """Return if what is appended goes to where the next start looks for it.
+        """Return if the next start will find what is appended now.
 
         Raises:
             StoreUnavailable: the file was deleted, moved or replaced while it was open. Appending is refused too.
@@ -209,21 +210,21 @@ class Store(Protocol):
         await checkpoint()
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
-        """Append entries of many sessions with one sync; a session unknown so far is created from its head.
+        """Append entries of many sessions with one sync; a session that is not there is created from its head.
 
-        No session occurs twice in one call. Returns one outcome per append, in the same order: None is the
-        acknowledgement, an error means that this session's entries are not in the store: a `StoreUnavailable` that
-        they may be appended again later, any other that they never will be. When nothing can be taken at all (no
-        space, no connection) the error is raised instead, and nothing is acknowledged.
+        No session occurs twice in one call. Returns one outcome per append, in the same order. None acknowledges the
+        append. An error means that this session's entries are not in the store: after a `StoreUnavailable` they may be
+        appended again later, after any other error never. If nothing can be taken at all (no space, no connection),
+        the error is raised instead, and nothing is acknowledged.
         """
         ...
 
     def heads(self) -> AsyncIterator[StoredHead]:
-        """All sessions, in order of session_id; those whose reading raises `SessionUnavailable` may be left out."""
+        """All sessions, in order of session_id; sessions whose reading raises `SessionUnavailable` may be left out."""
         ...
 
     async def session_ids(self) -> list[str]:
-        """The ids of all sessions, in order: all that a start with a million of them needs to know."""
+        """The ids of all sessions, in order; a start with a million of them needs no more."""
         ...
 
     async def head(self, session_id: str) -> StoredHead | None:
@@ -231,7 +232,7 @@ class Store(Protocol):
         ...
 
     async def versions(self, session_ids: Collection[str]) -> Mapping[str, StoredHead]:
-        """Those of some sessions that there are, by their ids; of a shared store in one query."""
+        """The heads of those of these sessions that exist, by their ids; a shared store asks in one query."""
         found = [(session_id, await self.head(session_id)) for session_id in session_ids]
         return {session_id: head for session_id, head in found if head is not None}
 
@@ -240,14 +241,14 @@ class Store(Protocol):
         return len(await self.session_ids())
 
     async def load(self, session_ids: Sequence[str]) -> list[StoredSession]:
-        """Those of these sessions that there are, with what is needed to go on with them."""
+        """Those of these sessions that exist, with what is needed to go on with them."""
         heads = [stored for session_id in session_ids if (stored := await self.head(session_id)) is not None]
         return [StoredSession(stored, stored.head.created_at) for stored in heads]
 
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         """The entries with a sequence greater than `after`, oldest first, at most `limit` of them.
 
-        One that contradicts its checksum comes with bytes that no reader takes for an entry (`damaged`).
+        An entry that contradicts its checksum comes with bytes that no reader takes for an entry (`damaged`).
         """
         ...
 
@@ -256,22 +257,22 @@ class Store(Protocol):
         ...
 
     async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:
-        """The entry with this id, or None. May look at every entry of the session: for people's requests, not loops."""
+        """The entry with this id, or None. May read every entry of the session: not for loops."""
         ...
 
     async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
-        """The oldest entry with this idempotency key, or None; cheap enough to be asked before every append."""
+        """The oldest entry with this idempotency key, or None; cheap enough to call before every append."""
         ...
 
     async def mend(self, session_id: str, candidates: Sequence[StoredEntry]) -> int:
-        """Put right entries in the place of damaged ones, durably. Returns how many were mended.
+        """Replace damaged entries by right ones, durably. Returns how many were mended.
 
-        A candidate is taken if what is stored at its sequence is damaged (`is_damaged`) and was this very entry, as the
-        stored checksum tells, or if it is `LOST`. Everything else stays as it is.
+        A candidate is taken if the entry at its sequence is damaged (`is_damaged`) and was this very entry by the
+        stored checksum, or if it is `LOST`. Everything else stays as it is.
 
         Args:
             session_id: whose entries they are.
-            candidates: in order of sequence; of several for one sequence, the first that is right is taken.
+            candidates: in order of sequence; of several for one sequence, the first right one is taken.
         """
         ...
 
@@ -279,27 +280,27 @@ class Store(Protocol):
         """Remove the session and all its entries, durably. Returns whether there was one.
 
         Args:
-            session_id: which one.
-            known: remove no other one of this name, and none that has gone on behind this; None: whatever is there.
-                Only of `shared` stores; nobody else writes the others.
+            session_id: which session.
+            known: remove only this incarnation, and only if it has no newer entries; None: remove what is there.
+                Only `shared` stores look at it: no other process writes the others.
 
         Raises:
-            StoreConflict: there is more than is known; nothing was removed.
+            StoreConflict: the store has another incarnation, or more entries; nothing was removed.
         """
         ...
 
     async def purge(self) -> bool:
-        """Leave nothing of what was deleted in any file of the store. Returns False where that cannot be done now.
+        """Leave nothing of deleted sessions in any file of the store. Returns False if that cannot be done now.
 
-        For a store that keeps no second copy of anything, such as a log, there is nothing to do.
+        A store that keeps no second copy, such as a write-ahead log, has nothing to do.
         """
         return True
 
     async def search(self, search: Search) -> Found:
-        """What was said that a search wants, the newest first; an index only finds it sooner than reading everything.
+        """The entries that a search matches, the newest first; an index only finds them sooner than reading everything.
 
-        What is not committed, was deleted, or cannot be read is not found; which branch an entry is on does not matter
-        here. Each entry is judged by `history.searched`, so that every store finds the same.
+        Entries that are not committed, were deleted or cannot be read are not found. The branch of an entry does not
+        matter here. `history.searched` judges each entry, so that every store finds the same.
 
         Raises:
             InvalidSearch: the cursor is not one of this store.
@@ -307,17 +308,18 @@ class Store(Protocol):
         return await scan(self, search)
 
     async def index(self, limit: int) -> int:
-        """Bring at most so many entries into the index that `search` asks; how many, or 0 when none are left.
+        """Add at most `limit` entries to the index of `search`. Returns how many were added, 0 when none are left.
 
-        Called between appends, never by them: an index that is behind finds what is new a little later, and says so.
+        Called between appends, never by them: an index that is behind finds new entries a little later, and reports how
+        many it lacks.
         """
         del limit
         return 0
 
     async def drop_index(self) -> None:
-        """Leave nothing of what `index` has made in any file; it begins anew."""
+        """Remove everything that `index` has written; the next `index` begins from the start."""
         await checkpoint()
 
     async def check(self) -> list[str]:
-        """Look for damage and return what was found, one sentence each; an empty list means sound. Changes nothing."""
+        """Look for damage and return the findings, one sentence each; an empty list means sound. Changes nothing."""
         ...

@@ -1,8 +1,8 @@
 """Reading one branch of a transcript, from an entry towards the root, without reading the rest.
 
-An entry says where its parent stands (`protocol.entries.place_of_parent`): nearly always right before it, so that a
-page of the store holds a stretch of the branch; where a branch begins, the walk jumps. It always goes to smaller
-sequence numbers, so that no damage can make it run in a circle.
+An entry states the sequence of its parent (`protocol.entries.place_of_parent`). The parent is nearly always the entry
+before, so a page of the store holds a stretch of the branch; where a branch begins, the walk jumps. Each step goes to a
+smaller sequence, so no damage can make the walk endless.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from miniclaw_sessions.errors import InvalidMessage
 
 
 class EntrySource(Protocol):
-    """Where entries are read from: a store, or one that includes what it has not committed yet."""
+    """A source of entries: a store, or a view that includes entries that are not committed yet."""
 
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         """The entries with a sequence greater than `after`, oldest first, at most `limit` of them."""
@@ -35,13 +35,13 @@ class EntrySource(Protocol):
 
 FIRST_PAGE = 64
 LARGEST_PAGE = 1_024
-"""Pages begin small, because most walks are short, and double."""
+"""The first page is small, because most walks are short; each further one is twice as large."""
 
 
 async def read_branch(
     source: EntrySource, session_id: str, leaf_id: str | None, leaf_sequence: int, collector: BranchCollector
 ) -> Branch:
-    """The branch that ends at an entry, as far as the collector wants to know it.
+    """The branch that ends at an entry, as far as the collector needs it.
 
     Raises:
         StoreError: the store cannot be read.
@@ -61,18 +61,18 @@ async def walk_up(
     """The entry, its parent, and so on to the root.
 
     Args:
-        source: where they are.
-        session_id: whose they are.
-        entry_id: the first of them.
-        sequence: its place; 0 if that is not known.
-        problems: what was wrong on the way is added to it, one sentence each.
+        source: the source of entries.
+        session_id: the session.
+        entry_id: the first entry of the walk.
+        sequence: its sequence; 0 if that is not known.
+        problems: problems on the way are added to it, one sentence each.
 
     Raises:
         StoreError: the store cannot be read.
     """
     pages = _Pages(source, session_id)
     wanted: str | None = entry_id
-    below: int | None = None  # the child's place
+    below: int | None = None  # the child's sequence
     while wanted is not None:
         stored = await pages.at(sequence, wanted)
         if stored is None or (below is not None and stored.sequence >= below):
@@ -88,19 +88,19 @@ async def walk_up(
             wanted, sequence, below = before.entry_id, before.sequence, stored.sequence
             continue
         below = stored.sequence
-        if isinstance(entry, LeafMove):  # what comes after it is damaged, and followed the entry that it moved to
+        if isinstance(entry, LeafMove):  # the entry after it is damaged, and followed the entry that it moved to
             wanted, sequence = entry.target_id, entry.target_sequence or 0
             continue
-        if moves_leaf(entry) or entry.id == entry_id:  # others stand beside the branch
+        if moves_leaf(entry) or entry.id == entry_id:  # other entries are not on the branch
             yield entry
         wanted, sequence = entry.parent_id, place_of_parent(entry)
 
 
 async def bring_window_up(conversation: Conversation, source: EntrySource) -> list[str]:
-    """Let a store say what is in a conversation's window, where the entries that were folded in do not.
+    """Complete a conversation's window from a store, if the entries that were applied do not suffice.
 
     Returns:
-        What was wrong with the branch, one sentence each.
+        The problems of the branch, one sentence each.
 
     Raises:
         StoreError: the store cannot be read.
@@ -118,7 +118,7 @@ async def bring_window_up(conversation: Conversation, source: EntrySource) -> li
 
 
 class _Pages:
-    """The part of the transcript that was read last."""
+    """The page of the transcript that was read last."""
 
     def __init__(self, source: EntrySource, session_id: str) -> None:
         self._source = source
@@ -127,9 +127,9 @@ class _Pages:
         self._page: dict[int, StoredEntry] = {}
 
     async def at(self, sequence: int, entry_id: str) -> StoredEntry | None:
-        """The entry at this place if it is the one that is meant, else the one with this id that stands elsewhere.
+        """The entry with this id, at this sequence or another one.
 
-        If there is none, what is damaged at its place is taken for it: not even its id may be left.
+        If no entry has the id, a damaged entry at the sequence is taken for it: its id may be damaged too.
         """
         stored = await self._at(sequence) if sequence > 0 else None
         if stored is not None and stored.entry_id == entry_id:
@@ -138,7 +138,7 @@ class _Pages:
         return stored if elsewhere is None and stored is not None and is_damaged(stored.encoded) else elsewhere
 
     async def before_damaged(self, damaged: StoredEntry) -> StoredEntry | None:
-        """What a damaged entry follows: the parent that it still names, where there is one, else the entry before."""
+        """The entry that a damaged one follows: the parent that it still names, if it exists, else the entry before."""
         with suppress(InvalidMessage):
             entry = decode_entry(without_mark(damaged.encoded))
             place = place_of_parent(msgspec.structs.replace(entry, sequence=damaged.sequence))

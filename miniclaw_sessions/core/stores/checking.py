@@ -1,4 +1,4 @@
-"""What makes a stored transcript sound, as a plain check that is fed one entry after the other."""
+"""Checks of stored transcripts, one entry after the other."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from miniclaw_sessions.encryption import is_sealed
 from miniclaw_sessions.errors import InvalidMessage, KeyMismatch, SessionUnavailable, StoreCorrupt
 
 RESTORED = "restored_from_snapshot"
-"""Stands in the `extra` of an entry that recovery wrote after a store was lost: gaps before it are known."""
+"""A field in the `extra` of entries that recovery wrote after a store was lost: gaps before them are known."""
 
 
 class TranscriptCheck:
-    """One session's entries: numbered from 1 without gaps, ids unique, every one readable.
+    """Checks that a session's entries are numbered from 1 without gaps, have unique ids, and are readable.
 
-    Feed it all entries in order of sequence, then read `problems`: one sentence each, none when all is sound.
+    Feed it all entries in order of sequence, then read `problems`.
     """
 
     def __init__(self, session_id: str, *, opens_seals: bool = False) -> None:
         """Begin with a session.
 
         Args:
-            session_id: whose entries they are.
-            opens_seals: whether whoever feeds it opens what is sealed, so that what is still sealed then is damaged.
-                Otherwise a transcript that has sealed entries is passed over: only who can open them can judge.
+            session_id: the session of the entries.
+            opens_seals: whether the caller opens sealed entries before it feeds them, so that an entry that is still
+                sealed is damaged. Otherwise a transcript with sealed entries is not judged.
         """
         self._session_id = session_id
         self._opens_seals = opens_seals
@@ -37,12 +37,12 @@ class TranscriptCheck:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with the entries so far."""
+        """The problems of the entries so far, one sentence each; none if all are sound."""
         found = () if self._is_closed else (*self._gaps, *self._damage)
         return [f"session {self._session_id}: {text}" for text in found]
 
     def feed(self, stored: StoredEntry) -> None:
-        """Look at the next entry."""
+        """Check the next entry."""
         if not self._opens_seals and is_sealed(stored.encoded):
             self._is_closed = True
             return
@@ -53,7 +53,7 @@ class TranscriptCheck:
             self._damage.append(f"entry id {stored.entry_id} occurs again at sequence {stored.sequence}")
         self._ids.add(stored.entry_id)
         if stored.encoded == LOST:
-            return  # it is known: `losses.json` has it until somebody acknowledges it
+            return  # a known loss: `losses.json` has it until it is acknowledged
         try:
             entry = decode_stored(stored)
         except InvalidMessage as error:
@@ -72,12 +72,12 @@ async def check_transcripts(
     *,
     opens_seals: bool = False,
 ) -> list[str]:
-    """What is wrong with a store as a whole, then with each session; where it cannot be read, that is said.
+    """The problems of a store as a whole, then of each session, one sentence each; unreadable parts are reported too.
 
     Args:
-        store: whose entries are read.
-        heads: the sessions.
-        own: finds what is wrong with the store as a whole; None: nothing can be.
+        store: the store to check.
+        heads: its sessions.
+        own: finds the problems of the store as a whole; None: it has no such check.
         opens_seals: as for `TranscriptCheck`.
     """
     problems: list[str] = []
@@ -94,7 +94,7 @@ async def check_transcripts(
 
 
 async def _check_transcript(store: Readable, stored: StoredHead, *, opens_seals: bool) -> list[str]:
-    """What is wrong with one session: its name, and its entries one after the other."""
+    """The problems of one session: of its name, and of its entries."""
     session_id = stored.head.session_id
     check = TranscriptCheck(session_id, opens_seals=opens_seals)
     try:

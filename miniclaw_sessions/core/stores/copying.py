@@ -1,15 +1,14 @@
-"""Copying a store into another one, entry by entry: the one way in which a transcript gets from one store to another.
+"""Copying a store into another one, entry by entry: the only way in which a transcript gets from one store to another.
 
-Backup, restoring, rekeying, migrating and salvaging what is left of a damaged store all do this. Of which kinds the two
-are, and whether either is encrypted, is theirs: whatever the contract of `stores.base` covers is copied, byte for byte.
+Backup, restore, rekeying, migration and the salvage of a damaged store all use it. It works for stores of every kind,
+encrypted or not: everything that the contract of `stores.base` covers is copied, byte for byte.
 
-Each session is copied by itself, and read back: a digest of all that the source gave of it must be the digest of what
-the target gives. What the target has already is not written again, so whoever is cut off begins again and goes on where
-he was. Nothing of the target is overwritten: a session that is not the source's, or has gone on since, is left as it is
-and told.
+Each session is copied by itself and read back: the digest of its entries in the source must be the digest of its
+entries in the target. Entries that the target has already are not written again, so a copy that was cut off continues
+where it stopped. Nothing in the target is overwritten: a session that differs from the source's, or has newer entries,
+is left as it is and reported.
 
-What is made of entries from elsewhere, such as a fork or an import, is put together by `session.copying`, in the same
-batches.
+`session.copying` builds sessions from entries of other origins, such as a fork or an import, in the same batches.
 """
 
 from __future__ import annotations
@@ -36,22 +35,22 @@ from miniclaw_sessions.errors import SessionUnavailable, StoreConflict, StoreCor
 
 BATCH_ENTRIES = 500
 BATCH_BYTES = 4_194_304
-"""When one of these is reached, what was gathered is written, with one sync."""
+"""A batch with this many entries or bytes is written, with one sync."""
 
 GROUP = 2_000
-"""How many entries are written at once from store to store."""
+"""Entries that are written at once from store to store."""
 
 PASSES = 5
-"""How often a source that is used meanwhile is gone through for what is new in it."""
+"""How many passes look for new entries in a source that is used meanwhile."""
 
 OnProgress = Callable[[int, int | None], None]
-"""Called with how many sessions are done, and how many there are (None: that is not counted)."""
+"""Called with the number of copied sessions and their total (None: not counted)."""
 
 T = TypeVar("T")
 
 
 class Alike(msgspec.Struct, frozen=True, gc=False):
-    """A session that source and target have alike: which one, up to which sequence, and whether some of it is new."""
+    """A session that is equal in source and target: its incarnation and end, and whether this copy wrote some of it."""
 
     incarnation: str
     last_sequence: int
@@ -59,19 +58,19 @@ class Alike(msgspec.Struct, frozen=True, gc=False):
 
 
 class Copied(msgspec.Struct, kw_only=True):
-    """What became of a copy.
+    """The result of a copy.
 
     Attributes:
-        sessions: how many the source and the target have alike.
-        entries: how many entries these have; what is damaged is copied too, stays so, and is not counted.
-        written: how many entries were written, for the target lacked them.
-        meanwhile: how many sessions changed in the source while the copy was made; as far as that was seen, they are
-            copied as they are now.
-        others: how many sessions only the target has.
-        problems: what is damaged in the source, one sentence each.
-        different: sessions that the target has otherwise, one sentence each; they were left as they are.
-        unreadable: the sessions that cannot be read in the source, by their ids; `problems` names them.
-        alike: the sessions that both have alike, by their ids.
+        sessions: number of sessions that are equal in source and target.
+        entries: number of entries in these. Damaged entries are copied as they are, and not counted.
+        written: number of entries that the target lacked and that were written.
+        meanwhile: number of sessions that changed in the source during the copy; the changes that were noticed are
+            copied as well.
+        others: number of sessions that only the target has.
+        problems: damage in the source, one sentence each.
+        different: sessions that differ in the target, one sentence each; they were left as they are.
+        unreadable: ids of the sessions that cannot be read in the source; `problems` names them.
+        alike: the sessions that are equal in both, by their ids.
     """
 
     sessions: int = 0
@@ -94,19 +93,19 @@ async def copy_store(  # noqa: PLR0913 - both stores, and how to copy
     delete_others: bool = False,
     before_deletion: Callable[[str], Awaitable[object]] | None = None,
 ) -> Copied:
-    """Copy every session, and compare. The source may go on being used; what changes in it meanwhile is followed.
+    """Copy every session, and compare. The source may be used meanwhile; changes in it are copied as well.
 
     Args:
-        source: what is copied.
+        source: the store to copy.
         target: may have sessions already.
-        on_progress: told how it advances.
-        total: how many sessions there are, if that is known.
-        delete_others: leave no session in the target that is not one of the source.
+        on_progress: called after each session.
+        total: the number of sessions, if it is known.
+        delete_others: delete sessions from the target that the source does not have.
         before_deletion: called with the id of a session that is about to be deleted from the target.
 
     Raises:
-        StoreError: the source cannot be read, or the target not be written. What the target has by then stays in it,
-            and the same call goes on from there.
+        StoreError: the source cannot be read, or the target cannot be written. What was copied by then stays in the
+            target, and the same call continues from there.
     """
     copy = _Copy(source, target, delete_others=delete_others, before_deletion=before_deletion or _nothing)
     await copy.run(lambda done: on_progress(done, total))
@@ -114,7 +113,7 @@ async def copy_store(  # noqa: PLR0913 - both stores, and how to copy
 
 
 async def compare_stores(source: Source, target: Store) -> Copied:
-    """What a copy would write, as the heads of both tell: `sessions` and `written` are what the target lacks.
+    """What a copy would write, by the heads of both stores: `sessions` and `written` count what the target lacks.
 
     Raises:
         StoreError: one of them cannot be read.
@@ -141,12 +140,12 @@ async def compare_stores(source: Source, target: Store) -> Copied:
 async def in_batches(
     items: AsyncIterator[T], size: Callable[[T], int], *, most: int = BATCH_ENTRIES
 ) -> AsyncGenerator[list[T], None]:
-    """The items, as many at a time as are written with one sync; no batch is empty.
+    """The items in batches, each to be written with one sync; no batch is empty.
 
     Args:
-        items: as they come.
-        size: how many bytes one has.
-        most: how many there are in a batch.
+        items: the items, in order.
+        size: returns the bytes of an item.
+        most: the largest number of items in a batch.
     """
     batch: list[T] = []
     total = 0
@@ -167,7 +166,7 @@ class Digest:
         self._hash = hashlib.blake2b(digest_size=16)
 
     def feed(self, entry: StoredEntry) -> None:
-        """Look at the next entry; the key of a damaged one may be lost with it."""
+        """Add the next entry; the key of a damaged one is left out, because it may be lost."""
         text = None if is_damaged(entry.encoded) else entry.idempotency_key or idempotency_key_in(entry.encoded)
         key = None if text is None else text.encode("utf-8", "surrogatepass")
         entry_id = entry.entry_id.encode("utf-8", "surrogatepass")
@@ -175,19 +174,19 @@ class Digest:
         self._hash.update(b"".join((lengths, entry_id, key or b"", entry.encoded)))
 
     def value(self) -> bytes:
-        """Of all that was fed."""
+        """The digest of all entries so far."""
         return self._hash.digest()
 
 
 class _Session:
-    """One session on its way."""
+    """A session that is being copied."""
 
     def __init__(self, stored: StoredHead, there: int | None) -> None:
         """Nothing is read yet.
 
         Args:
-            stored: as the source has it.
-            there: up to which sequence the target has it; None: it does not have it.
+            stored: the session in the source.
+            there: the last sequence of the session in the target; None: it is not there.
         """
         self.stored = stored
         self.there = there
@@ -199,19 +198,19 @@ class _Session:
 
     @property
     def is_there(self) -> bool:
-        """Whether the target had all of it."""
+        """Whether the target had all entries before."""
         return self.there is not None and self.written == 0
 
 
 class _Piece(NamedTuple):
-    """An entry that the target lacks, and whose it is; None: the session has none."""
+    """An entry that the target lacks, and its session; None: the session has no entries."""
 
     session: _Session
     entry: StoredEntry | None
 
 
 class _Kept(NamedTuple):
-    """What is known of a session that was copied."""
+    """The result of one session."""
 
     alike: Alike
     entries: int
@@ -219,7 +218,7 @@ class _Kept(NamedTuple):
 
 
 class _Copy:
-    """One run of it: a pass over all sessions, and further ones over what changed meanwhile."""
+    """One copy: a pass over all sessions, and further passes over those that changed meanwhile."""
 
     def __init__(
         self,
@@ -243,7 +242,7 @@ class _Copy:
         self._read: list[_Session] = []  # to the end, and not yet compared
 
     def report(self) -> Copied:
-        """What became of it."""
+        """The result so far."""
         copies = {session_id: copy for session_id, copy in self._copies.items() if session_id not in self._different}
         return Copied(
             sessions=len(copies),
@@ -261,11 +260,11 @@ class _Copy:
         )
 
     async def run(self, on_progress: Callable[[int], None]) -> None:
-        """Pass after pass, until nothing changes any more, or it does so all the time."""
+        """Pass after pass, until the source stops changing, or `PASSES` are done."""
         await self._pass(self._first, on_progress)
         for number in range(2, PASSES + 2):
             gone = await self._delete_replaced()
-            if number > PASSES:  # what has taken a name since began after the copy did, and need not be in it
+            if number > PASSES:  # a session that took a name since then began after the copy, and need not be in it
                 break
             before = len(self._meanwhile), self._written
             await self._pass(self._changed, lambda _: None)
@@ -275,7 +274,7 @@ class _Copy:
     async def _pass(
         self, choose: Callable[[StoredHead, StoredHead | None], _Session | None], on_progress: Callable[[int], None]
     ) -> None:
-        """Go through both stores, and copy what is chosen."""
+        """Walk through both stores, and copy the chosen sessions."""
         self._others = 0
         self._named = set(await self._source.session_ids())
         left = set(self._named)
@@ -289,14 +288,14 @@ class _Copy:
     # --- which sessions ----------------------------------------------------------------------------------------------
 
     def _first(self, stored: StoredHead, there: StoredHead | None) -> _Session | None:
-        """All but those that are somebody else's."""
+        """Choose every session but those that differ in the target."""
         if difference := _difference(stored, there):
             self._different[stored.head.session_id] = difference
             return None
         return _Session(stored, None if there is None else there.last_sequence)
 
     def _changed(self, stored: StoredHead, there: StoredHead | None) -> _Session | None:
-        """Those that were not there, or have gone on, since they were copied."""
+        """Choose the sessions that are new or have new entries since they were copied."""
         session_id = stored.head.session_id
         if session_id in self._different:
             return None
@@ -307,9 +306,9 @@ class _Copy:
         return self._first(stored, there)
 
     async def _delete_replaced(self) -> bool:
-        """Delete from the target what was copied and is no more in the source, or another session of that name by now.
+        """Delete copied sessions that are gone from the source, or have another incarnation there by now.
 
-        The pages that were read of such a one may even be of two sessions.
+        The pages that were read of such a session may even belong to both incarnations. Returns whether there were any.
         """
         gone = set(self._copies)
         replaced = set[str]()
@@ -319,7 +318,7 @@ class _Copy:
                 gone.discard(stored.head.session_id)
             elif copy is not None:
                 replaced.add(stored.head.session_id)
-        if gone - replaced:  # what cannot be read any more is still there
+        if gone - replaced:  # a session that became unreadable is not gone
             gone -= set(await self._source.session_ids()) - replaced
         for session_id in gone:
             there = await self._target.head(session_id)
@@ -342,7 +341,7 @@ class _Copy:
         left: set[str],
         on_progress: Callable[[int], None],
     ) -> AsyncIterator[_Piece]:
-        """What to write. Each session that was read from the source is taken out of `left`."""
+        """The entries to write. Each session that was read from the source is removed from `left`."""
         done = 0
         async for stored, there in _side_by_side(self._source.heads(), self._target.heads()):
             own = there
@@ -358,7 +357,7 @@ class _Copy:
                     async for piece in self._entries(session):
                         yield piece
                 except SessionUnavailable:
-                    if session.written:  # a part of it would be left in the copy
+                    if session.written:  # the copy would keep a part of it
                         raise
                     continue  # it stays in `left`
                 if session.is_there:
@@ -370,11 +369,11 @@ class _Copy:
             on_progress(done)
 
     def _is_other(self, stored: StoredHead | None, there: StoredHead) -> bool:
-        """Whether the source certainly has not this session, but another one of its name, or none."""
+        """Whether the source certainly lacks this session: it has another incarnation, or none."""
         return there.head.session_id not in self._named if stored is None else not _are_one(stored, there)
 
     async def _entries(self, session: _Session) -> AsyncIterator[_Piece]:
-        """What the target lacks of a session; all that the source has is read."""
+        """The entries of a session that the target lacks; all entries of the source are read for the digest."""
         stored = session.stored
         session_id = stored.head.session_id
         try:
@@ -391,13 +390,13 @@ class _Copy:
                 if session.there is None or entry.sequence > session.there:
                     session.written += 1
                     yield _Piece(session, entry)
-        except StoreCorrupt as error:  # what came before it is right
+        except StoreCorrupt as error:  # the entries before it are sound
             session.problems.append(f"session {session_id}: {error}")
         if session.there is None and not session.written:
             yield _Piece(session, None)
 
     async def _is_beginning(self, session: _Session) -> bool:
-        """Whether what the target has is what the source says first; nothing is to be written behind something else."""
+        """Whether the target's entries are the first of the source's; otherwise nothing may be appended to them."""
         head = session.stored.head
         if session.is_beginning:
             return True
@@ -408,10 +407,10 @@ class _Copy:
         return False
 
     def _differs(self, session: _Session) -> None:
-        """Note that both have a session otherwise.
+        """Note that a session differs.
 
-        One that this very copy has written stays known: another session may have taken its name in the source while it
-        was read, and then the next pass copies that one (`_delete_replaced`).
+        A session that this copy wrote is also noted as copied: another session may have taken its name in the source
+        while it was read. Then the next pass deletes it and copies that one (`_delete_replaced`).
         """
         head = session.stored.head
         self._different[head.session_id] = _not_the_same(head.session_id)
@@ -426,7 +425,7 @@ class _Copy:
             for session, pieces in groups  # the gaps are known
         ]
         for (session, pieces), outcome in zip(groups, await self._target.append(appends), strict=True):
-            if isinstance(outcome, StoreConflict):  # somebody else uses the target
+            if isinstance(outcome, StoreConflict):  # another program uses the target
                 self._different[session.stored.head.session_id] = str(outcome)
             elif outcome is not None:
                 raise StoreError(f"the copy is not complete: {outcome}") from outcome
@@ -434,13 +433,13 @@ class _Copy:
                 self._written += sum(entry is not None for _, entry in pieces)
 
     async def _compare_all(self) -> None:
-        """Compare what was read to its end, once it is written too."""
+        """Compare the sessions that were read to their end, once they are written."""
         read, self._read = self._read, []
         for session in read:
             await self._compare(session)
 
     async def _compare(self, session: _Session) -> None:
-        """Read a copied session back, and see that it is what the source gave."""
+        """Read a copied session back, and compare its digest with the source's."""
         head, last = session.stored.head, session.stored.last_sequence
         if head.session_id in self._different:
             return
@@ -462,11 +461,11 @@ class _Copy:
 
 
 async def _nothing(session_id: str) -> None:
-    """Do nothing about it."""
+    """Do nothing before a deletion."""
 
 
 async def _unreadable(source: Source, left: set[str]) -> dict[str, str]:
-    """Of the sessions that a source has named and not given, those that are not gone since: a sentence for each."""
+    """The sessions that a source lists but cannot read, and that are not deleted since; a sentence for each."""
     still = left.intersection(await source.session_ids()) if left else ()
     return {
         session_id: f"session {session_id} cannot be read in the source, and is not in the copy; see `check`"
@@ -476,7 +475,7 @@ async def _unreadable(source: Source, left: set[str]) -> dict[str, str]:
 
 
 async def _is_refused(source: Source, session_id: str) -> bool:
-    """Whether a session cannot be read; one that can was made again since the others were given, or is gone."""
+    """Whether a session cannot be read. If it can, it was made again since, or is gone."""
     try:
         await source.read(session_id, limit=1)
     except (StoreCorrupt, SessionUnavailable):
@@ -489,7 +488,7 @@ def _are_one(stored: StoredHead | None, there: StoredHead) -> bool:
 
 
 def _difference(stored: StoredHead, there: StoredHead | None) -> str:
-    """Why the target's session is no beginning of the source's; nothing if it may be one."""
+    """Why the target's session cannot be a beginning of the source's; empty if it may be one."""
     session_id = stored.head.session_id
     if there is None:
         return ""
@@ -508,7 +507,7 @@ def _not_the_same(session_id: str) -> str:
 
 
 async def _goes_on(source: Source, target: Store, stored: StoredHead, there: StoredHead) -> bool:
-    """Whether the target's newest entry is what the source has in its place."""
+    """Whether the source has the target's newest entry at the same sequence."""
     session_id, last = stored.head.session_id, there.last_sequence
     if last == 0:
         return True
@@ -524,7 +523,7 @@ def _size_of(piece: _Piece) -> int:
 async def _side_by_side(
     ours: AsyncIterator[StoredHead], theirs: AsyncIterator[StoredHead]
 ) -> AsyncIterator[tuple[StoredHead | None, StoredHead | None]]:
-    """The sessions of two stores, each name once, in order: what each of them has of it."""
+    """The sessions of two stores, merged by session_id: the head in each, or None."""
     one, other = await anext(ours, None), await anext(theirs, None)
     while one is not None or other is not None:
         if other is None or (one is not None and one.head.session_id < other.head.session_id):

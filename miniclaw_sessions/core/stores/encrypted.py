@@ -1,9 +1,8 @@
-"""Any store, with its entries encrypted: whoever reads its files learns which sessions there are, not what was said.
+"""Any store, with its entries encrypted: its files show which sessions exist, but not their content.
 
-Heads, sequences and entry ids stay as they are, so the inner store keeps its promises, and this one keeps them with it.
-An entry is bound to its session, its sequence and its id. One that does not open with a key that is held is damaged.
-One whose key is not held, or that is not sealed at all, is no damage: it stops whoever reads it, and nothing is
-concluded from it.
+Heads, sequences and entry ids stay readable, so the promises of the inner store hold here too. An entry is bound to
+its session, its sequence and its id. An entry that its key does not open is damaged. An entry whose key is not held, or
+that is not sealed at all, is not damage: reading it raises an error, and nothing is concluded from it.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ class EncryptedStore(WrappingStore):
         self._keys = keys
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
-        """Encrypt and append; with one sync, where the inner store syncs."""
+        """Encrypt and append, with one sync if the inner store syncs."""
         return await self._store.append([self._sealed(item) for item in appends])
 
     async def load(self, session_ids: Sequence[str]) -> list[StoredSession]:
-        """Sessions with the entries behind their checkpoints; those are opened by whoever sealed them."""
+        """Sessions with the entries behind their checkpoints. The checkpoints stay sealed; their reader opens them."""
         return [
             msgspec.structs.replace(one, entries=self._opened(one.stored.head.session_id, one.entries))
             for one in await self._store.load(session_ids)
@@ -66,7 +65,7 @@ class EncryptedStore(WrappingStore):
         return None if stored is None else open_entry(self._keys, session_id, stored)
 
     async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
-        """The oldest entry with this key, or None; the inner store knows it by a digest that needs the secret key."""
+        """The oldest entry with this key, or None; the inner store has a digest of it, made with the secret key."""
         for digest in self._keys.digests(key, session_id):
             stored = await self._store.find_by_idempotency_key(session_id, digest)
             if stored is not None:
@@ -91,16 +90,16 @@ class EncryptedStore(WrappingStore):
         return [] if sealed is None else [StoredEntry(entry.sequence, entry.entry_id, sealed, one) for one in digests]
 
     async def search(self, search: Search) -> Found:
-        """Open and read every entry: an index would tell whoever reads the files what was said."""
+        """Open and read every entry: the files have no index, because it would reveal the content."""
         return await scan(self, search, NOT_INDEXED)
 
     async def index(self, limit: int) -> int:
-        """Nothing is indexed."""
+        """Index nothing."""
         del limit
         return 0
 
     async def check(self) -> list[str]:
-        """What the inner store finds, and every entry: whether it opens, and is sound within."""
+        """Check the inner store, then each entry: whether it opens, and its content is sound."""
         return await check_transcripts(self, self.heads(), self._store.check(), opens_seals=True)
 
     def _sealed(self, item: Append) -> Append:
@@ -112,7 +111,7 @@ class EncryptedStore(WrappingStore):
 
 
 def encrypted(store: Store, keys: KeyRing | None) -> Store:
-    """The store, with its entries encrypted if there are keys and it keeps any."""
+    """The store, encrypted if there are keys and the store keeps entries."""
     return store if keys is None or not store.keeps_entries else EncryptedStore(store, keys)
 
 
@@ -125,11 +124,11 @@ def seal_entry(keys: KeyRing, session_id: str, stored: StoredEntry) -> StoredEnt
 
 
 def open_entry(keys: KeyRing, session_id: str, stored: StoredEntry) -> StoredEntry:
-    """The entry with its content decrypted; one that does not open comes as `damaged`.
+    """The entry with its content decrypted; an entry that does not open is returned as `damaged`.
 
     Raises:
-        WrongKey: it is sealed with a key that is not held.
-        NotEncrypted: it is a sound entry, and not sealed.
+        WrongKey: the entry is sealed with a key that is not held.
+        NotEncrypted: the entry is sound, and not sealed.
         SchemaTooNew: a newer version sealed it.
     """
     if not is_sealed(stored.encoded) and not _is_entry(stored.encoded):

@@ -17,7 +17,7 @@ _BLOCK = 1 << 20
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Which file or directory has this name; None: none has."""
+    """The device and inode of the file or directory with this name; None if there is none."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -26,9 +26,9 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 
 def read_through(files: Sequence[Path]) -> None:
-    """Read every byte: what the disk refuses is not damaged as far as can be told, and must not be set aside (R20).
+    """Read every byte. A file that the disk refuses to read may be sound, and must not be set aside (R20).
 
-    Holes are passed over: the disk has nothing of them, and a sparse file of terabytes would hold up a start for hours.
+    Holes are skipped: they have no data on the disk, and reading a sparse file of terabytes would take hours.
 
     Raises:
         StoreUnavailable: a file cannot be read; nothing was changed.
@@ -55,7 +55,7 @@ def _read_all(data: FileIO) -> None:
         try:
             start = os.lseek(data.fileno(), end, os.SEEK_DATA)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # nothing but a hole is left
+            if error.errno == errno.ENXIO:  # only a hole is left
                 return
             raise
         end = os.lseek(data.fileno(), start, os.SEEK_HOLE)
@@ -65,7 +65,7 @@ def _read_all(data: FileIO) -> None:
 
 
 class ReadOnlyStore(Store):
-    """A store in files, of which nothing may be changed."""
+    """A store in files that is opened to be read only."""
 
     durable: ClassVar[bool] = True
     keeps_entries: ClassVar[bool] = True
@@ -77,15 +77,15 @@ class ReadOnlyStore(Store):
         return f"<{type(self).__name__} {self.path}>"
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
-        """Not here."""
+        """Refuse: the store is read only."""
         self._refuse(f"append {len(appends)} sessions to")
 
     async def mend(self, session_id: str, candidates: Sequence[StoredEntry]) -> int:
-        """Not here."""
+        """Refuse: the store is read only."""
         self._refuse(f"mend {len(candidates)} entries of {session_id} in")
 
     async def delete(self, session_id: str, *, known: StoredHead | None = None) -> bool:  # noqa: ARG002 - never shared
-        """Not here."""
+        """Refuse: the store is read only."""
         self._refuse(f"delete {session_id} from")
 
     def _refuse(self, attempted: str) -> NoReturn:

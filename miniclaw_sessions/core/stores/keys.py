@@ -1,4 +1,4 @@
-"""Which idempotency keys sessions have used, as far as that can be said without looking: nearly every key is new."""
+"""The idempotency keys that sessions have used, in memory: nearly every key is new, and the store need not be asked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from miniclaw_sessions.core.stores.base import Append
 from miniclaw_sessions.errors import StoreError
 
 MAX_SESSIONS = 4096
-"""Of so many sessions a store remembers the keys; most have fewer than are worth it and are never asked for."""
+"""The number of sessions whose keys are remembered; most sessions never use keys."""
 
 _MIN_BITS = 2**13
 _BITS_FOR_A_KEY = 16
@@ -16,10 +16,10 @@ _PROBES = 4
 
 
 class KeyFilter:
-    """A set of keys, in two to four bytes for each (a Bloom filter).
+    """A set of keys that takes two to four bytes for each (a Bloom filter).
 
-    A key that is not in it was never added. One that seems to be in it was not in 0.3 % of the cases at most, as long
-    as `room` is left.
+    A key that it does not contain was never added. At most 0.3 % of all other keys seem to be contained as well, as
+    long as `room` is left.
     """
 
     __slots__ = ("_bits", "_mask", "room")
@@ -49,19 +49,19 @@ class KeyFilter:
 
 
 class UsedKeys:
-    """The keys of those sessions of a store that were asked for, read once and kept up with what is appended.
+    """The keys of sessions that were looked up before: read once, then kept up to date with what is appended.
 
-    What another program appends is not in it. Then this one's next append is refused, for the place is taken, and all
-    is read again (`clear`).
+    It lacks the keys that another program appends. Then this program's next append is refused, because the sequence is
+    taken, and all keys are read again (`clear`).
     """
 
     def __init__(self, read: Callable[[str], Awaitable[KeyFilter]]) -> None:
-        """Remember what `read` finds of a session: all that was appended when it was called, committed or not yet."""
+        """`read` returns all keys of a session that were appended before the call, committed or not."""
         self._read = read
-        self.sessions: dict[str, KeyFilter | set[str]] = {}  # a set: what comes while the rest is being read
+        self.sessions: dict[str, KeyFilter | set[str]] = {}  # a set: keys that arrive while the others are read
 
     async def may_have(self, session_id: str, key: str) -> bool:
-        """Whether a session may have this key; False is certain."""
+        """Whether a session may have this key; if False, it certainly has not."""
         if session_id not in self.sessions and not await self._learn(session_id):
             return True
         known = self.sessions.get(session_id)
@@ -73,7 +73,7 @@ class UsedKeys:
         try:
             found = await self._read(session_id)
         except StoreError:
-            return False  # whoever looks for the key is told why
+            return False  # the lookup that follows raises the reason
         finally:
             if self.sessions.get(session_id) is arriving:
                 del self.sessions[session_id]
@@ -82,11 +82,13 @@ class UsedKeys:
                         found.add(key)
                     self.sessions[session_id] = found
                     if len(self.sessions) > MAX_SESSIONS:
-                        self.sessions.pop(next(iter(self.sessions), session_id), None)  # a thread may clear it
+                        self.sessions.pop(
+                            next(iter(self.sessions), session_id), None
+                        )  # another thread may have cleared it
         return True
 
     def note(self, appends: Sequence[Append]) -> None:
-        """Keep up with what is about to be appended; without `sessions` there is nothing to do."""
+        """Add the keys of entries that are about to be appended; without `sessions` there is nothing to do."""
         for append in appends:
             known = self.sessions.get(append.head.session_id)
             if known is None:
@@ -95,12 +97,12 @@ class UsedKeys:
                 if entry.idempotency_key is not None:
                     known.add(entry.idempotency_key)
             if isinstance(known, KeyFilter) and known.room < 0:
-                self.forget(append.head.session_id)  # the next question makes a larger one
+                self.forget(append.head.session_id)  # the next lookup makes a larger one
 
     def forget(self, session_id: str) -> None:
-        """Read the session's keys again when they are asked for."""
+        """Read the session's keys again at the next lookup."""
         self.sessions.pop(session_id, None)
 
     def clear(self) -> None:
-        """Read every session's keys again when they are asked for: somebody else may have appended."""
+        """Read all keys again at the next lookups: another program may have appended some."""
         self.sessions.clear()

@@ -1,4 +1,4 @@
-"""Transcripts in memory, for tests: the contract of `stores.base` in its shortest form. It forgets with the process."""
+"""Transcripts in memory, for tests: the contract of `stores.base` in its shortest form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _sequence = attrgetter("sequence")
 
 
 class MemoryStore(Store):
-    """A dict of lists. Closing it keeps them, so that a test may open it again and find what was there."""
+    """A dict of lists. Closing it keeps them, so a test may open it again and find its entries."""
 
     durable: ClassVar[bool] = False
     keeps_entries: ClassVar[bool] = True
@@ -30,12 +30,12 @@ class MemoryStore(Store):
         return f"<MemoryStore {len(self._sessions)} sessions>"
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
-        """Append what is new, each session on its own."""
+        """Append the new entries, each session by itself."""
         await checkpoint()
         return [self.add(append) for append in appends]
 
     def add(self, append: Append) -> StoreConflict | None:
-        """Append one session's entries at once; the conflict, if there is one."""
+        """Append one session's entries, synchronously. Returns the conflict, if there is one."""
         transcript = self._sessions.get(append.head.session_id)
         entries = transcript.entries if transcript else []
         try:
@@ -52,7 +52,7 @@ class MemoryStore(Store):
         return None
 
     async def heads(self) -> AsyncIterator[StoredHead]:
-        """All sessions as they are when each is reached, in order of session_id."""
+        """All sessions in order of session_id, each in the state when it is reached."""
         for session_id in sorted(self._sessions):
             if (stored := await self.head(session_id)) is not None:
                 yield stored
@@ -91,7 +91,7 @@ class MemoryStore(Store):
         return next((entry for entry in self._entries(session_id) if entry.idempotency_key == key), None)
 
     async def mend(self, session_id: str, candidates: Sequence[StoredEntry]) -> int:
-        """Replace what is lost; memory has no checksums."""
+        """Replace lost entries; memory has no checksums."""
         await checkpoint()
         stored, right = self._entries(session_id), {entry.sequence: entry for entry in reversed(candidates)}
         wrong = [n for n, entry in enumerate(stored) if entry.encoded == LOST and entry.sequence in right]
@@ -100,12 +100,12 @@ class MemoryStore(Store):
         return len(wrong)
 
     async def delete(self, session_id: str, *, known: StoredHead | None = None) -> bool:  # noqa: ARG002 - never shared
-        """Forget a session; whether there was one."""
+        """Remove a session. Returns whether there was one."""
         await checkpoint()
         return self._sessions.pop(session_id, None) is not None
 
     async def check(self) -> list[str]:
-        """Every transcript is numbered without gaps, its ids are unique and its entries readable."""
+        """Check every transcript."""
         await checkpoint()
         return await check_transcripts(self, self.heads())
 

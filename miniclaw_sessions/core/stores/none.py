@@ -1,4 +1,4 @@
-"""No store at all: the bare card. The snapshots are all there is, and what came since the last flush can be lost."""
+"""No store: sessions live in their snapshots alone, and what came since the last flush can be lost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from miniclaw_sessions.errors import StoreError
 
 
 class NoStore(MemoryStore):
-    """A memory in which nothing is ever put: it acknowledges everything at once, and keeps none of it."""
+    """A store that acknowledges every append at once, and keeps nothing."""
 
     keeps_entries: ClassVar[bool] = False
 
@@ -19,5 +19,5 @@ class NoStore(MemoryStore):
         return "<NoStore>"
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
-        """Acknowledge, and forget."""
+        """Acknowledge, and keep nothing."""
         return [None] * len(appends)

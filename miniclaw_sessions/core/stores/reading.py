@@ -15,7 +15,7 @@ PAGE = 500
 
 
 class Readable(Protocol):
-    """What entries can be read from, a page at a time."""
+    """A source of entries, which are read a page at a time."""
 
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         """The entries with a sequence greater than `after`, oldest first, at most `limit` of them."""
@@ -23,19 +23,19 @@ class Readable(Protocol):
 
 
 class Source(Readable, Protocol):
-    """What is copied: a store, or what is left of one."""
+    """What can be copied: a store, or what is left of one."""
 
     def heads(self) -> AsyncIterator[StoredHead]:
-        """All its sessions that can be read, in order of session_id."""
+        """All readable sessions, in order of session_id."""
         ...
 
     async def session_ids(self) -> list[str]:
-        """The ids of all its sessions, also of those that cannot be read."""
+        """The ids of all sessions, including unreadable ones."""
         ...
 
 
 async def read_all(store: Readable, session_id: str, *, after: int = 0) -> AsyncIterator[StoredEntry]:
-    """The entries with a sequence greater than `after`, oldest first; entries that come meanwhile are read too."""
+    """The entries with a sequence greater than `after`, oldest first, including entries that are added meanwhile."""
     while page := await store.read(session_id, after=after, limit=PAGE):
         for stored in page:
             yield stored
@@ -43,14 +43,14 @@ async def read_all(store: Readable, session_id: str, *, after: int = 0) -> Async
 
 
 def readable(page: Iterable[StoredEntry]) -> Iterator[Entry]:
-    """What entries say, with their places; damaged ones are left out."""
+    """The decoded entries, with their sequences; damaged ones are left out."""
     for stored in page:
         with suppress(InvalidMessage):
             yield decode_stored(stored)
 
 
 def close_together(sequences: Iterable[int], most: int) -> Iterator[tuple[int, int]]:
-    """The first and the last of the places that can be read in one page of so many, page by page."""
+    """Groups of sequences, each to be read in one page of at most `most` entries: the first and the last of each."""
     wanted = sorted(set(sequences), reverse=True)
     while wanted:
         first = last = wanted.pop()

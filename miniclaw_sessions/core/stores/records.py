@@ -18,9 +18,9 @@ from miniclaw_sessions.errors import InvalidMessage
 
 
 class SessionHead(msgspec.Struct, frozen=True, gc=False):
-    """Who a session is.
+    """The identity of a session.
 
-    `incarnation` is a random id that tells a session from an earlier one of the same key that was deleted.
+    `incarnation` is a random id. It distinguishes a session from an earlier, deleted one of the same key.
     """
 
     session_id: str
@@ -30,7 +30,7 @@ class SessionHead(msgspec.Struct, frozen=True, gc=False):
 
 
 class StoredTurn(msgspec.Struct, frozen=True, gc=False):
-    """The newest turn of a session that was claimed (`TurnClaim`): its number, whose it was, and whether it is over."""
+    """The newest claimed turn of a session (`TurnClaim`): its number, its owner, and whether it is over."""
 
     fence: int
     owner: str
@@ -38,7 +38,7 @@ class StoredTurn(msgspec.Struct, frozen=True, gc=False):
 
 
 class StoredHead(msgspec.Struct, frozen=True, gc=False):
-    """A session in the store, the sequence of its newest entry (0: none), and the newest turn that was claimed."""
+    """A session in the store, the sequence of its newest entry (0: none), and its newest claimed turn."""
 
     head: SessionHead
     last_sequence: int
@@ -48,8 +48,7 @@ class StoredHead(msgspec.Struct, frozen=True, gc=False):
 class StoredEntry(msgspec.Struct, frozen=True, gc=False):
     """One entry as the store keeps it; `encoded` is its JSON.
 
-    `idempotency_key` is the sender's own id of it, where one was given, to be found by
-    `Store.find_by_idempotency_key`.
+    `idempotency_key` is the sender's own id of it, if one was given; `Store.find_by_idempotency_key` finds it.
     """
 
     sequence: int
@@ -63,17 +62,17 @@ def stored_entry(entry: Entry, encoded: bytes | None = None) -> StoredEntry:
 
     Args:
         entry: with its sequence.
-        encoded: its JSON, where it is known already.
+        encoded: its JSON, if it is known already.
 
     Raises:
-        InvalidMessage: it holds something that JSON cannot.
+        InvalidMessage: the entry holds something that JSON cannot.
     """
     encoded = encode_entry(entry) if encoded is None else encoded
     return StoredEntry(entry.sequence, entry.id, encoded, entry.idempotency_key)
 
 
 def idempotency_key_in(encoded: bytes) -> str | None:
-    """The idempotency key that an entry's JSON states, or None; also when it is no JSON."""
+    """The idempotency key in an entry's JSON; None if there is none, or the bytes are not JSON."""
     if _KEY_FIELD not in encoded:
         return None
     try:
@@ -93,31 +92,31 @@ _states_key = msgspec.json.Decoder(_StatesKey)
 _DAMAGED = b"damaged: "
 
 LOST = b"damaged: lost"
-"""The bytes of an entry of which nothing is left but that there was one; it keeps its place."""
+"""The bytes of an entry whose content is lost; it keeps its place."""
 
 
 def damaged(stored: StoredEntry) -> StoredEntry:
-    """The same entry with bytes that nobody can take for what was said: they contradict their checksum."""
+    """The same entry, with bytes that no reader takes for an entry: they contradict their checksum."""
     return msgspec.structs.replace(stored, encoded=mark_damaged(stored.encoded))
 
 
 def mark_damaged(data: bytes) -> bytes:
-    """The same bytes, which nobody takes for an entry, a session's file, or something sealed any more."""
+    """The bytes with a mark: no reader takes them for an entry, a session's file or something sealed."""
     return data if is_damaged(data) else _DAMAGED + data
 
 
 def without_mark(encoded: bytes) -> bytes:
-    """What is left of a damaged entry, without what `damaged` put before it."""
+    """The bytes of a damaged entry without the mark that `damaged` put before them."""
     return encoded.removeprefix(_DAMAGED)
 
 
 def is_damaged(encoded: bytes) -> bool:
-    """Whether `damaged` made these bytes, or they stand for a lost entry."""
+    """Whether the bytes have the mark of `damaged`, or stand for a lost entry."""
     return encoded.startswith(_DAMAGED)
 
 
 def decode_stored(stored: StoredEntry) -> Entry:
-    """What an entry says, at its place.
+    """The decoded entry, with the sequence at which it is stored.
 
     Raises:
         InvalidMessage: it is damaged.
@@ -132,16 +131,17 @@ def decode_stored(stored: StoredEntry) -> Entry:
 
 
 class TurnClaim(msgspec.Struct, frozen=True, gc=False):
-    """Who answers a session, in a store that several processes write; an append that carries it is refused otherwise.
+    """The claim of a process to answer a session, in a store that several processes write.
 
-    The number of a turn is higher than that of every turn before it. A turn is taken with a higher number while no
-    other one runs, and held with the same number by the same owner; so the same append may be sent again. Whoever stood
-    still while his time ran out and somebody else took over has a number that is too low: his late write is refused.
+    An append that carries a claim is refused unless the claim holds. Each turn has a higher number than all turns
+    before it. An owner takes a turn with a higher number while no other turn runs, and keeps it with the same number,
+    so the same append may be sent again. If the owner stalls until its time is over and another process takes the turn,
+    its own number is too low, and its late write is refused.
 
     Attributes:
         fence: the number of this turn.
-        owner: who has it; random, and nobody else's.
-        seconds: how long from now on nobody else may take it; 0 gives it back.
+        owner: a random id of the process that claims it.
+        seconds: how long from now on no other owner may take it; 0 gives it back.
     """
 
     fence: int
@@ -150,11 +150,11 @@ class TurnClaim(msgspec.Struct, frozen=True, gc=False):
 
 
 class Append(msgspec.Struct, frozen=True, gc=False):
-    """New entries of one session, in order of sequence, which begin right behind what is stored.
+    """New entries of one session, in order of sequence, which begin right after the stored ones.
 
-    `after_loss` says that entries are known to be lost: only then may there be gaps, before and between them. Without a
-    `turn` they are taken whoever answers the session at this time. With `must_exist` a session that is not there is not
-    made: somebody has deleted it. Only a `shared` store looks at that.
+    With `after_loss` entries are known to be lost: only then may there be gaps, before and between them. Without a
+    `turn` they are taken whichever process answers the session now. With `must_exist` a session that is not there is
+    not created, because it was deleted; only a `shared` store looks at that.
     """
 
     head: SessionHead
@@ -165,7 +165,7 @@ class Append(msgspec.Struct, frozen=True, gc=False):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, gc=False):
-    """What a session's entries lead to up to one of them; `encoded` is what its file says elsewhere.
+    """The state of a session up to one of its entries; `encoded` is the content of a session's file.
 
     `used_s` is how many seconds ago the session was used.
     """
@@ -178,13 +178,13 @@ class Checkpoint(msgspec.Struct, frozen=True, gc=False):
 
 
 class StoredSession(msgspec.Struct, frozen=True, gc=False):
-    """All that is needed of a session to go on with it.
+    """What is needed to go on with a session.
 
     Attributes:
-        stored: who it is, and where it ends.
+        stored: its head, and where it ends.
         used_at: when it was last used, as far as the store knows.
-        checkpoint: what it leads to up to a place, if that is there and sound.
-        entries: the first of those behind the checkpoint; others may follow.
+        checkpoint: its newest checkpoint, if there is a sound one.
+        entries: the first entries behind the checkpoint; others may follow.
     """
 
     stored: StoredHead

@@ -1,4 +1,4 @@
-"""Searching without an index: every entry is read, and as many are held as are asked for."""
+"""Searching without an index: every entry is read, and only the hits of one page are held."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from miniclaw_sessions.core.stores.records import SessionHead, StoredEntry, Stor
 from miniclaw_sessions.errors import SessionUnavailable
 
 _IN_A_THREAD = 65_536
-"""A page of so many bytes would hold the event loop up."""
+"""A page with this many bytes is looked through in a thread, because it would block the event loop."""
 
 
 _ESCAPED = set('"\\/')
@@ -35,13 +35,13 @@ class Scanned(Source, Protocol):
 
 
 async def scan(store: Scanned, search: Search, note: str = NO_INDEX) -> Found:
-    """Look at every entry of the sessions that are searched; the newest that fit are the page.
+    """Read every entry of the searched sessions; the newest matches are the page.
 
-    Sessions that are refused are passed over.
+    Sessions that cannot be read now are left out.
 
     Args:
-        store: whose entries they are.
-        search: what is searched for.
+        store: the store to search.
+        search: what to search for.
         note: why there is no index.
 
     Raises:
@@ -80,7 +80,7 @@ async def _heads(store: Scanned, search: Search) -> AsyncIterator[StoredHead]:
 
 
 class Newest:
-    """The newest hits among entries that come in any order."""
+    """Collects the newest hits among entries that come in any order."""
 
     def __init__(self, search: Search) -> None:
         self._search = search
@@ -91,7 +91,7 @@ class Newest:
         self._left_out = False
 
     def look_at(self, session_id: str, key: SessionKey, page: Sequence[StoredEntry]) -> None:
-        """Take what fits of some entries of one session."""
+        """Take the matches among some entries of one session."""
         for entry in readable(stored for stored in page if may_fit(stored.encoded, self._words)):
             found = hit(self._search, session_id, key, entry)
             if found is not None and self._is_between(found.place):
@@ -116,7 +116,7 @@ class Newest:
 
 
 def may_fit(encoded: bytes, words: Sequence[bytes]) -> bool:
-    """Whether an entry must be looked into: most need not be, and that is seen in its bytes.
+    """Whether an entry may match, judged by its bytes; most entries need not be decoded.
 
     Args:
         encoded: its JSON.
@@ -129,9 +129,10 @@ def may_fit(encoded: bytes, words: Sequence[bytes]) -> bool:
 
 
 def plain_words(search: Search) -> list[bytes]:
-    """What the JSON of an ASCII text must have in it, if the text has all terms in it.
+    """The words that the JSON of an ASCII text must contain if the text contains all terms.
 
-    A text that is not ASCII may have such a word in its folded form only; some characters may be escaped in JSON.
+    A text that is not ASCII may contain such a word in its folded form only. Words with characters that JSON may escape
+    are left out.
     """
     words = {word for term in search.terms for word in term.split()}
     return [word.encode() for word in words if word.isascii() and not _ESCAPED & set(word)]

@@ -1,8 +1,8 @@
-"""What a store that several processes write keeps beside the transcripts, and what it decides for all of them.
+"""The contract of a store that several processes write: what it keeps besides transcripts, and decides for all of them.
 
-Such a store stands alone: there is no directory beside it. So it has the checkpoints, the archive and the marker of
-encryption too; it says which sessions there are and which of them are idle; and whatever is removed, one process
-removes it. Time is the server's, because the clocks of many machines differ.
+Such a store needs no directory. It also keeps the checkpoints, the archive and the marker of encryption; it lists the
+sessions and finds the idle ones; and exactly one process removes what has expired. Times are the server's, because the
+clocks of many machines differ.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from miniclaw_sessions.core.stores.wrapping import innermost
 
 
 class ListPosition(NamedTuple):
-    """Where a session stands in a list, the most recently used first: when it was last used, and its id."""
+    """A position in the list of sessions, the most recently used first: the time of the last use, and the id."""
 
     last_accessed: datetime
     session_id: str
@@ -29,27 +29,27 @@ _SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\%_"})
 
 
 class IdPart(msgspec.Struct, frozen=True):
-    """What is true of ids that begin with a text, or have it as a part, in upper or lower case.
+    """A condition on session ids: they begin with a text, or contain it, in upper or lower case.
 
-    A plain function of an id does as well; what a database can look for itself is not sent here to be judged.
+    A plain function of an id can be used in its place; but a database evaluates this condition itself.
     """
 
     text: str
     at_beginning: bool = False
 
     def __call__(self, session_id: str) -> bool:
-        """Whether it is true of this id."""
+        """Whether an id fulfils it."""
         wanted, folded = self.text.casefold(), session_id.casefold()
         return folded.startswith(wanted) if self.at_beginning else wanted in folded
 
     @property
     def pattern(self) -> str:
-        """The same for a database."""
+        """The condition as a pattern for LIKE."""
         return f"{'' if self.at_beginning else '%'}{self.text.lower().translate(_SPECIAL)}%"
 
 
 class Use(NamedTuple):
-    """That a session was used, and how many seconds ago."""
+    """A use of a session, and how many seconds ago it was."""
 
     session_id: str
     incarnation: str
@@ -57,12 +57,12 @@ class Use(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What has happened in a store of several processes since a point in time.
+    """The changes in a shared store since a point in time.
 
     Attributes:
-        at: the time of the store's clock when it was asked; the next question begins here.
-        changed: sessions to which entries were added since, in any order, and perhaps some others.
-        deleted: the incarnations of sessions that were deleted since, or have expired.
+        at: the time of the store's clock at the query; pass it as `since` of the next one.
+        changed: sessions with new entries, in any order; it may contain others.
+        deleted: the incarnations of sessions that were deleted or have expired.
     """
 
     at: datetime
@@ -71,11 +71,11 @@ class Changes(NamedTuple):
 
 
 Archiving = Callable[[SessionHead, AsyncIterator[StoredEntry]], tuple[str, AsyncIterator[bytes]]]
-"""The name of the file that an archive has of a session, and its bytes in pieces."""
+"""Makes the archived copy of a session: its file name, and its bytes in pieces."""
 
 
 class SharedStore(Store):
-    """A store that several processes write at the same time. Raises as every store does."""
+    """A store that several processes write at the same time. Its methods raise the errors of `Store`."""
 
     # --- lists -------------------------------------------------------------------------------------------------------
 
@@ -83,50 +83,50 @@ class SharedStore(Store):
     async def newest(
         self, *, limit: int, channel: str | None = None, pattern: str = "%", behind: ListPosition | None = None
     ) -> list[ListPosition]:
-        """Some sessions, the most recently used first.
+        """A part of the list of sessions, the most recently used first.
 
         Args:
             limit: at most this many.
-            channel: only this channel's.
-            pattern: only those whose id in lower case is `LIKE` this; what stands for itself has a backslash before it.
-            behind: only those that stand behind this position.
+            channel: only sessions of this channel.
+            pattern: only ids that are `LIKE` this in lower case; a backslash escapes special characters.
+            behind: only sessions behind this position.
         """
 
     @abstractmethod
     async def used(self, uses: Sequence[Use], *, backwards: bool = False) -> None:
-        """Write down that sessions were used; one that is not there, or is another incarnation, is left out.
+        """Record uses of sessions. A session that is not there, or has another incarnation, is left out.
 
         Args:
-            uses: when each was used last.
-            backwards: also in the place of a later time, as of a session that has just been copied from elsewhere.
+            uses: the last use of each session.
+            backwards: replace a later time as well, for a session that was just copied from another store.
         """
 
     @abstractmethod
     async def changes(self, since: datetime, late_s: float) -> Changes:
-        """What has happened since a point in time; what that costs follows how much it was.
+        """The changes since a point in time; the cost depends on their number.
 
         Args:
-            since: when the store was asked before (`Changes.at`, or `now`).
-            late_s: for how many seconds before that what was not visible then is looked for. A transaction is seen when
-                it ends, with the time at which it began; one that took longer is not found.
+            since: the time of the previous query (`Changes.at`, or `now`).
+            late_s: look this many seconds further back. A transaction becomes visible when it ends, with the time at
+                which it began; one that took longer than this is missed.
         """
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     @abstractmethod
     async def write_checkpoints(self, checkpoints: Sequence[Checkpoint]) -> None:
-        """Keep what sessions lead to, and when they were used, unless a checkpoint that goes further is there already.
+        """Write checkpoints and the times of use, unless a newer checkpoint is there already.
 
-        A session that is not there, or is another incarnation, is left out: absence is deletion.
+        A session that is not there, or has another incarnation, is left out: it was deleted.
         """
 
     @abstractmethod
     async def checkpoints(self, session_ids: Sequence[str]) -> list[Checkpoint]:
-        """The sound ones of these sessions, of whatever incarnation."""
+        """The sound checkpoints of these sessions, of any incarnation."""
 
     @abstractmethod
     async def now(self) -> datetime:
-        """The time of the clock by which sessions are idle."""
+        """The time of the store's clock, which decides which sessions are idle."""
 
     # --- expiry ------------------------------------------------------------------------------------------------------
 
@@ -134,74 +134,74 @@ class SharedStore(Store):
     async def idle(
         self, idle_s: float, *, limit: int, channel: str | None = None, but_channels: Sequence[str] = ()
     ) -> list[str]:
-        """Sessions that nobody has used for so many seconds, and whose turn nobody has, the idlest first.
+        """Sessions that were not used for `idle_s` seconds and have no running turn, the longest idle first.
 
         Args:
-            idle_s: for how long.
+            idle_s: the seconds since the last use.
             limit: at most this many.
-            channel: only this channel's.
-            but_channels: none of these channels'.
+            channel: only sessions of this channel.
+            but_channels: no sessions of these channels.
         """
 
     @abstractmethod
     async def expire(self, session_ids: Iterable[str], idle_s: float, archiving: Archiving | None) -> dict[str, int]:
-        """Remove those that are still idle, each together with the writing of its archived copy.
+        """Remove the sessions that are still idle, each in one step with writing its archived copy.
 
-        However many processes do this at the same time, one of them removes a session, and archives it once.
+        If several processes do this at the same time, exactly one of them removes and archives a session.
 
         Args:
-            session_ids: which, as `idle` has given them.
-            idle_s: for how many seconds nobody may have used them.
-            archiving: what is kept of each; None: nothing.
+            session_ids: the sessions, from `idle`.
+            idle_s: the seconds for which they must not have been used.
+            archiving: makes the archived copy; None: no copy is kept.
 
         Returns:
-            Which were removed by this call, and how many bytes their entries had.
+            The sessions that this call removed, and the bytes of their entries.
         """
 
     # --- the archive -------------------------------------------------------------------------------------------------
 
     @abstractmethod
     async def archived(self, session_id: str | None = None) -> list[str]:
-        """The names of archived files, of one session or all, in order; with the archive's own names in a directory."""
+        """The names of archived files, of one session or all, in order; the names are those of an archive directory."""
 
     @abstractmethod
     async def write_archived(self, session_id: str, name: str, pieces: AsyncIterator[bytes]) -> None:
-        """Keep an archived file, whole or not at all."""
+        """Write an archived file, completely or not at all."""
 
     @abstractmethod
     def read_archived(self, session_id: str, name: str) -> AsyncIterator[bytes]:
-        """The bytes of an archived file, piece by piece; none where there is no such file."""
+        """The bytes of an archived file, piece by piece; no piece if there is no such file."""
 
     @abstractmethod
     async def delete_archived(self, session_id: str, names: Sequence[str] | None = None) -> int:
-        """Remove some archived files of a session, or all; how many there were."""
+        """Remove some or all archived files of a session. Returns how many there were."""
 
-    # --- what is true of all of it -----------------------------------------------------------------------------------
+    # --- properties of the store -------------------------------------------------------------------------------------
 
     @abstractmethod
     async def read_property(self, name: str) -> bytes | None:
-        """What is written down under a name, or None."""
+        """The value of a property, or None."""
 
     @abstractmethod
     async def properties(self, prefix: str) -> list[str]:
-        """The names that begin so, under which something is written down."""
+        """The names of properties that begin with a prefix."""
 
     @abstractmethod
     async def write_property(self, name: str, value: bytes, *, replace: bool = False) -> bytes:
-        """Write something down under a name, unless there is something already; what is there now.
+        """Set a property, unless it has a value already. Returns its value afterwards.
 
         Args:
             name: the name.
-            value: what is to be there.
-            replace: put it in the place of what is there.
+            value: the new value.
+            replace: replace a value that is there.
         """
 
 
 def as_shared(store: Store) -> SharedStore:
-    """The store itself, of which it is known that it is shared, however it is wrapped.
+    """The innermost store, as a `SharedStore`.
 
     Raises:
-        TypeError: it says that it is, and is none.
+        TypeError: it is not a `SharedStore`.
     """
     inner = innermost(store)
     if not isinstance(inner, SharedStore):

@@ -1,6 +1,6 @@
-"""The checksum of a stored row, and what becomes of one that contradicts it.
+"""The checksums of stored rows, and entries made from rows.
 
-It is negative. Rows of schema 0002 have one of another form, which is not: they stay as they are.
+A checksum is negative. Rows of schema 0002 have checksums of another form, which are not; they stay as they are.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from miniclaw_sessions.core.stores.base import LOST, StoredEntry, damaged, is_da
 from miniclaw_sessions.errors import StoreCorrupt
 
 _PRIME = 2**32 - 5
-"""Whatever one bit of a row's numbers changes, it changes the remainder."""
+"""A prime: a change of any bit of a row's numbers changes the remainder."""
 
 
 def checksum_of(row: int, sequence: int, entry_id: str, key: str | None, encoded: bytes) -> int:
-    """The CRC-32 of all that a row of `entries` says, where it is left out.
+    """The checksum of the other columns of a row of `entries`, from their CRC-32.
 
-    Made for each append, so nothing is formatted: it begins with the numbers, and goes on with the id and the key.
+    It is computed for each append, so nothing is formatted: the numbers are the start value, then come the id, the key
+    and the bytes.
     """
     start = crc32(entry_id.encode(), (row * 1_000_003 + sequence) % _PRIME)
     if key is not None:
@@ -27,10 +28,10 @@ def checksum_of(row: int, sequence: int, entry_id: str, key: str | None, encoded
 
 
 def is_sound(row: int, sequence: int, entry_id: str, key: str | None, encoded: bytes, checksum: int | None) -> bool:  # noqa: PLR0913, PLR0917 - the columns
-    """Whether a row agrees with its checksum; rows of schema 0001 have none.
+    """Whether a row agrees with its checksum; rows of schema 0001 have none, and count as sound.
 
     Raises:
-        TypeError, ValueError, AttributeError: not even the types of its columns are right.
+        TypeError, ValueError, AttributeError: a column has a value of a wrong type.
     """
     if checksum is None:
         return True
@@ -40,13 +41,13 @@ def is_sound(row: int, sequence: int, entry_id: str, key: str | None, encoded: b
 
 
 def was_entry(entry: StoredEntry, stored: StoredEntry, checksum: int | None, row: int) -> bool:
-    """Whether a row is lost, or was this entry before it was damaged: its checksum says so, or all the rest of it does.
+    """Whether a row is lost, or was this entry before it was damaged, by its checksum or by its other columns.
 
     Args:
-        entry: what it may have been.
-        stored: the row, as `entry_of_row` gives it.
-        checksum: what the row says.
-        row: the session's.
+        entry: the candidate.
+        stored: the row, as `entry_of_row` returns it.
+        checksum: the row's checksum.
+        row: the number of the session's row.
     """
     if stored.encoded == LOST:
         return True
@@ -56,24 +57,24 @@ def was_entry(entry: StoredEntry, stored: StoredEntry, checksum: int | None, row
         return True
     try:
         return is_sound(row, entry.sequence, entry.entry_id, entry.idempotency_key, entry.encoded, checksum)
-    except TypeError:  # it is no number any more
+    except TypeError:  # the damaged checksum is not a number
         return False
 
 
 def entry_of_row(  # noqa: PLR0913, PLR0917 - the columns
     sequence: int, entry_id: str, encoded: bytes, key: str | None, checksum: int | None, row: int
 ) -> StoredEntry:
-    """The entry in a row of `entries`; `damaged` if the row contradicts its checksum."""
+    """The entry in a row of `entries`, marked as `damaged` if the row contradicts its checksum."""
     try:
         if is_sound(row, sequence, entry_id, key, encoded, checksum):
             return StoredEntry(sequence, entry_id, encoded, key)
-    except (TypeError, ValueError, AttributeError):  # not even the types of its columns are right
+    except (TypeError, ValueError, AttributeError):  # a column has a value of a wrong type
         return damaged(StoredEntry(sequence, str(entry_id), repr(encoded).encode()))
     return damaged(StoredEntry(sequence, entry_id, encoded))
 
 
 def unreadable(error: Exception, path: Path) -> StoreCorrupt:
-    """The error for a row whose columns hold no values of their types; what they hold may be anybody's words."""
+    """The error for a row whose columns have wrong types. It leaves their values out, which may be private."""
     return StoreCorrupt(
         f"cannot read {path}: a row in it is damaged ({type(error).__name__}); start again, and "
         "what can be read of it is kept"
