@@ -130,7 +130,16 @@ def __getattr__(name: str) -> Any:
     """Load what a public name stands for, once."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    storey = f"{__name__}.{_MODULES[name].partition('.')[0]}"
+    try:
+        value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    except ModuleNotFoundError as error:
+        if error.name != storey:
+            raise
+        from miniclaw_sessions.errors import ConfigError  # noqa: PLC0415 - importing this package must stay light
+
+        sentence = "which this installation lacks: install the whole package, `pip install .` in a checkout"
+        raise ConfigError(f"{name} is in {storey}, {sentence}") from None
     if isinstance(value, type) and not hasattr(value, "__struct_fields__"):
         value.__module__ = (
             __name__  # so a traceback says what to import; msgspec looks up a struct's types in its module

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-import venv
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from miniclaw_sessions.errors import to_install
+from tests.installed import Installed
 from tests.test_readme import README, as_program
 
 pytestmark = pytest.mark.proof
@@ -33,36 +29,9 @@ LIBRARY = {
 }
 
 
-@dataclass
-class Installed:
-    """An environment with the wheel in it."""
-
-    home: Path
-
-    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        program = self.home / "environment/bin" / command[0]
-        environment = {"HOME": str(self.home), "PATH": "/usr/bin:/bin"}
-        return subprocess.run(
-            [program, *command[1:]],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=self.home,
-            env=environment,
-            timeout=300,
-        )
-
-
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    home = tmp_path_factory.mktemp("bare")
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", home, ROOT], check=True, timeout=300)
-    (wheel,) = home.glob("*.whl")
-    venv.create(home / "environment", with_pip=False)
-    into = [*pip, "--python", str(home / "environment/bin/python")]
-    subprocess.run([*into, "install", wheel, "-c", ROOT / ".ci/constraints.txt"], check=True, timeout=300)
-    return Installed(home)
+    return Installed.of_source(ROOT, tmp_path_factory.mktemp("bare"))
 
 
 def test_it_pulls_what_a_library_needs_and_nothing_else(bare: Installed) -> None:

@@ -7,13 +7,17 @@ and `SEARCH_CHECKS` those of its search.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from miniclaw_sessions.testing.clock import FakeClock
 from miniclaw_sessions.testing.faults import FaultyStore, Hold
-from miniclaw_sessions.testing.provider import ScriptedProvider
 from miniclaw_sessions.testing.searching import SEARCH_CHECKS
 from miniclaw_sessions.testing.shared_stores import SHARED_STORE_CHECKS
 from miniclaw_sessions.testing.store_kit import StoreCheck, StoreMaker, sample_entries, sample_head
 from miniclaw_sessions.testing.stores import STORE_CHECKS, check_store
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.testing.provider import ScriptedProvider
 
 __all__ = [
     "SEARCH_CHECKS",
@@ -29,3 +33,13 @@ __all__ = [
     "sample_entries",
     "sample_head",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Load the model when it is asked for: tests of sessions need no agent."""
+    if name != "ScriptedProvider":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from miniclaw_sessions.testing.provider import ScriptedProvider  # noqa: PLC0415 - see above
+
+    globals()[name] = ScriptedProvider
+    return ScriptedProvider

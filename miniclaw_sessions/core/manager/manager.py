@@ -77,7 +77,7 @@ LISTED_LOSSES = 20
 log = get_logger(__name__)
 
 
-@guarded(attrgetter("_owner"), anywhere=("statistics", "health", "on_progress"))
+@guarded(attrgetter("_owner"), anywhere=("statistics", "health"))
 class SessionManager(SessionKeeper):
     """The sessions of one directory or database; an async context manager that any task may enter, and any other leave.
 
