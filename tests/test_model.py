@@ -23,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.manager.reading import read_transcript
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
@@ -118,6 +119,9 @@ class Gateway(RuleBasedStateMachine):
         except StoreError:
             return False
         return True
+
+    async def acknowledge_losses(self) -> None:
+        await self.manager.source.storage.acknowledge_losses(None)
 
     def call(self, function: Any, *arguments: Any, **options: Any) -> Any:
         return self.portal.call(partial(function, *arguments, **options))
@@ -318,7 +322,7 @@ class Gateway(RuleBasedStateMachine):
         for expected in self.expected.values():
             expected.lost = len(expected.log)
         self.open()
-        self.call(self.manager.acknowledge_losses)  # what was only in the store is lost, and `check` says so
+        self.call(self.acknowledge_losses)  # what was only in the store is lost, and `check` says so
         self.compare()
 
     def settle(self) -> None:
@@ -343,7 +347,7 @@ class Gateway(RuleBasedStateMachine):
 
     async def texts_of(self, session_id: str) -> list[str]:
         """What the messages of a session's transcript say."""
-        entries = [entry async for entry in self.manager.read_transcript(session_id)]
+        entries = [entry async for entry in read_transcript(self.manager, session_id)]
         return [entry.message.text for entry in entries if isinstance(entry, MessageEntry)]
 
     @invariant()

@@ -17,6 +17,7 @@ from anyio.lowlevel import checkpoint
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.history.conversation import REMEMBERED_KEYS
 from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.manager.reading import read_transcript
 from miniclaw_sessions.core.protocol.entries import Custom, LeafMove, MessageEntry, ModelChange, SessionInfo
 from miniclaw_sessions.core.protocol.messages import Message, Role, TextPart, ToolCall
 from miniclaw_sessions.core.session import Session
@@ -453,7 +454,7 @@ async def test_the_transcript_has_every_entry_with_its_parent(tmp_path: Path) ->
         session.clear()
         session.append(Message.user("2"))
         await session.saved()
-        entries = [entry async for entry in manager.read_transcript("telegram_1")]
+        entries = [entry async for entry in read_transcript(manager, "telegram_1")]
     assert [type(entry) for entry in entries] == [
         MessageEntry,
         SessionInfo,

@@ -19,7 +19,7 @@ import msgspec
 
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import BudgetSettings
-from miniclaw_sessions.core.manager.reader import SessionReader
+from miniclaw_sessions.core.manager.reading import Reader, used_since
 from miniclaw_sessions.core.manager.usage import spent_in
 from miniclaw_sessions.core.protocol.messages import Usage
 from miniclaw_sessions.core.session import Session
@@ -101,7 +101,7 @@ class Budgets:
     def __init__(
         self,
         settings: BudgetSettings,
-        manager: SessionReader | None,
+        manager: Reader | None,
         *,
         currency: str = "USD",
         clock: Clock | None = None,
@@ -163,7 +163,7 @@ class Budgets:
     def _shown(self, amount: float) -> str:
         return f"{amount:,.0f} tokens" if self._settings.unit == "tokens" else f"{amount:,.4f} {self.currency}"
 
-    async def _channel(self, manager: SessionReader, channel: str, today: date) -> _Channel:
+    async def _channel(self, manager: Reader, channel: str, today: date) -> _Channel:
         month = today.replace(day=1)
         known = self._channels.get(channel)
         if known is None or known.month != month:
@@ -175,7 +175,7 @@ class Budgets:
         async with known.looking:
             if self._clock.monotonic() - known.looked_at > FRESH_S:
                 now, at = self._clock.now(), self._clock.monotonic()
-                async for session in manager.used_since(known.looked_from, channel=channel):
+                async for session in used_since(manager, known.looked_from, channel=channel):
                     rows = [(one.day, one.usage) for one in spent_in(session, month, known.day)]
                     known.in_day.saw(session.journal.incarnation, self._sum(rows, known.day))
                     known.in_month.saw(session.journal.incarnation, self._sum(rows))

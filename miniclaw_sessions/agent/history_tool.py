@@ -14,7 +14,8 @@ from miniclaw_sessions.agent.hooks import current_generation
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.core.history.search import Search, SearchPage, SearchResult
 from miniclaw_sessions.core.history.searched import searched, snippet
-from miniclaw_sessions.core.manager.reader import SessionReader
+from miniclaw_sessions.core.manager import reading
+from miniclaw_sessions.core.manager.reading import Reader
 from miniclaw_sessions.core.protocol.json_values import in_utc
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import EntryNotFound, SessionNotFound
@@ -43,7 +44,7 @@ _PARAMETERS = {
 }
 
 
-def history_tool(everywhere: SessionReader | None = None) -> Tool:
+def history_tool(everywhere: Reader | None = None) -> Tool:
     """The tool `search_history`, for agents that answer in sessions.
 
     Args:
@@ -68,7 +69,11 @@ def history_tool(everywhere: SessionReader | None = None) -> Tool:
         }
         page, results = SearchPage(), list[SearchResult]()
         for _ in range(MAX_PAGES):
-            page = await (everywhere or generation.session).search(query, **options)
+            page = await (
+                generation.session.search(query, **options)
+                if everywhere is None
+                else reading.search(everywhere, query, **options)
+            )
             results = [one for one in page.results if NAME not in one.tools]  # it does not quote itself
             if results or page.next is None:
                 break  # else there is more to look through
@@ -93,7 +98,7 @@ def _moment(arguments: dict[str, Any], name: str) -> datetime | None:
         raise ValueError(f"{name} is no time; write 2026-01-31 or 2026-01-31T12:00:00Z") from None
 
 
-async def _told(result: SearchResult, terms: tuple[str, ...], everywhere: SessionReader | None, own: Session) -> str:
+async def _told(result: SearchResult, terms: tuple[str, ...], everywhere: Reader | None, own: Session) -> str:
     """One result: who, when, where, and the place in what was said."""
     tools = f" {', '.join(result.tools)}" if result.tools else ""
     who = f"{result.role}{tools}" if result.author is None else f"{result.role} {result.author}{tools}"
@@ -101,7 +106,7 @@ async def _told(result: SearchResult, terms: tuple[str, ...], everywhere: Sessio
     title = f" ({result.title})" if everywhere is not None and result.title else ""
     said = "".join(piece.text for piece in result.snippet)
     try:
-        session = own if everywhere is None else await everywhere.find(result.session_id)
+        session = own if everywhere is None else await reading.find(everywhere, result.session_id)
         whole = searched(await session.tree.get_entry(result.entry_id))
     except (SessionNotFound, EntryNotFound):  # it was deleted just now
         whole = None

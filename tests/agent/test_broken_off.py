@@ -18,6 +18,7 @@ from miniclaw_sessions.agent.providers.wrappers import Priced, WithFallback
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.config import BudgetSettings, PriceSettings
 from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.manager.reading import read_transcript
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message, Role, Usage
 from miniclaw_sessions.core.session import Session
@@ -192,7 +193,7 @@ async def test_what_is_refused_before_a_word_was_said_costs_nothing(tmp_path: Pa
         with pytest.raises(ModelError):
             await Agent(Breaking(ModelError("401"), said="")).reply(ASKED, session=session)
         assert (await used(manager)).replies == 0
-        entries = [entry async for entry in manager.read_transcript(session.session_id)]
+        entries = [entry async for entry in read_transcript(manager, session.session_id)]
         assert [type(entry) for entry in entries] == [MessageEntry]
 
 

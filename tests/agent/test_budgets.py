@@ -118,13 +118,13 @@ async def test_a_channel_looks_again_only_at_the_accounts_that_were_used_since(t
         for session in sessions:
             await session.add_message(paid)
         looked = list[str]()
-        load = manager._load_listed
+        load = manager.source.load_listed
 
         async def noted(session_ids: Sequence[str]) -> dict[str, Session]:
             looked.extend(session_ids)
             return await load(session_ids)
 
-        manager._load_listed = noted  # type: ignore[method-assign]
+        manager.source.load_listed = noted  # type: ignore[method-assign]
         assert (await budgets.of(sessions[0]))[2].spent == 500
         assert len(looked) == 5
         for _ in range(2):  # those that were used shortly before the first look are looked at again

@@ -16,6 +16,7 @@ from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tool_runner import SuspendTurn
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.core.history.context import build_context, is_legal
+from miniclaw_sessions.core.manager.reading import read_transcript
 from miniclaw_sessions.core.protocol.messages import ABORTED, ToolCall
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.turn import INTERRUPTED
@@ -83,7 +84,7 @@ async def test_the_text_so_far_is_kept_and_marked(session: Session, manager: Ses
     assert model.ended
     assert (end.message.text, end.message.stop_reason, end.message.model) == ("one two", ABORTED, "endless")
     assert roles_and_texts(session) == [("user", "hello"), ("assistant", "one two")]
-    stored = [entry async for entry in manager.read_transcript(session.session_id)]
+    stored = [entry async for entry in read_transcript(manager, session.session_id)]
     assert stored[-1].message.stop_reason == ABORTED  # type: ignore[union-attr]
     assert not session.stop_turn()  # nothing runs any more
 

@@ -14,6 +14,7 @@ import pytest
 
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.manager.reading import read_transcript
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.errors import StoreFull
 from tests.crash.account import Account
@@ -65,7 +66,7 @@ async def test_a_full_disk_refuses_messages_reads_on_and_heals_by_itself(disk: P
         assert not manager.health().ok
         with pytest.raises(StoreFull):
             await sessions[1].add_message(Message.user("refused at once"))
-        transcript = [entry.id async for entry in manager.read_transcript("full_0")]
+        transcript = [entry.id async for entry in read_transcript(manager, "full_0")]
         assert {line["id"] for line in account.lines if line["session"] == "full_0"} <= set(transcript)
         assert len(sessions[1].messages()) == 1
         assert len(snapshots(workspace)) == 5

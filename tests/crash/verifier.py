@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.manager.reading import read_transcript
 from miniclaw_sessions.core.protocol.entries import Entry, LeafMove, MessageEntry, SessionInfo
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
@@ -125,7 +126,7 @@ async def _open_and_look(workspace: Path, store: str, damaged: Collection[str]) 
         found = {}
         for summary in await manager.list():
             session = await manager.find(summary.session_id)
-            transcript = [entry async for entry in manager.read_transcript(summary.session_id)]
+            transcript = [entry async for entry in read_transcript(manager, summary.session_id)]
             found[summary.session_id] = _look(session, transcript, capacity=manager.settings.window)
         await manager.flush()
         problems = (await manager.check()).problems

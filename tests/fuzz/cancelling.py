@@ -19,6 +19,7 @@ from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.manager.reading import read_transcript
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message, Usage
 from miniclaw_sessions.core.session import Session
@@ -98,7 +99,7 @@ async def _export(here: Round) -> None:
 
 
 async def _transcript(here: Round) -> None:
-    async for _ in here.manager.read_transcript("fuzz_old"):
+    async for _ in read_transcript(here.manager, "fuzz_old"):
         await checkpoint()
 
 
@@ -136,7 +137,6 @@ async def _context(here: Round) -> None:
 
 CALLS: dict[str, Call] = {
     "get_or_create": lambda here: here.manager.get_or_create("fuzz", "new"),
-    "open": lambda here: here.manager.open("fuzz_new"),
     "get": lambda here: here.manager.get("fuzz", "old"),
     "find": lambda here: here.manager.find("fuzz_cold"),
     "continue_recent": lambda here: here.manager.continue_recent(),
@@ -283,7 +283,7 @@ async def lost(here: Round, manager: SessionManager) -> list[str]:
         try:
             there = [
                 entry.message.text
-                async for entry in manager.read_transcript(session_id)
+                async for entry in read_transcript(manager, session_id)
                 if hasattr(entry, "message") and entry.message.text.startswith("message ")
             ]
         except SessionNotFound:

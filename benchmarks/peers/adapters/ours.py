@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from benchmarks.peers.adapters.base import Adapter, is_from_user, text_of
 from miniclaw_sessions import Message, Role, SessionManager
+from miniclaw_sessions.core.manager.reading import read_transcript
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.session import Session
 
@@ -47,7 +48,7 @@ class SQLite(Adapter):
 
     async def whole(self, session: str) -> Sequence[Message]:
         held = await self._session(session)
-        entries = self._manager.read_transcript(held.session_id)
+        entries = read_transcript(self._manager, held.session_id)
         return [entry.message async for entry in entries if isinstance(entry, MessageEntry)]
 
     def text(self, message: Message) -> str:

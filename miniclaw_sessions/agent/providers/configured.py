@@ -27,7 +27,7 @@ from miniclaw_sessions.agent.providers.wrappers import Priced, WithFallback
 from miniclaw_sessions.agent.tools import Tool, calculator_tool, time_tool
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.config import ModelSettings, Settings, Table
-from miniclaw_sessions.core.manager.reader import SessionReader
+from miniclaw_sessions.core.manager.reading import Reader
 from miniclaw_sessions.core.protocol.options import Options
 from miniclaw_sessions.errors import ConfigError, OptionRefused, PluginFailed, to_install
 from miniclaw_sessions.log import get_logger
@@ -36,7 +36,7 @@ from miniclaw_sessions.secret import Secret, read_secret
 
 log = get_logger(__name__)
 
-_TOOLS: dict[str, Callable[[SessionReader | None], Tool]] = {
+_TOOLS: dict[str, Callable[[Reader | None], Tool]] = {
     "time": lambda _: time_tool(SystemClock()),
     "calculator": lambda _: calculator_tool(),
     "search_history": history_tool,
@@ -65,7 +65,7 @@ class _Parts(NamedTuple):
 
 @asynccontextmanager
 async def open_agent(
-    settings: Settings, manager: SessionReader | None = None, *, observer: Observer | None = None
+    settings: Settings, manager: Reader | None = None, *, observer: Observer | None = None
 ) -> AsyncGenerator[Agent, None]:
     """Make an agent with the configured tools; it sends its model as many messages as a session's window holds.
 
@@ -111,7 +111,7 @@ async def open_agent(
         )
 
 
-def _parts(settings: Settings, manager: SessionReader | None) -> _Parts:
+def _parts(settings: Settings, manager: Reader | None) -> _Parts:
     """Load and make them; it blocks."""
     hooks = [load(table).made(*_HOOKS) for table in settings.plugins.get("hooks", {}).values()]
     tools, changing_tools = _tools(settings, manager), _mcp_tools(settings)
@@ -121,7 +121,7 @@ def _parts(settings: Settings, manager: SessionReader | None) -> _Parts:
 _HOOKS = ("before_generation", "after_generation", "before_tool", "after_tool")
 
 
-def _tools(settings: Settings, manager: SessionReader | None) -> list[Tool]:
+def _tools(settings: Settings, manager: Reader | None) -> list[Tool]:
     """The tools that `model.tools` selects, in its order."""
     tables = settings.plugins.get("tools", {})
     known = dict.fromkeys([*_TOOLS, *declared("tools"), *tables])
@@ -226,7 +226,7 @@ def _thinking(provider: Provider, model: ModelSettings, *, is_usual: bool) -> Pr
         raise ConfigError(f"model.thinking is {model.thinking}: {error}; a number of tokens may be taken") from None
 
 
-def _budgets(settings: Settings, manager: SessionReader | None, models: Iterable[str]) -> Budgets | None:
+def _budgets(settings: Settings, manager: Reader | None, models: Iterable[str]) -> Budgets | None:
     """What may be spent; None where the settings have no budget.
 
     Raises:

@@ -16,7 +16,8 @@ On a database that several gateways share (`postgresql:`) all is in there, and n
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import builtins
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import islice
@@ -31,27 +32,26 @@ import msgspec
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import DEFAULT_WORKSPACE, SessionSettings
 from miniclaw_sessions.core.events.events import Events
-from miniclaw_sessions.core.history.conversation import Conversation
+from miniclaw_sessions.core.manager import reading
 from miniclaw_sessions.core.manager.archived import restore, restore_if_archived
 from miniclaw_sessions.core.manager.background import Background
-from miniclaw_sessions.core.manager.cache import Listing, SessionCache
+from miniclaw_sessions.core.manager.cache import SessionCache
 from miniclaw_sessions.core.manager.database_expiry import DatabaseExpiry
-from miniclaw_sessions.core.manager.database_lists import newest_in, sessions_in
 from miniclaw_sessions.core.manager.expiry import DirectoryExpiry, Expiry, SweepReport
-from miniclaw_sessions.core.manager.keeper import SessionKeeper
 from miniclaw_sessions.core.manager.registry import SessionRegistry
 from miniclaw_sessions.core.manager.saving import Saving
+from miniclaw_sessions.core.manager.sources import LiveSource, SharedLiveSource
 from miniclaw_sessions.core.persistence.archive import Archive
 from miniclaw_sessions.core.persistence.checking import CheckReport
 from miniclaw_sessions.core.persistence.database import Database
 from miniclaw_sessions.core.persistence.flusher import FlushReport
-from miniclaw_sessions.core.persistence.losses import Loss
 from miniclaw_sessions.core.persistence.mending import Mended
 from miniclaw_sessions.core.persistence.own_task import HeldOpen
 from miniclaw_sessions.core.persistence.recovery import Progress, RecoveryReport
 from miniclaw_sessions.core.persistence.workspace import Workspace
+from miniclaw_sessions.core.protocol.entries import FOLLOWED, LEGAL_HOLD
 from miniclaw_sessions.core.protocol.keys import SessionKey
-from miniclaw_sessions.core.session import Journal, Owner, Session, guarded
+from miniclaw_sessions.core.session import Owner, Session, guarded
 from miniclaw_sessions.core.session.copying import copy_session
 from miniclaw_sessions.core.stores import is_shared_url, open_store
 from miniclaw_sessions.core.stores.base import Store
@@ -61,9 +61,9 @@ from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import (
     ManagerClosed,
     SessionDeleted,
-    SessionExpired,
     SessionNotFound,
     StoreError,
+    StoreUnavailable,
 )
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.statistics import Health, ManagerStatistics
@@ -78,7 +78,7 @@ log = get_logger(__name__)
 
 
 @guarded(attrgetter("_owner"), anywhere=("statistics", "health"))
-class SessionManager(SessionKeeper):
+class SessionManager:
     """The sessions of one directory or database; an async context manager that any task may enter, and any other leave.
 
     Attributes:
@@ -89,9 +89,8 @@ class SessionManager(SessionKeeper):
     _storage: Workspace | Database
     _store: WatchedStore
     _registry: SessionRegistry
+    _source: LiveSource
     _saving: Saving
-    _expiry: Expiry
-    _archive: Archive
     _background: Background
 
     def __init__(  # noqa: PLR0913 - one argument per thing that a user may choose
@@ -128,13 +127,13 @@ class SessionManager(SessionKeeper):
         directory = Path(workspace or DEFAULT_WORKSPACE)
         self.workspace = None if is_shared else directory.expanduser().resolve()
         self._watcher = on_progress or _ignore
-        self.events = Events(self.clock, locate=self._end_of, store=self._open_store)
+        self.events = Events(self.clock, locate=self._end_of, store=lambda: self.source.store)
         self.recovery = RecoveryReport()
         self._encryption = encryption
         self._create = create
         self._wait_s = wait_s
         self._cache = SessionCache(self.settings.max_cached, knows_names=not is_shared)
-        self._also_at = {}
+        self._also_at: dict[str, list[str]] = {}  # of deleted sessions: where else their words are
         self._held: HeldOpen[None] | None = None
         self._owner: Owner | None = None  # while it is open
         self._closed = False
@@ -146,31 +145,27 @@ class SessionManager(SessionKeeper):
         return f"<SessionManager {where}, {len(self)} sessions, {state}>"
 
     @property
-    def registry(self) -> SessionRegistry:
-        """The live sessions, for what makes sessions of something else.
+    def source(self) -> LiveSource:
+        """The live sessions and what they are stored in, for the functions of other modules that take a manager.
 
         Raises:
             ManagerClosed: the manager is not open.
             WrongThread: it belongs to another thread or event loop.
         """
         self._require_open()
-        self._registry.owner.check()
-        return self._registry
-
-    @property
-    def storage(self) -> Workspace | Database:
-        """The directory or database that is open.
-
-        Raises:
-            ManagerClosed: the manager is not open.
-        """
-        self._require_open()
-        return self._storage
+        self._source.registry.owner.check()
+        return self._source
 
     @property
     def store(self) -> Store:
         """The store that is open, for whoever copies it; changing it behind the sessions' backs would harm them."""
         return self._store
+
+    @property
+    def archive(self) -> Archive:
+        """What has expired. Raises ManagerClosed."""
+        self._require_open()
+        return self._storage.archive
 
     def __len__(self) -> int:
         return len(self._cache)
@@ -182,44 +177,11 @@ class SessionManager(SessionKeeper):
         if self._held is None or self._closed:
             raise ManagerClosed("the session manager is not open; use `async with SessionManager(...)`")
 
-    async def _journal(self, session_id: str) -> Journal | None:
-        self._require_open()
-        return await self._registry.load(session_id)
-
-    def _transcripts(self) -> Store:
-        self._require_open()
-        return self._store
-
-    def _open_store(self) -> Store:
-        if self._owner is not None:
-            self._owner.check()
-        return self._transcripts()
-
     async def _end_of(self, session_id: str) -> tuple[int, str | None]:
         """Where a session's transcript ends in the store, and its incarnation; None: the store does not have it."""
         journal = (await self.find(session_id)).journal
         last = journal.committed_sequence
         return last, journal.incarnation if last else None
-
-    async def _listing(self) -> Listing:
-        self._require_open()
-        return await self._registry.listing()
-
-    async def _newest(self, **part: Any) -> list[ListPosition]:
-        self._require_open()
-        if not isinstance(self._storage, Database):
-            return await super()._newest(**part)
-        return await newest_in(self._storage, own=self._registry.known.unsaved_uses(), **part)
-
-    async def _load_listed(self, session_ids: Sequence[str]) -> dict[str, Session]:
-        self._require_open()
-        if not isinstance(self._storage, Database):
-            return await super()._load_listed(session_ids)
-        folded: list[Conversation] = []
-        found = await sessions_in(self._storage, session_ids, self._registry, folded)
-        if folded:  # once is enough; a list waits for nothing that is written
-            self._registry.known.soon(partial(self._storage.write_checkpoints, folded))
-        return found
 
     async def count(self) -> int:
         """How many sessions there are; of a shared store it is asked, and `len` gives what was counted last."""
@@ -298,12 +260,12 @@ class SessionManager(SessionKeeper):
         )
         self._registry.adopt(storage.sessions, storage.on_disk)
         storage.sessions, storage.on_disk = {}, {}
-        self._archive = storage.archive
-        self._expiry = (
-            DatabaseExpiry(self._registry, storage, settings=settings, clock=clock)
-            if isinstance(storage, Database)
-            else DirectoryExpiry(self._registry, storage.archive, settings=settings, clock=clock)
-        )
+        if isinstance(storage, Database):
+            self._source = SharedLiveSource(self._registry, storage)
+            self._expiry: Expiry = DatabaseExpiry(self._registry, storage, settings=settings, clock=clock)
+        else:
+            self._source = LiveSource(self._registry, storage)
+            self._expiry = DirectoryExpiry(self._registry, storage.archive, settings=settings, clock=clock)
         self.recovery = report = storage.report
         log.info(
             "recovered",
@@ -369,6 +331,174 @@ class SessionManager(SessionKeeper):
             await self._background.ended()
         self._background.cut_off()
 
+    # --- sessions ----------------------------------------------------------------------------------------------------
+
+    async def get_or_create(
+        self,
+        channel: str,
+        chat_id: str | int,
+        *,
+        agent_id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Session:
+        """The session of this chat, made if there is none. Renews its time to live.
+
+        Any number of tasks may ask for the same chat at once: all get the same object. A new session is written at the
+        next flush, and is in the store from its first entry on.
+
+        Args:
+            channel: where the conversation takes place, such as telegram.
+            chat_id: which chat of the channel it is; a number becomes its decimal text.
+            agent_id: stored with the session if it is new.
+            metadata: title and whatever else is stored with the session if it is new.
+
+        Raises:
+            InvalidKey: the channel or chat id cannot name a session.
+            InvalidMessage: it is new, and its metadata cannot be stored; there is no session then.
+            SessionLimit: there are `max_sessions` sessions already.
+            ManagerClosed: the manager is not open.
+            StoreError: the store had refused this session's entries, and what it has instead cannot be read now.
+        """
+        self._require_open()
+        key = SessionKey.of(channel, chat_id)
+        journal = await self._registry.fresh(key.session_id)
+        if journal is None:
+            if self.settings.restore_archived and not await self._registry.exists(key.session_id):
+                await restore_if_archived(self._registry, self._storage.archive, key.session_id)
+            given = {**(metadata or {}), **({} if agent_id is None else {"agent_id": agent_id})}
+            journal = await self._registry.get_or_create(key, given)
+        used_before = journal.last_accessed
+        journal.touch()
+        await self._expiry.renewed(key.session_id, used_before)
+        return Session.of(journal)
+
+    get = reading.get
+    find = reading.find
+    list = reading.list_sessions
+    search = reading.search
+    usage = reading.usage
+    get_session_history = reading.get_session_history
+
+    async def restore(self, session_id: str) -> Session:
+        """Bring an expired session back from the archive, whole, under its old key; its time to live starts again.
+
+        Raises:
+            NotArchived: the archive has no such session.
+            SessionExists: there is a session of this id already; rename or delete that first.
+            ImportRefused, DamagedSeal, WrongKey: the archived file is damaged or another key's; it stays.
+            SessionLimit, StoreError: the session could not be made; the archived file stays.
+        """
+        self._require_open()
+        return await restore(self._registry, self._storage.archive, session_id)
+
+    async def put(self, session: Session) -> Session:
+        """Return when everything of a session is acknowledged, in the words of document 001.
+
+        Sessions of this manager save themselves; this waits for it, and is `Session.saved`. A session from elsewhere,
+        such as a fork of `Session.new()` or another manager's, is copied: go on with the copy, which is returned and is
+        what this manager gives for its id from now on.
+
+        Raises:
+            SessionExists: this manager has another session of that id; nothing was stored.
+            SessionDeleted: the session was deleted or has expired.
+            ManagerClosed: the manager is not open.
+            StoreError: it cannot be saved now.
+        """
+        self._require_open()
+        known = await self._registry.load(session.session_id)
+        if known is session.journal:
+            await session.saved()
+            return session
+        if session.journal.is_deleted:
+            raise SessionDeleted(f"session {session.session_id} was deleted; it cannot be put")
+        async with self._registry.new_journal(session.key, purpose="put", created_at=session.created_at) as copy:
+            await copy_session(session.journal, copy, None)
+        return Session.of(copy)
+
+    async def continue_recent(self, *, channel: str | None = None) -> Session:
+        """The session that was used last, of all or of one channel; renews its time to live.
+
+        Raises:
+            SessionNotFound: there is none.
+            ManagerClosed: the manager is not open.
+        """
+        self._require_open()
+        behind: ListPosition | None = None
+        while page := await self._source.newest(channel=channel, limit=FEW_RECENT, behind=behind):
+            for _, session_id in page:
+                recent = await self._registry.load(session_id)
+                if (
+                    recent is not None
+                    and recent is self._registry.usable(session_id)
+                    and channel in (None, recent.key.channel)
+                ):
+                    return await self.get_or_create(recent.key.channel, recent.key.chat_id)
+            behind = page[-1]
+        raise SessionNotFound("" if channel is None else f"{channel}_...")
+
+    async def hold(self, session_id: str, reason: str | None) -> Session:
+        """Put a session under legal hold: nothing deletes it, and it does not expire, until that ends with None.
+
+        Raises:
+            SessionNotFound: there is none; an expired one can be held after `restore`.
+            StoreUnavailable: it could not be written down.
+        """
+        self._require_open()
+        session = await self.find(session_id)
+        session.journal.note({LEGAL_HOLD: reason})
+        await session.saved()
+        log.info("legal hold", action="session.held", session_id=session_id, held=reason is not None)
+        return session
+
+    async def delete(self, session_id: str, *, if_sequence: int | None = None) -> bool:
+        """Delete a session: from memory, its file, its quarantined copies and its transcript; whether there was one.
+
+        Waits for the session's open turn. When it returns, a crash does not bring the session back. What was said may
+        be in the store's log until `purge`.
+
+        Raises:
+            LeafMoved: its last sequence number is not `if_sequence` (None: whatever it is); nothing was changed.
+            SessionHeld: it is under legal hold; nothing was changed.
+            StoreUnavailable: not all of it could be deleted, its archived copies last; delete it again.
+            TurnInProgress: this very task holds the session's turn.
+        """
+        self._require_open()
+        journal = await self._registry.load(session_id)
+        if journal is None and await self._registry.is_in_the_making(session_id):
+            raise StoreUnavailable(
+                f"session {session_id!r} is being imported, forked or restored by another process; delete it afterwards"
+            )
+        if journal is None:
+            return await self._storage.archive.forget(session_id) > 0
+        async with journal.between_turns():
+            if journal.is_deleted:
+                return False
+            copies = partial(self._storage.archive.forget, session_id)
+            await self._registry.remove(journal, if_sequence=if_sequence, afterwards=copies)
+            if isinstance(source := journal.conversation.state.metadata.get(FOLLOWED), dict):
+                self._also_at[session_id] = [f"{source.get('path')} is another program's: remove it there"]
+        log.info("deleted", action="session.deleted", session_id=session_id)
+        return True
+
+    async def purge(self, *session_ids: str) -> builtins.list[str]:
+        """After `delete`: leave their words in no file that is in use, and return what may still hold them.
+
+        The store's log is emptied; archived copies, and damaged ones that were set aside, go. Backups are named where
+        they are known; forks and exports are others' business. To be called again where something remains.
+
+        Raises:
+            StoreUnavailable: it could not be done.
+        """
+        self._require_open()
+        remains: dict[str, None] = {}
+        for place, session_id in enumerate(session_ids):
+            await self._storage.archive.forget(session_id, anew=place == 0)
+            also_at = self._also_at.pop(session_id, [])
+            remains.update(dict.fromkeys([*also_at, *await self._storage.purge(session_id)]))
+        if not await self._store.purge():
+            remains[self._storage.log_remains] = None
+        return [*remains]
+
     # --- upkeep ------------------------------------------------------------------------------------------------------
 
     async def flush(self) -> FlushReport:
@@ -414,21 +544,6 @@ class SessionManager(SessionKeeper):
         async with self._saving.flusher.lock:
             return await self._storage.repair(self._store)
 
-    @property
-    def losses(self) -> Mapping[str, Loss]:
-        """Sessions whose older messages were lost with a former store, until that is acknowledged; by session id."""
-        return {} if self._held is None else self._storage.losses
-
-    async def acknowledge_losses(self, session_id: str | None = None) -> int:
-        """Let `check`, `list` and `health` tell no more of what one session lost, or all; of how many, is returned.
-
-        Raises:
-            StoreUnavailable: it could not be written down; they go on telling.
-            ManagerClosed: the manager is not open.
-        """
-        self._require_open()
-        return await self._storage.acknowledge_losses(session_id)
-
     def statistics(self) -> ManagerStatistics:
         """The manager's numbers at this moment."""
         return ManagerStatistics(
@@ -453,7 +568,7 @@ class SessionManager(SessionKeeper):
         problems = self._saving.problems
         if (failure := self._background.failure) is not None:
             problems.append(f"a part of the session manager has failed ({type(failure).__name__}); restart the program")
-        losses = [loss.sentence(session_id) for session_id, loss in islice(self.losses.items(), LISTED_LOSSES)]
+        losses = [loss.sentence(session_id) for session_id, loss in islice(self._storage.losses.items(), LISTED_LOSSES)]
         return Health(
             ok=not problems, store=self._store_name, store_state=self._saving.state, problems=problems, losses=losses
         )
@@ -476,119 +591,6 @@ class SessionManager(SessionKeeper):
             self._watcher(progress)
         except Exception as error:  # noqa: BLE001 - whoever watches must not fail what is watched
             log.warning("telling the progress failed", action="progress.failed", error=type(error).__name__)
-
-    # --- sessions ----------------------------------------------------------------------------------------------------
-
-    async def get_or_create(
-        self,
-        channel: str,
-        chat_id: str | int,
-        *,
-        agent_id: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> Session:
-        """The session of this chat, made if there is none. Renews its time to live.
-
-        Any number of tasks may ask for the same chat at once: all get the same object. A new session is written at the
-        next flush, and is in the store from its first entry on.
-
-        Args:
-            channel: where the conversation takes place, such as telegram.
-            chat_id: which chat of the channel it is; a number becomes its decimal text.
-            agent_id: stored with the session if it is new.
-            metadata: title and whatever else is stored with the session if it is new.
-
-        Raises:
-            InvalidKey: the channel or chat id cannot name a session.
-            InvalidMessage: it is new, and its metadata cannot be stored; there is no session then.
-            SessionLimit: there are `max_sessions` sessions already.
-            ManagerClosed: the manager is not open.
-            StoreError: the store had refused this session's entries, and what it has instead cannot be read now.
-        """
-        self._require_open()
-        key = SessionKey.of(channel, chat_id)
-        journal = await self._registry.fresh(key.session_id)
-        if journal is None:
-            if self.settings.restore_archived and not await self._registry.exists(key.session_id):
-                await restore_if_archived(self._registry, self._archive, key.session_id)
-            given = {**(metadata or {}), **({} if agent_id is None else {"agent_id": agent_id})}
-            journal = await self._registry.get_or_create(key, given)
-        used_before = journal.last_accessed
-        journal.touch()
-        await self._expiry.renewed(key.session_id, used_before)
-        return Session.of(journal)
-
-    async def restore(self, session_id: str) -> Session:
-        """Bring an expired session back from the archive, whole, under its old key; its time to live starts again.
-
-        Raises:
-            NotArchived: the archive has no such session.
-            SessionExists: there is a session of this id already; rename or delete that first.
-            ImportRefused, DamagedSeal, WrongKey: the archived file is damaged or another key's; it stays.
-            SessionLimit, StoreError: the session could not be made; the archived file stays.
-        """
-        self._require_open()
-        return await restore(self._registry, self._archive, session_id)
-
-    async def missing(self, session_id: str) -> SessionNotFound:
-        """What to raise for a session that is not there: it has expired, or there was none."""
-        return (SessionExpired if await self._archive.has(session_id) else SessionNotFound)(session_id)
-
-    async def open(self, session_id: str) -> Session:
-        """`get_or_create` by session id, in the words of document 001.
-
-        Raises:
-            InvalidKey: the text is not a session id, or a shortened one that no session has.
-            SessionLimit, ManagerClosed, StoreError: as for `get_or_create`.
-        """
-        known = await self._load(session_id)
-        key = known.key if known is not None else SessionKey.parse(session_id)
-        return await self.get_or_create(key.channel, key.chat_id)
-
-    async def put(self, session: Session) -> Session:
-        """Return when everything of a session is acknowledged, in the words of document 001.
-
-        Sessions of this manager save themselves; this waits for it, and is `Session.saved`. A session from elsewhere,
-        such as a fork of `Session.new()` or another manager's, is copied: go on with the copy, which is returned and is
-        what this manager gives for its id from now on.
-
-        Raises:
-            SessionExists: this manager has another session of that id; nothing was stored.
-            SessionDeleted: the session was deleted or has expired.
-            ManagerClosed: the manager is not open.
-            StoreError: it cannot be saved now.
-        """
-        self._require_open()
-        known = await self._load(session.session_id)
-        if known is session:
-            await session.saved()
-            return session
-        if session.journal.is_deleted:
-            raise SessionDeleted(f"session {session.session_id} was deleted; it cannot be put")
-        async with self._registry.new_journal(session.key, purpose="put", created_at=session.created_at) as copy:
-            await copy_session(session.journal, copy, None)
-        return Session.of(copy)
-
-    async def continue_recent(self, *, channel: str | None = None) -> Session:
-        """The session that was used last, of all or of one channel; renews its time to live.
-
-        Raises:
-            SessionNotFound: there is none.
-            ManagerClosed: the manager is not open.
-        """
-        self._require_open()
-        behind: ListPosition | None = None
-        while page := await self._newest(channel=channel, limit=FEW_RECENT, behind=behind):
-            for _, session_id in page:
-                recent = await self._registry.load(session_id)
-                if (
-                    recent is not None
-                    and recent is self._registry.usable(session_id)
-                    and channel in (None, recent.key.channel)
-                ):
-                    return await self.get_or_create(recent.key.channel, recent.key.chat_id)
-            behind = page[-1]
-        raise SessionNotFound("" if channel is None else f"{channel}_...")
 
 
 def _ignore(_: object) -> None:

@@ -7,6 +7,7 @@ and not committed yet is not seen.
 
 from __future__ import annotations
 
+import builtins
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
@@ -21,12 +22,14 @@ from anyio import to_thread
 
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.history.search import Found, Search
+from miniclaw_sessions.core.manager import reading
 from miniclaw_sessions.core.manager.cache import Listing, SessionCache
 from miniclaw_sessions.core.manager.database_expiry import FORETOLD, doubt_of, held_in, idle_in
 from miniclaw_sessions.core.manager.database_lists import newest_in, sessions_in
 from miniclaw_sessions.core.manager.expiry import ClockGuard, SweepReport
-from miniclaw_sessions.core.manager.reader import SessionReader
 from miniclaw_sessions.core.manager.retention import Retention
+from miniclaw_sessions.core.manager.sources import load_each, look_in, newest_of
 from miniclaw_sessions.core.persistence.archive import Archive, ArchiveDirectory
 from miniclaw_sessions.core.persistence.checking import Check, CheckReport
 from miniclaw_sessions.core.persistence.committer import SessionLog
@@ -51,7 +54,7 @@ from miniclaw_sessions.core.stores.base import Store, StoredEntry
 from miniclaw_sessions.core.stores.encrypted import encrypted
 from miniclaw_sessions.core.stores.shared import ListPosition
 from miniclaw_sessions.encryption import KeyRing
-from miniclaw_sessions.errors import ConfigError, NotAWorkspace, ReadOnlyWorkspace
+from miniclaw_sessions.errors import ConfigError, NotAWorkspace, ReadOnlyWorkspace, SessionNotFound
 from miniclaw_sessions.statistics import ManagerStatistics
 
 
@@ -82,8 +85,11 @@ def open_readonly(
     return ReadOnlyDirectory(directory, settings, clock, encryption=encryption, on_progress=on_progress)
 
 
-class ReadOnlySessions(SessionReader, ABC):
-    """Sessions that are read as they are stored; an async context manager. Home of their journals."""
+class ReadOnlySessions(ABC):
+    """Sessions that are read as they are stored; an async context manager.
+
+    It is its own source, and the home of journals that accept nothing.
+    """
 
     max_message_bytes = max_metadata_bytes = 2**62
     turn_lease_s = 0.0
@@ -104,6 +110,13 @@ class ReadOnlySessions(SessionReader, ABC):
         self._encryption = encryption
         self._on_progress = on_progress
         self._stack = AsyncExitStack()
+
+    get = reading.get
+    find = reading.find
+    list = reading.list_sessions
+    search = reading.search
+    usage = reading.usage
+    get_session_history = reading.get_session_history
 
     @property
     @abstractmethod
@@ -164,8 +177,37 @@ class ReadOnlySessions(SessionReader, ABC):
             self._refuse("expire sessions")
         return await self._dry_sweep()
 
-    def _transcripts(self) -> Store:
-        return self.store
+    # --- the source --------------------------------------------------------------------------------------------------
+
+    @property
+    def source(self) -> Self:
+        """Where the sessions are read from."""
+        return self
+
+    @property
+    @abstractmethod
+    def losses(self) -> Mapping[str, Loss]:
+        """What older messages were lost with a former store, by session id."""
+
+    @abstractmethod
+    async def load(self, session_id: str) -> Journal | None:
+        """A session as it is stored; None if there is none."""
+
+    @abstractmethod
+    async def newest(self, **part: Any) -> builtins.list[ListPosition]:
+        """A part of all sessions: see `Source.newest`."""
+
+    async def load_listed(self, session_ids: Sequence[str]) -> dict[str, Session]:
+        """Those of these sessions that exist."""
+        return await load_each(self, session_ids)
+
+    async def look(self, search: Search) -> Found:
+        """The newest hits of a search."""
+        return await look_in(self, search)
+
+    async def missing(self, session_id: str) -> SessionNotFound:
+        """What to raise for a session that does not exist; the archive is not asked."""
+        return SessionNotFound(session_id)
 
     # --- the home of journals that accept nothing --------------------------------------------------------------------
 
@@ -197,10 +239,10 @@ class ReadOnlySessions(SessionReader, ABC):
         """Refused."""
         self._refuse(f"append entry {entry.sequence} to session {session.head.session_id}")
 
-    async def wait(self, session: SessionLog, sequence: int) -> None:
+    async def wait(self, session: SessionLog, sequence: int) -> None:  # noqa: B027 - nothing can be missing
         """Everything that can be seen is committed."""
 
-    def add(self, session: Flushable) -> None:
+    def add(self, session: Flushable) -> None:  # noqa: B027 - nothing is written
         """That a session was looked at is not noted."""
 
     def _refuse(self, attempted: str) -> NoReturn:
@@ -263,10 +305,10 @@ class ReadOnlyDirectory(ReadOnlySessions):
         used: dict[str, datetime] = {}
         idle, held = list[str](), list[str]()
         for session_id in dict.fromkeys(names):  # each is loaded, as `sweep` will: in a copy, the files' times are new
-            if (session := await self._load(session_id)) is not None:
-                used[session_id] = session.last_accessed
-                if retention.of(session.key.channel).is_idle(session.last_accessed, now):
-                    (idle if session.journal.legal_hold is None else held).append(session_id)
+            if (journal := await self.load(session_id)) is not None:
+                used[session_id] = journal.last_accessed
+                if retention.of(journal.key.channel).is_idle(journal.last_accessed, now):
+                    (idle if journal.legal_hold is None else held).append(session_id)
         outdated, kept = await retention.outdated(self.archive, now, self._held)
         guard = ClockGuard(
             self.clock,
@@ -282,11 +324,12 @@ class ReadOnlyDirectory(ReadOnlySessions):
             postponed=guard.doubt(),
         )
 
-    async def _held(self, session_ids: Sequence[str]) -> list[str]:
-        found = [one for session_id in session_ids if (one := await self._journal(session_id)) is not None]
+    async def _held(self, session_ids: Sequence[str]) -> builtins.list[str]:
+        found = [one for session_id in session_ids if (one := await self.load(session_id)) is not None]
         return [one.session_id for one in found if one.legal_hold is not None]
 
-    async def _journal(self, session_id: str) -> Journal | None:
+    async def load(self, session_id: str) -> Journal | None:
+        """A session as it is stored; None if there is none."""
         stored = await self.store.head(session_id)  # first: a snapshot that is newer has all of it
         snapshot = await read_snapshot(self._snapshots, session_id, self.clock)
         if snapshot is not None and stored is not None and snapshot.state.incarnation != stored.head.incarnation:
@@ -304,6 +347,10 @@ class ReadOnlyDirectory(ReadOnlySessions):
         """What older messages were lost with a former store, by session id."""
         return self._losses.known
 
+    async def newest(self, **part: Any) -> builtins.list[ListPosition]:
+        """A part of all sessions; of those without a file, each is read for it."""
+        return await newest_of(await self._listing(), **part)
+
     async def _listing(self) -> Listing:
         cache = SessionCache(0)
         cache.learn_names(await self.store.session_ids())
@@ -315,8 +362,8 @@ class ReadOnlyDirectory(ReadOnlySessions):
 
     async def _used(self, session_id: str) -> float:
         """When a session was last used that has no file yet."""
-        session = await self._load(session_id)
-        return 0.0 if session is None else session.last_accessed.timestamp()
+        journal = await self.load(session_id)
+        return 0.0 if journal is None else journal.last_accessed.timestamp()
 
     def _open_files(self) -> Snapshots:
         if not (self.workspace / "sessions").is_dir() and not stores_in(self.workspace):
@@ -386,7 +433,8 @@ class ReadOnlyDatabase(ReadOnlySessions):
             postponed=guard.doubt() or await doubt_of(self._database.shared, self.clock),
         )
 
-    async def _journal(self, session_id: str) -> Journal | None:
+    async def load(self, session_id: str) -> Journal | None:
+        """A session as it is stored; None if there is none."""
         found = await sessions_in(self._database, [session_id], self)
         return found[session_id].journal if session_id in found else None
 
@@ -395,11 +443,10 @@ class ReadOnlyDatabase(ReadOnlySessions):
         """Nothing is lost with what was before."""
         return self._database.losses
 
-    async def _newest(self, **part: Any) -> list[ListPosition]:
+    async def newest(self, **part: Any) -> builtins.list[ListPosition]:
+        """A part of all sessions, a page at a time."""
         return await newest_in(self._database, **part)
 
-    async def _load_listed(self, session_ids: Sequence[str]) -> dict[str, Session]:
+    async def load_listed(self, session_ids: Sequence[str]) -> dict[str, Session]:
+        """Those of these sessions that exist, a hundred in each round trip."""
         return await sessions_in(self._database, session_ids, self)
-
-    async def _listing(self) -> Listing:
-        raise NotImplementedError  # nobody asks for it: a database is listed a page at a time

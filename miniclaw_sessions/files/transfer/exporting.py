@@ -9,14 +9,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 from anyio import from_thread, to_thread
 
-from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.history.branch import told
 from miniclaw_sessions.core.history.context import ContextInParts, is_told_as_user
+from miniclaw_sessions.core.manager.reading import Reader, find
 from miniclaw_sessions.core.protocol.entries import (
     OWN_METADATA,
     SOURCE,
@@ -42,20 +42,7 @@ AT_ONCE = 32
 """How many entries are written in one go, by a thread."""
 
 
-class Sessions(Protocol):
-    """Where sessions are found: a manager, or what reads without a lock."""
-
-    @property
-    def settings(self) -> SessionSettings:
-        """What the costs of replies are in, among others."""
-        ...
-
-    async def find(self, session_id: str) -> Session:
-        """The session with this id."""
-        ...
-
-
-async def export_session(manager: Sessions, session_id: str, form: Format) -> AsyncIterator[bytes]:
+async def export_session(manager: Reader, session_id: str, form: Format) -> AsyncIterator[bytes]:
     """A session in a format, piece by piece: its whole tree, or its current branch where the format has no tree.
 
     Args:
@@ -68,7 +55,7 @@ async def export_session(manager: Sessions, session_id: str, form: Format) -> As
         ImportRefused: the format is only read.
         StoreUnavailable: the store cannot be read.
     """
-    async with aclosing(pieces_of(await manager.find(session_id), form, manager.settings.currency)) as pieces:
+    async with aclosing(pieces_of(await find(manager, session_id), form, manager.settings.currency)) as pieces:
         async for piece in pieces:
             yield piece
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import msgspec
 
 from miniclaw_sessions.core.history.searched import searched
+from miniclaw_sessions.core.manager.reading import Reader, find
 from miniclaw_sessions.core.persistence.archive import Archive, lines_in, session_of, time_of
 from miniclaw_sessions.core.protocol.encoding import decode_entry
 from miniclaw_sessions.core.protocol.entries import SUSPENDED, Custom, Entry, SessionInfo
@@ -91,29 +92,16 @@ class Forgotten(msgspec.Struct, frozen=True, kw_only=True):
     remains: list[str] = []
 
 
-class Readable(Protocol):
-    """What `meant` reads: a manager, or who reads without a lock."""
+class Archiving(Reader, Protocol):
+    """What reads sessions, those that have expired included: a manager, or what `open_readonly` gives."""
 
     @property
     def archive(self) -> Archive:
         """What has expired."""
         ...
 
-    @property
-    def clock(self) -> Any:
-        """By which it is told how long something was not used."""
-        ...
 
-    async def _newest(self, *, channel: str | None, behind: ListPosition | None) -> list[ListPosition]:
-        """When all sessions behind a position were last used, and their ids; nothing is loaded for it."""
-        ...
-
-    async def find(self, session_id: str) -> Session:
-        """One session."""
-        ...
-
-
-async def meant(reader: Readable, which: Which) -> AsyncIterator[Meant]:
+async def meant(reader: Archiving, which: Which) -> AsyncIterator[Meant]:
     """The sessions that are meant, those that have expired behind all others.
 
     Raises:
@@ -142,7 +130,7 @@ def _ago(now: datetime, seconds: float) -> datetime:
         return datetime.min.replace(tzinfo=UTC)
 
 
-async def _in_use(reader: Readable, which: Which, before: datetime | None) -> list[Meant]:
+async def _in_use(reader: Archiving, which: Which, before: datetime | None) -> list[Meant]:
     """Those that have not expired.
 
     All are listed before the first is read, for that takes long, and what is used meanwhile changes its place in the
@@ -153,12 +141,12 @@ async def _in_use(reader: Readable, which: Which, before: datetime | None) -> li
     found: dict[str, Meant | None] = {}
     listed: list[ListPosition] = []
     for _ in range(2):
-        listed = await reader._newest(channel=which.channel, behind=behind)  # noqa: SLF001 - `list` would load them
+        listed = await reader.source.newest(channel=which.channel, behind=behind)
         for used_at, session_id in listed:
             if session_id not in found:
                 found[session_id] = None
                 with suppress(SessionNotFound):  # it was deleted meanwhile
-                    one = await _looked_into(await reader.find(session_id), used_at, which)
+                    one = await _looked_into(await find(reader, session_id), used_at, which)
                     is_its = which.channel in (None, one.channel)  # of a shortened id only the session itself says it
                     found[session_id] = one if is_its and one.is_of(which) else None
     still_old = found.keys() if behind is None else {session_id for _, session_id in listed}
@@ -219,10 +207,10 @@ async def _looked_into_archived(archive: Archive, name: str, which: Which) -> Me
     )
 
 
-async def _with_hold(reader: Readable, one: Meant) -> Meant:
+async def _with_hold(reader: Archiving, one: Meant) -> Meant:
     """An archived copy of a session that is in use again, and held, is held with it."""
     with suppress(SessionNotFound):
-        return msgspec.structs.replace(one, held=(await reader.find(one.session_id)).journal.legal_hold)
+        return msgspec.structs.replace(one, held=(await find(reader, one.session_id)).journal.legal_hold)
     return one
 
 
@@ -254,7 +242,7 @@ def _authors(entry: Entry) -> Collection[str]:
 
 
 async def as_seen(
-    reader: Readable, found: list[Meant], seen: Collection[tuple[str, int]]
+    reader: Archiving, found: list[Meant], seen: Collection[tuple[str, int]]
 ) -> tuple[list[Meant], list[Meant]]:
     """Of what is meant, what somebody has seen as it is now; and what of that has changed, or is no longer meant.
 
@@ -268,7 +256,7 @@ async def as_seen(
     changed = [one for one in found if one.session_id in ids and (one.session_id, one.entries) not in seen]
     for session_id in sorted(ids - {one.session_id for one in found}):
         with suppress(SessionNotFound):
-            session = await reader.find(session_id)
+            session = await find(reader, session_id)
             changed.append(await _looked_into(session, session.last_accessed, Which()))
     return same, changed
 

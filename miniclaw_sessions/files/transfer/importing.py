@@ -107,7 +107,7 @@ async def import_stream(  # noqa: PLR0913 - each can be left out
         ImportRefused, SessionExists, SessionLimit, StoreError, ManagerClosed: as for `import_file`.
         SessionNotFound: the session was deleted or has expired, and stays away.
     """
-    registry = manager.registry
+    registry = manager.source.registry
     transfer = Import(
         chunks,
         name=name,
@@ -136,17 +136,17 @@ async def _store(
     manager: SessionManager, key: SessionKey, transfer: Import, place: Mapping[str, Any] | None, *, update: bool
 ) -> None:
     """Make the session, or give the one that was made of the file before what it lacks."""
-    registry, storage, session_id = manager.registry, manager.storage, key.session_id
+    source, session_id = manager.source, key.session_id
     if place is not None:
         await _restore_if_behind(manager, key, place)
-    if update and await registry.exists(session_id):
+    if update and await source.registry.exists(session_id):
         await _add_to(manager, await manager.find(session_id), transfer)
-    elif transfer.is_part or (place is not None and await storage.was_mirrored(session_id)):
-        raise await manager.missing(session_id)
+    elif transfer.is_part or (place is not None and await source.storage.was_mirrored(session_id)):
+        raise await source.missing(session_id)
     else:
         await _make(manager, key, transfer)
     if place is not None:
-        await storage.note_mirrored(session_id)
+        await source.storage.note_mirrored(session_id)
 
 
 async def fork_from(manager: SessionManager, path: str | Path, *, key: SessionKey | None = None) -> Session:
@@ -156,7 +156,7 @@ async def fork_from(manager: SessionManager, path: str | Path, *, key: SessionKe
 
 async def _make(manager: SessionManager, key: SessionKey, transfer: Import) -> None:
     created_at = transfer.created_at
-    async with manager.registry.new_journal(key, purpose="import", created_at=created_at) as journal:
+    async with manager.source.registry.new_journal(key, purpose="import", created_at=created_at) as journal:
         await transfer.store(Session.of(journal))
     report = transfer.report
     counts = {"entries": report.entries, "repaired": report.repaired, "set_aside": report.set_aside}
@@ -182,7 +182,7 @@ async def _add_to(manager: SessionManager, session: Session, transfer: Import) -
 async def _restore_if_behind(manager: SessionManager, key: SessionKey, place: Mapping[str, Any]) -> None:
     """Bring a session that follows a file back from the archive, if the file was written since it expired."""
     session_id, archive = key.session_id, manager.archive
-    if not manager.settings.restore_archived or await manager.registry.exists(session_id):
+    if not manager.settings.restore_archived or await manager.source.registry.exists(session_id):
         return
     name, written_at = await archive.newest(session_id), place.get("modified")
     expired_at = None if name is None else time_of(name)
@@ -191,7 +191,7 @@ async def _restore_if_behind(manager: SessionManager, key: SessionKey, place: Ma
     age_s = expired_at.timestamp() - written_at / 1e9
     if age_s > _DOUBT_S or (age_s > -_DOUBT_S and not await _is_ahead(archive, name, place)):
         return
-    await restore_if_archived(manager.registry, archive, session_id)
+    await restore_if_archived(manager.source.registry, archive, session_id)
 
 
 async def _is_ahead(archive: Archive, name: str, place: Mapping[str, Any]) -> bool:

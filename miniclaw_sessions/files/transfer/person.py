@@ -9,20 +9,19 @@ import io
 from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import datetime
 from html import escape
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import msgspec
 from anyio import to_thread
 
-from miniclaw_sessions.core.persistence.archive import Archive
 from miniclaw_sessions.errors import SessionNotFound
 from miniclaw_sessions.files.formats.codec import Format
 from miniclaw_sessions.files.formats.entry_line import ENTRY_LINE
 from miniclaw_sessions.files.formats.html import HTML
-from miniclaw_sessions.files.transfer.exporting import Sessions, export_session
-from miniclaw_sessions.files.transfer.forgetting import Meant
+from miniclaw_sessions.files.transfer.exporting import export_session
+from miniclaw_sessions.files.transfer.forgetting import Archiving, Meant
 
 PIECE_BYTES = 65_536
 
@@ -31,15 +30,6 @@ _HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</
 table{{border-collapse:collapse}}td,th{{padding:.3em .8em;text-align:left;border-bottom:1px solid #8884}}</style>
 <h1>{title}</h1><p>{sessions} sessions. Each is here to read, and whole as JSON Lines, with the words of all who took
 part in it.</p><table><tr><th>Session<th>Title<th>Last used<th>Messages of this person<th>Entries<th>Files"""
-
-
-class Archived(Sessions, Protocol):
-    """Where sessions are found, those that have expired included."""
-
-    @property
-    def archive(self) -> Archive:
-        """What has expired."""
-        ...
 
 
 class _Taken(io.RawIOBase):
@@ -64,7 +54,7 @@ class _Taken(io.RawIOBase):
         return taken
 
 
-async def person_archive(sessions: Archived, user: str, found: list[Meant]) -> AsyncGenerator[bytes, None]:
+async def person_archive(sessions: Archiving, user: str, found: list[Meant]) -> AsyncGenerator[bytes, None]:
     """A ZIP archive of the sessions that were found of a person, piece by piece.
 
     Raises:

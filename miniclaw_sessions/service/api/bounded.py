@@ -6,7 +6,8 @@ cannot be asked of it by mistake.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+import builtins
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,9 +19,9 @@ from miniclaw_sessions.core.events.events import Events
 from miniclaw_sessions.core.events.feed import Event, Only, everything
 from miniclaw_sessions.core.events.listeners import TurnEvent
 from miniclaw_sessions.core.history.search import Found, Search
-from miniclaw_sessions.core.manager.cache import Listing
+from miniclaw_sessions.core.manager import reading
 from miniclaw_sessions.core.manager.manager import SessionManager
-from miniclaw_sessions.core.manager.reader import SessionReader
+from miniclaw_sessions.core.manager.sources import load_each, look_in
 from miniclaw_sessions.core.persistence.losses import Loss
 from miniclaw_sessions.core.protocol.entries import Entry
 from miniclaw_sessions.core.protocol.keys import KeyBounds, SessionKey
@@ -70,7 +71,83 @@ class BoundedEvents:
         return self._events.watch_all(only=_Within(self._bounds, only), **asked)
 
 
-class BoundedSessions(SessionReader):
+class BoundedSource:
+    """The sessions of a manager within bounds, to be read; for all others it has nothing, not even their absence."""
+
+    def __init__(self, manager: SessionManager, bounds: KeyBounds) -> None:
+        self._source = manager.source
+        self._bounds = bounds
+        self._visible: frozenset[str] | None = None
+
+    @property
+    def store(self) -> Store:
+        """The store that is open."""
+        return self._source.store
+
+    @property
+    def losses(self) -> Mapping[str, Loss]:
+        """What older messages were lost with a former store, by session id."""
+        return {one: loss for one, loss in self._source.losses.items() if self.owns(one)}
+
+    def owns(self, session_id: str) -> bool:
+        """Whether an id is within bounds; no for a shortened one, which only its session can tell."""
+        try:
+            return self._bounds.covers(SessionKey.parse(session_id))
+        except InvalidKey:
+            return False
+
+    async def load(self, session_id: str) -> Journal | None:
+        """A session's journal; None if it is out of bounds or does not exist."""
+        if not self._bounds.may_cover(session_id):  # nothing is loaded: not even the time it takes tells of it
+            return None
+        journal = await self._source.load(session_id)
+        return journal if journal is not None and self._bounds.covers(journal.key) else None
+
+    async def newest(  # noqa: PLR0913 - those of `Source`
+        self,
+        *,
+        channel: str | None = None,
+        only: Callable[[str], bool] | None = None,
+        behind: ListPosition | None = None,
+        since: datetime | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[ListPosition]:
+        """A part of all sessions within bounds."""
+
+        def is_visible(session_id: str) -> bool:
+            return self._bounds.may_cover(session_id) and (only is None or only(session_id))
+
+        channels = self._bounds.channels
+        if channel is None and channels is not None and len(channels) == 1:
+            (channel,) = channels  # which a database can look for itself
+        wanted = None if limit is None else offset + limit
+        found: list[ListPosition] = []
+        while True:
+            page = await self._source.newest(channel=channel, only=is_visible, behind=behind, since=since, limit=wanted)
+            found += [one for one in page if "~" not in one.session_id or await self.load(one.session_id)]
+            if wanted is None or len(page) < wanted or len(found) >= wanted:
+                return found[offset:wanted]
+            behind = page[-1]
+
+    async def load_listed(self, session_ids: Sequence[str]) -> dict[str, Session]:
+        """Those of these sessions that are within bounds."""
+        return await load_each(self, session_ids)
+
+    async def look(self, search: Search) -> Found:
+        """Search the sessions within bounds and no others: a cursor would tell of what was passed over."""
+        if search.session_ids is None:
+            if self._visible is None:
+                self._visible = frozenset(one.session_id for one in await self.newest())
+            search = msgspec.structs.replace(search, session_ids=self._visible)
+        return await look_in(self, search)
+
+    async def missing(self, session_id: str) -> SessionNotFound:
+        """`LiveSource.missing`; a session out of bounds is never called expired."""
+        return await self._source.missing(session_id) if self.owns(session_id) else SessionNotFound(session_id)
+
+
+class BoundedSessions:
     """The sessions of a manager within bounds; made for one request.
 
     Args:
@@ -82,11 +159,18 @@ class BoundedSessions(SessionReader):
     def __init__(self, manager: SessionManager, bounds: KeyBounds, permit: Callable[[SessionKey], None]) -> None:
         self.clock, self.settings = manager.clock, manager.settings
         self.events = BoundedEvents(manager.events, bounds, self.find)
+        self.source = BoundedSource(manager, bounds)
         self._manager = manager
         self._bounds = bounds
         self._permit = permit
-        self._visible: frozenset[str] | None = None
         self._deleted: set[str] = set()
+
+    get = reading.get
+    find = reading.find
+    list = reading.list_sessions
+    search = reading.search
+    usage = reading.usage
+    get_session_history = reading.get_session_history
 
     def __repr__(self) -> str:
         return f"<{self._bounds} of {self._manager!r}>"
@@ -96,73 +180,6 @@ class BoundedSessions(SessionReader):
         if name.startswith("__"):
             raise AttributeError(name)
         raise NotPermitted(f"this is about all sessions, and this token is for {self._bounds}")
-
-    # --- looking up --------------------------------------------------------------------------------------------------
-
-    async def _journal(self, session_id: str) -> Journal | None:
-        if not self._bounds.may_cover(session_id):  # nothing is loaded: not even the time it takes tells of it
-            return None
-        journal = await self._manager._journal(session_id)  # noqa: SLF001 - as one reader of another
-        return journal if journal is not None and self._bounds.covers(journal.key) else None
-
-    async def missing(self, session_id: str) -> SessionNotFound:
-        """`SessionManager.missing`; a session out of bounds is never called expired."""
-        if self._owns(session_id):
-            return await self._manager.missing(session_id)
-        return SessionNotFound(session_id)
-
-    def _owns(self, session_id: str) -> bool:
-        """Whether an id is within bounds; no for a shortened one, which cannot be told without its session."""
-        try:
-            return self._bounds.covers(SessionKey.parse(session_id))
-        except InvalidKey:
-            return False
-
-    async def _listing(self) -> Listing:
-        raise NotImplementedError("the manager lists: see `_newest`")
-
-    def _transcripts(self) -> Store:
-        return self._manager._transcripts()  # noqa: SLF001 - same
-
-    @property
-    def losses(self) -> Mapping[str, Loss]:
-        """What older messages were lost with a former store, by session id."""
-        return {one: loss for one, loss in self._manager.losses.items() if self._owns(one)}
-
-    async def _newest(  # type: ignore[override]  # noqa: PLR0913 - those that a list and a search name
-        self,
-        *,
-        channel: str | None = None,
-        only: Callable[[str], bool] | None = None,
-        behind: ListPosition | None = None,
-        since: datetime | None = None,
-        limit: int | None = None,
-        offset: int = 0,
-    ) -> list[ListPosition]:
-        def is_visible(session_id: str) -> bool:
-            return self._bounds.may_cover(session_id) and (only is None or only(session_id))
-
-        channels = self._bounds.channels
-        if channel is None and channels is not None and len(channels) == 1:
-            (channel,) = channels  # which a database can look for itself
-        wanted = None if limit is None else offset + limit
-        found: list[ListPosition] = []
-        while True:
-            page = await self._manager._newest(  # noqa: SLF001 - same
-                channel=channel, only=is_visible, behind=behind, since=since, limit=wanted
-            )
-            found += [one for one in page if "~" not in one.session_id or await self._journal(one.session_id)]
-            if wanted is None or len(page) < wanted or len(found) >= wanted:
-                return found[offset:wanted]
-            behind = page[-1]
-
-    async def _look(self, search: Search) -> Found:
-        """Search what is there and nothing else: a cursor would tell of what was passed over."""
-        if search.session_ids is None:
-            if self._visible is None:
-                self._visible = frozenset(one.session_id for one in await self._newest(limit=None))
-            search = msgspec.structs.replace(search, session_ids=self._visible)
-        return await super()._look(search)
 
     # --- making and removing -----------------------------------------------------------------------------------------
 
@@ -177,20 +194,20 @@ class BoundedSessions(SessionReader):
 
     async def restore(self, session_id: str) -> Session:
         """`SessionManager.restore`; a session whose id is shortened is not found in the archive."""
-        if not self._owns(session_id):
+        if not self.source.owns(session_id):
             raise NotArchived(session_id)
         return await self._manager.restore(session_id)
 
     async def delete(self, session_id: str, *, if_sequence: int | None = None) -> bool:
         """`SessionManager.delete`."""
-        if not self._owns(session_id) and await self._journal(session_id) is None:
+        if not self.source.owns(session_id) and await self.source.load(session_id) is None:
             return False
         self._deleted.add(session_id)
         return await self._manager.delete(session_id, if_sequence=if_sequence)
 
-    async def purge(self, *session_ids: str) -> list[str]:
+    async def purge(self, *session_ids: str) -> builtins.list[str]:
         """`SessionManager.purge`, of what `delete` has just removed."""
         for session_id in session_ids:
-            if not self._owns(session_id) and session_id not in self._deleted:
+            if not self.source.owns(session_id) and session_id not in self._deleted:
                 raise SessionNotFound(session_id)
         return await self._manager.purge(*session_ids)

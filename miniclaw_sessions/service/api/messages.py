@@ -232,7 +232,9 @@ async def show_transcript(context: Context, request: OneSession) -> Stream:
 
 async def _transcript_lines(context: Context, session: Session) -> AsyncGenerator[bytes, None]:
     chunk = bytearray()
-    async for entry in context.manager.read_transcript(session.session_id, in_place=True):
+    from miniclaw_sessions.core.manager.reading import read_transcript  # noqa: PLC0415 - a client has no manager
+
+    async for entry in read_transcript(context.manager, session.session_id, in_place=True):
         chunk += encode_entry(entry) + b"\n"
         if len(chunk) >= PIECE_BYTES:
             yield bytes(chunk)

@@ -167,7 +167,7 @@ async def show_session(context: Context, request: ShowSession) -> ShownReply:
     session = await context.find(request.session_id)
     reply = ShownReply(**msgspec.structs.asdict(session_reply(session)))
     if request.last_words:
-        from miniclaw_sessions.core.manager.reader import words_of  # noqa: PLC0415 - a client has these shapes, and no manager
+        from miniclaw_sessions.core.manager.summaries import words_of  # noqa: PLC0415 - a client has these shapes, and no manager
 
         reply.last_words, reply.first_words = await words_of(session)
     return reply

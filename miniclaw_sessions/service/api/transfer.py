@@ -172,7 +172,9 @@ async def export_session(context: Context, request: ExportSession) -> Stream:
 async def _as_json(context: Context, session: Session) -> AsyncGenerator[bytes, None]:
     chunk = bytearray(b'{"session":' + msgspec.json.encode(session_reply(session)) + b',"entries":[')
     separator = b""
-    async for entry in context.manager.read_transcript(session.session_id):
+    from miniclaw_sessions.core.manager.reading import read_transcript  # noqa: PLC0415 - a client has no manager
+
+    async for entry in read_transcript(context.manager, session.session_id):
         chunk += separator + encode_entry(entry)
         separator = b","
         if len(chunk) >= PIECE_BYTES:

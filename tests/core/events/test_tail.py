@@ -19,6 +19,7 @@ from miniclaw_sessions.config import PostgreSQLSettings, SessionSettings
 from miniclaw_sessions.core.events import tail
 from miniclaw_sessions.core.events.events import Events
 from miniclaw_sessions.core.events.listeners import SessionCreated, TurnEvent
+from miniclaw_sessions.core.manager.reading import read_transcript
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.stores.base import SessionHead, Store, StoredEntry
@@ -81,7 +82,7 @@ async def test_what_several_gateways_write_comes_to_each_that_follows_once_and_i
                 tasks.start_soon(write, number, name=f"write {number}")
         stored = [
             (entry.sequence, entry.message.text)
-            async for entry in managers[0].read_transcript("telegram_1")
+            async for entry in read_transcript(managers[0], "telegram_1")
             if isinstance(entry, MessageEntry)
         ]
         assert seen == dict.fromkeys(range(3), stored)

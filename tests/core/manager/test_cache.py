@@ -16,6 +16,7 @@ import pytest
 
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.manager.reading import read_transcript
 from miniclaw_sessions.core.persistence.snapshots import Snapshots
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
@@ -204,7 +205,7 @@ async def test_a_sleeping_session_is_forked_and_exported_like_any_other(stored: 
         await stored.fill(manager, 8)
         fork = await (await manager.find("chat_0")).fork("chat_fork")
         assert [message.text for message in fork.messages()] == ["first 0"]
-        assert len([entry async for entry in manager.read_transcript("chat_1")]) == 1
+        assert len([entry async for entry in read_transcript(manager, "chat_1")]) == 1
 
 
 # --- in order --------------------------------------------------------------------------------------------------------

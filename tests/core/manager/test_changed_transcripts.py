@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.history.conversation import REMEMBERED_KEYS
 from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.manager.reading import read_transcript
 from miniclaw_sessions.core.persistence.mending import Mended
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message
@@ -53,7 +54,7 @@ class Home:
             self.said.append(text)
 
     async def stored(self, manager: SessionManager) -> list[str]:
-        entries = [entry async for entry in manager.read_transcript("telegram_1")]
+        entries = [entry async for entry in read_transcript(manager, "telegram_1")]
         return [entry.message.text for entry in entries if isinstance(entry, MessageEntry)]
 
 
@@ -159,7 +160,7 @@ async def test_a_gap_that_memory_cannot_fill_is_told_as_a_loss_by_the_next_start
             with pytest.raises(StoreUnavailable, match="put back what was there"):
                 await session.add_message(Message.user("not acknowledged"))
     async with home.manager() as manager:
-        assert {session_id: loss.messages for session_id, loss in manager.losses.items()} == {"telegram_1": 11}
+        assert {session_id: loss.messages for session_id, loss in manager.source.losses.items()} == {"telegram_1": 11}
         assert await home.stored(manager) == [*home.said[:2], *home.said[13:]]  # the window had 30, one of them new
 
 
@@ -266,7 +267,7 @@ async def test_a_start_beside_a_directory_in_a_transcripts_place_is_refused_and_
     home.transcript.rmdir()
     home.aside.rename(home.transcript)
     async with home.manager() as manager:
-        assert manager.losses == {}
+        assert manager.source.losses == {}
         await home.say(await manager.get("telegram", "1"), 1)
         assert await home.stored(manager) == home.said
         assert (await manager.check()).problems == []

@@ -11,6 +11,7 @@ import pytest
 
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.manager.reading import read_transcript
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.errors import StoreConflict, StoreCorrupt, StoreError, StoreUnavailable
@@ -59,7 +60,7 @@ async def test_health_is_red_while_the_database_is_malformed(tmp_path: Path) -> 
         os.truncate(database, database.stat().st_size // 2)
         assert manager.health().ok
         with pytest.raises(StoreCorrupt):
-            [entry async for entry in manager.read_transcript("telegram_1")]
+            [entry async for entry in read_transcript(manager, "telegram_1")]
         health = manager.health()
         assert not health.ok
         assert "damaged" in health.problems[0]
@@ -79,7 +80,8 @@ async def test_older_messages_that_a_store_took_with_it_are_told_of_until_somebo
 
     for _ in range(2):  # a restart forgets nothing
         async with SessionManager(tmp_path, settings=settings) as manager:
-            assert {session_id: loss.messages for session_id, loss in manager.losses.items()} == {"telegram_long": 3}
+            lost = {session_id: loss.messages for session_id, loss in manager.source.losses.items()}
+            assert lost == {"telegram_long": 3}
             assert {row.session_id: row.lost for row in await manager.list()} == {
                 "telegram_long": 3,
                 "telegram_short": 0,
@@ -88,8 +90,8 @@ async def test_older_messages_that_a_store_took_with_it_are_told_of_until_somebo
             assert "telegram_long: 3 older messages were lost" in problem
             assert manager.health().losses == [problem]
     async with SessionManager(tmp_path, settings=settings) as manager:
-        assert await manager.acknowledge_losses("telegram_short") == 0
-        assert await manager.acknowledge_losses() == 1
+        assert await manager.source.storage.acknowledge_losses("telegram_short") == 0
+        assert await manager.source.storage.acknowledge_losses(None) == 1
         assert manager.health().losses == []
     async with SessionManager(tmp_path, settings=settings) as manager:
         assert (await manager.check()).sound
@@ -102,7 +104,7 @@ async def test_the_first_start_on_plain_files_tells_of_no_losses(tmp_path: Path)
     (tmp_path / "sessions" / "telegram_1.json").write_text(plain)
     async with SessionManager(tmp_path) as manager:
         assert manager.recovery.written_back == 1
-        assert manager.losses == {}
+        assert manager.source.losses == {}
         await manager.flush()
         assert (await manager.check()).sound
 
@@ -206,7 +208,7 @@ async def test_damage_is_a_problem_from_when_it_is_met_until_a_start_has_made_th
         assert manager.health().ok == (met_by != "the start")
         if met_by == "a read":
             for row in await manager.list():
-                [entry async for entry in manager.read_transcript(row.session_id)]
+                [entry async for entry in read_transcript(manager, row.session_id)]
         elif met_by == "a check":
             assert not (await manager.check()).sound
         health = manager.health()
@@ -214,7 +216,7 @@ async def test_damage_is_a_problem_from_when_it_is_met_until_a_start_has_made_th
         assert "the store is damaged" in health.problems[0]
     async with home.open(None) as manager:
         assert manager.health().problems == []
-        assert sum(loss.messages for loss in manager.losses.values()) == lost
+        assert sum(loss.messages for loss in manager.source.losses.values()) == lost
 
 
 async def test_a_damaged_entry_is_a_problem_until_it_is_mended(tmp_path: Path) -> None:
@@ -227,7 +229,7 @@ async def test_a_damaged_entry_is_a_problem_until_it_is_mended(tmp_path: Path) -
     transcript.write_bytes(transcript.read_bytes().replace(b'"two"', b'"t\0o"'))
     async with SessionManager(tmp_path, settings=settings) as manager:
         assert manager.health().ok
-        [entry async for entry in manager.read_transcript("telegram_1")]
+        [entry async for entry in read_transcript(manager, "telegram_1")]
         (problem,) = manager.health().problems
         assert "entry 2 of session telegram_1 cannot be read" in problem
         await manager.repair()

@@ -21,6 +21,7 @@ from anyio.lowlevel import checkpoint
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.history.state import Snapshot
 from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.manager.reading import read_transcript
 from miniclaw_sessions.core.persistence import flusher
 from miniclaw_sessions.core.persistence.checkpoints import Written
 from miniclaw_sessions.core.protocol.entries import Entry, MessageEntry
@@ -259,7 +260,7 @@ async def test_an_unknown_session_is_not_found_and_not_created(home: Home) -> No
             with pytest.raises(SessionNotFound):
                 await lookup
         with pytest.raises(SessionNotFound):
-            _ = [entry async for entry in manager.read_transcript("telegram_1")]
+            _ = [entry async for entry in read_transcript(manager, "telegram_1")]
         assert await manager.list() == []
         assert await manager.delete("telegram_1") is False
         await manager.flush()
@@ -430,7 +431,7 @@ async def test_the_transcript_has_what_left_the_window(tmp_path: Path) -> None:
         for number in range(1203):
             (await manager.get_or_create("telegram", "1")).append(Message.user(str(number)))
         await manager.flush()
-        entries: list[Entry] = [entry async for entry in manager.read_transcript("telegram_1")]
+        entries: list[Entry] = [entry async for entry in read_transcript(manager, "telegram_1")]
     assert [entry.message.text for entry in entries if isinstance(entry, MessageEntry)] == [
         str(number) for number in range(1203)
     ]

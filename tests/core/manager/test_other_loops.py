@@ -27,7 +27,7 @@ from miniclaw_sessions.testing import FakeClock
 pytestmark = pytest.mark.anyio
 
 READS: dict[type, set[str]] = {
-    SessionManager: {"statistics", "health", "on_progress"},
+    SessionManager: {"statistics", "health"},
     Session: {"messages", "entries", "statistics", "unit", "turn"},
     SessionTree: set(),
     Turn: {"messages", "entries"},

@@ -26,7 +26,7 @@ async def test_a_session_in_memory_that_is_forked_and_put_keeps_the_conversation
     fork.append(Message.assistant("hi"))
     async with SessionManager(tmp_path) as manager:
         kept = await manager.put(fork)
-        assert kept is await manager.open("app_2")
+        assert kept is await manager.get_or_create("app", "2")
         assert texts(kept) == ["hello", "hi"]
         await kept.add_message(Message.user("and on"))
         with pytest.raises(SessionExists):

@@ -14,8 +14,8 @@ from anyio import run_process
 from msgspec.structs import replace
 
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.core.manager import SessionManager, open_readonly
-from miniclaw_sessions.core.manager.reader import SessionReader
+from miniclaw_sessions.core.manager import ReadOnlySessions, SessionManager, open_readonly
+from miniclaw_sessions.core.manager.reading import read_transcript
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.stores.shared import ListPosition
@@ -75,9 +75,9 @@ async def test_what_is_saved_can_be_read_beside_the_process_that_holds_it(
 async def test_the_whole_transcript_is_read_from_the_store(tmp_path: Path) -> None:
     async with SessionManager(tmp_path, settings=SessionSettings(window=4)) as manager:
         session = await say(manager, *map(str, range(700)))
-        here = [entry.id async for entry in manager.read_transcript("telegram_1")]
+        here = [entry.id async for entry in read_transcript(manager, "telegram_1")]
         async with open_readonly(tmp_path, settings=SessionSettings(window=4)) as reader:
-            assert [entry.id async for entry in reader.read_transcript("telegram_1")] == here
+            assert [entry.id async for entry in read_transcript(reader, "telegram_1")] == here
             there = await reader.find("telegram_1")
             assert await there.tree.get_entry(here[3]) == await session.tree.get_entry(here[3])
             assert (await reader.check()).problems == []
@@ -221,7 +221,7 @@ async def test_a_page_goes_on_where_the_page_before_ended_and_in_the_order_of_a_
         assert [row.session_id for row in await manager.list()] == [row.session_id for row in held]
 
 
-async def expect_pages(reader: SessionReader, held: list[SessionSummary]) -> None:
+async def expect_pages(reader: ReadOnlySessions, held: list[SessionSummary]) -> None:
     """One row at a time gives every row once, in order."""
     found: list[SessionSummary] = []
     after: ListPosition | None = None

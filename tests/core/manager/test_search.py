@@ -17,8 +17,7 @@ from msgspec.structs import replace
 
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.history.search import SearchPage, SearchResult
-from miniclaw_sessions.core.manager import SessionManager, open_readonly
-from miniclaw_sessions.core.manager.reader import SessionReader
+from miniclaw_sessions.core.manager import ReadOnlySessions, SessionManager, open_readonly
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall
 from miniclaw_sessions.core.session import Session, searching
 from miniclaw_sessions.encryption import KeyRing
@@ -54,7 +53,7 @@ def names_in(workspace: Path) -> list[str]:
     return [path.name for path in workspace.iterdir()]
 
 
-async def all_pages(manager: SessionReader, query: str, **options: Any) -> list[SearchResult]:
+async def all_pages(manager: SessionManager | ReadOnlySessions, query: str, **options: Any) -> list[SearchResult]:
     results, cursor = list[SearchResult](), None
     while True:
         page = await manager.search(query, cursor=cursor, **options)

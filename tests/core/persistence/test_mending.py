@@ -131,11 +131,11 @@ async def test_a_database_in_which_damage_was_met_is_made_anew_by_the_next_start
         assert (await manager.repair()).needs_start
     async with home.open(None) as manager:
         assert await read_all(manager) == left
-        assert sum(loss.messages for loss in manager.losses.values()) == lost
+        assert sum(loss.messages for loss in manager.source.losses.values()) == lost
         assert (await manager.check()).problems == [
-            loss.sentence(session_id) for session_id, loss in manager.losses.items()
+            loss.sentence(session_id) for session_id, loss in manager.source.losses.items()
         ]
-        await manager.acknowledge_losses()
+        await manager.source.storage.acknowledge_losses(None)
         await home.say(manager, 1, 1)
         assert (await manager.check()).problems == []
         assert await manager.delete("telegram_1")
@@ -157,7 +157,7 @@ async def test_what_was_on_a_damaged_page_comes_back_from_the_window(tmp_path: P
     async with home.open(keys) as manager:
         assert (await read_all(manager))["telegram_2"][-4:] == whole["telegram_2"][-4:]
         lost = sum(map(len, whole.values())) - sum(map(len, (await read_all(manager)).values()))
-        assert sum(loss.messages for loss in manager.losses.values()) == lost
+        assert sum(loss.messages for loss in manager.source.losses.values()) == lost
 
 
 async def test_a_session_on_a_damaged_page_is_deleted_after_a_start_and_until_then_is_as_it_was(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ async def test_a_sound_database_is_not_set_aside_for_a_read_that_failed_once(tmp
     whole = await filled(home, None)
     note_damage(home.workspace / "sessions.db")
     async with home.open(None) as manager:
-        assert manager.losses == {}
+        assert manager.source.losses == {}
     assert await home.said(None) == whole
     assert not (home.workspace / "quarantine").exists()
     assert not (home.workspace / "sessions.db-damaged").exists()

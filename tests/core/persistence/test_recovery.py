@@ -16,6 +16,7 @@ import pytest
 
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.manager.reading import read_transcript
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.stores.base import Store
@@ -275,7 +276,7 @@ async def test_a_lost_store_is_filled_from_the_snapshots_and_goes_on(home: Home)
         assert manager.recovery.written_back == 1
         assert (await session.add_message(Message.user("9"), idempotency_key="update-9")).sequence == 10
         await session.add_message(Message.user("10"))
-        assert await manager.acknowledge_losses() == 1  # what the window had pushed out is gone
+        assert await manager.source.storage.acknowledge_losses(None) == 1  # what the window had pushed out is gone
     await home.check_sound()
     shutil.rmtree(home.sessions)
     async with home.open(window=4) as manager:
@@ -661,6 +662,6 @@ async def test_a_snapshot_written_while_the_store_fails_is_never_ahead_and_never
     async with home.open(window=4) as manager:
         session = await manager.get("telegram", "1")
         entry = await session.add_message(Message.user("on"))
-        transcript = [one async for one in manager.read_transcript("telegram_1")]
+        transcript = [one async for one in read_transcript(manager, "telegram_1")]
         assert entry.parent_id == transcript[-2].id
         assert transcript[-2].sequence == 5

@@ -12,6 +12,7 @@ import pytest
 
 from miniclaw_sessions import Message, SessionManager, SessionSettings
 from miniclaw_sessions.clock import SystemClock
+from miniclaw_sessions.core.manager.reading import read_transcript
 from miniclaw_sessions.core.persistence.committer import FIRST_RETRY_S, LAST_RETRY_S
 from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.errors import StoreFull, StoreUnavailable
@@ -57,7 +58,7 @@ async def test_messages_are_refused_reading_goes_on_and_it_heals_by_itself(
             with pytest.raises(StoreUnavailable, match="cannot append"):
                 await session.add_message(Message.user("refused at once"))
             assert not manager.health().ok
-            transcript = [entry async for entry in manager.read_transcript("a_1")]
+            transcript = [entry async for entry in read_transcript(manager, "a_1")]
             assert len(transcript) == 2
         with pytest.raises(StoreUnavailable):
             await session.add_message(Message.user("refused until it is tried again"))

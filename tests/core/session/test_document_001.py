@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 import pytest
 
+from miniclaw_sessions import SessionManager
 from miniclaw_sessions.core.history.branch import told
 from miniclaw_sessions.core.protocol.entries import Compaction, MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message, TextPart, Usage
@@ -189,14 +190,18 @@ async def test_d1_title_and_metadata_are_written_at_once(bench: Bench, tmp_path:
 # --- the store -------------------------------------------------------------------------------------------------------
 
 
+async def store_open(manager: SessionManager, name: str) -> Session:
+    return (await DiveStore(manager).open(name)).session
+
+
 async def test_store_open_creates_or_returns_the_one_that_exists(bench: Bench) -> None:
     """S1.18, S1.27, S1.28: never "not found", and the session saves itself."""
     async with bench.manager() as manager:
-        session = await manager.open("telegram_1")
-        assert await manager.open("telegram_1") is session
+        session = await store_open(manager, "telegram_1")
+        assert await store_open(manager, "telegram_1") is session
         await session.save_turn(turn(1))
     async with bench.manager() as manager:
-        assert texts_of((await manager.open("telegram_1")).messages()) == ["question 1", "answer 1"]
+        assert texts_of((await store_open(manager, "telegram_1")).messages()) == ["question 1", "answer 1"]
 
 
 async def test_store_open_concurrently_gives_a_single_instance(bench: Bench) -> None:
@@ -205,7 +210,7 @@ async def test_store_open_concurrently_gives_a_single_instance(bench: Bench) -> 
         opened: list[Session] = []
 
         async def save(number: int) -> None:
-            session = await manager.open("telegram_1")
+            session = await store_open(manager, "telegram_1")
             opened.append(session)
             await session.save_turn([Message.user(str(number))])
 
@@ -220,7 +225,7 @@ async def test_store_list_is_newest_first_and_its_records_are_copies(bench: Benc
     """S1.30."""
     async with bench.manager() as manager:
         for number in range(3):
-            session = await manager.open(f"telegram_{number}")
+            session = await store_open(manager, f"telegram_{number}")
             session.update(title=f"Title {number}")
             await bench.clock.advance(60)
         listed = await manager.list()
@@ -234,11 +239,11 @@ async def test_store_list_is_newest_first_and_its_records_are_copies(bench: Benc
 async def test_store_delete_is_idempotent_and_a_session_opened_again_starts_empty(bench: Bench) -> None:
     """S1.31."""
     async with bench.manager() as manager:
-        session = await manager.open("telegram_1")
+        session = await store_open(manager, "telegram_1")
         await session.save_turn(turn(1))
         assert await manager.delete("telegram_1") is True
         assert await manager.delete("telegram_1") is False
-        assert (await manager.open("telegram_1")).messages() == []
+        assert (await store_open(manager, "telegram_1")).messages() == []
         with pytest.raises(SessionDeleted):
             await session.save_turn(turn(2))
 
@@ -246,7 +251,7 @@ async def test_store_delete_is_idempotent_and_a_session_opened_again_starts_empt
 async def test_store_put_returns_when_everything_is_saved(bench: Bench) -> None:
     """S1.29."""
     async with bench.manager() as manager:
-        session = await manager.open("telegram_1")
+        session = await store_open(manager, "telegram_1")
         session.extend(turn(1))
         await manager.put(session)
         assert session.journal.committed_sequence == session.last_sequence == 2
@@ -259,7 +264,7 @@ async def test_store_keeps_a_large_event(bench: Bench) -> None:
     async with bench.manager(max_message_bytes=4_000_000) as manager:
         [summary] = await manager.list()
         assert summary.message_count == 1
-        assert len((await manager.open("telegram_1")).messages()[0].text) == 2_000_000
+        assert len((await store_open(manager, "telegram_1")).messages()[0].text) == 2_000_000
 
 
 async def test_d3_files_and_directory_are_private(bench: Bench) -> None:
@@ -278,7 +283,7 @@ async def test_d3_files_and_directory_are_private(bench: Bench) -> None:
 async def test_d4_a_session_without_a_turn_holds_no_lock(bench: Bench) -> None:
     """Defect D4: sessions and turn locks were kept for ever; here a deleted session is in nobody's hands."""
     async with bench.manager() as manager:
-        session = await manager.open("telegram_1")
+        session = await store_open(manager, "telegram_1")
         assert session.journal._turn_lock is None
         async with session.turn(Message.user("hi")) as saying:
             saying.append(Message.assistant("hello"))
@@ -307,13 +312,13 @@ async def test_session_fork(session: Session) -> None:
 async def test_fork_session(bench: Bench) -> None:
     """S1.44: open, fork and put in one; what it gives is saved."""
     async with bench.manager() as manager:
-        await (await manager.open("telegram_1")).save_turn(turn(1))
+        await (await store_open(manager, "telegram_1")).save_turn(turn(1))
         fork = await DiveStore(manager).fork_session("telegram_1", "telegram_2")
         await fork.save_turn(turn(2))
     bench.lose_snapshots()
     async with bench.manager() as manager:
-        assert len((await manager.open("telegram_1")).messages()) == 2
-        assert len((await manager.open("telegram_2")).messages()) == 4
+        assert len((await store_open(manager, "telegram_1")).messages()) == 2
+        assert len((await store_open(manager, "telegram_2")).messages()) == 4
 
 
 async def test_forked_after_a_compaction(session: Session) -> None:

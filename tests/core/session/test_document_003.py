@@ -307,7 +307,7 @@ async def test_o2_a_compaction_hides_what_it_summarizes_and_nothing_more(session
 
 async def test_o3_two_handles_of_one_session_are_one(bench: Bench) -> None:
     async with bench.manager() as manager:
-        one, other = await manager.open("cli_1"), await manager.get_or_create("cli", "1")
+        one, other = await manager.get_or_create("cli", "1"), await manager.get_or_create("cli", "1")
         assert one is other
         await say(one, "1")
         await say(other, "2")

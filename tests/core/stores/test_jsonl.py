@@ -24,6 +24,7 @@ from structlog.testing import capture_logs
 from miniclaw_sessions import disk
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.manager.reading import read_transcript
 from miniclaw_sessions.core.protocol.encoding import decode_entry
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.stores.base import Append, StoredEntry, StoredHead, is_damaged
@@ -476,7 +477,7 @@ async def test_a_conversation_whose_header_is_lost_goes_on_from_its_transcript(t
         session = await manager.get("telegram", 1)
         assert len(session.messages()) == settings.window
         await session.add_message(Message.user("and on"))
-        assert len([entry async for entry in manager.read_transcript("telegram_1")]) == 71
+        assert len([entry async for entry in read_transcript(manager, "telegram_1")]) == 71
 
 
 DAMAGED = {

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from miniclaw_sessions import SessionManager
 from miniclaw_sessions.core.history.window import keep
+from miniclaw_sessions.core.manager.reading import read_transcript
 from miniclaw_sessions.core.persistence.snapshot_file import decode_snapshot, encode_snapshot
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.session import Session
@@ -263,7 +264,7 @@ async def test_what_an_older_version_imported_wrongly_is_mended_when_it_is_loade
     path.write_text("".join(json.dumps(line) + "\n" for line in STEPS_2_TO_5))
     async with opened(tmp_path / "w") as manager:
         session_id = (await fork_from(manager, path)).session_id
-        every = [entry async for entry in manager.read_transcript(session_id) if isinstance(entry, MessageEntry)]
+        every = [entry async for entry in read_transcript(manager, session_id) if isinstance(entry, MessageEntry)]
     snapshot = tmp_path / "w" / "sessions" / f"{session_id}.json"
     wrong = replace(
         decode_snapshot(snapshot.read_bytes(), stem=session_id, now=NOW, new_id=str),
@@ -287,7 +288,7 @@ async def test_the_check_finds_a_window_with_messages_of_a_branch_that_was_left(
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     async with opened(tmp_path / "w") as manager:
         session_id = (await fork_from(manager, path)).session_id
-        every = [entry async for entry in manager.read_transcript(session_id) if isinstance(entry, MessageEntry)]
+        every = [entry async for entry in read_transcript(manager, session_id) if isinstance(entry, MessageEntry)]
         snapshot = tmp_path / "w" / "sessions" / f"{session_id}.json"
         await manager.flush()
         assert (await manager.check()).problems == []

@@ -87,7 +87,7 @@ async def test_what_a_workspace_has_lost_is_known_after_restoring_too(
     await back_up_closed(home.workspace, home.settings, backup)
     assert (await verify_backup(backup)).problems == []
     async with (await restored(home, backup)).open(keys) as manager:
-        assert manager.losses == {"telegram_1": loss}
+        assert manager.source.losses == {"telegram_1": loss}
         assert [loss.sentence("telegram_1")] == (await manager.check()).problems
 
 

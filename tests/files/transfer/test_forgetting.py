@@ -16,14 +16,15 @@ import msgspec
 import pytest
 
 from miniclaw_sessions.config import RetentionSettings, SessionSettings
-from miniclaw_sessions.core.manager import SessionManager, database_lists, open_readonly
+from miniclaw_sessions.core.manager import SessionManager, database_lists, open_readonly, reading
+from miniclaw_sessions.core.manager.reading import Reader
 from miniclaw_sessions.core.protocol.entries import LEGAL_HOLD, SUSPENDED
 from miniclaw_sessions.core.protocol.keys import KeyBounds
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import InvalidSearch, NotPermitted, SessionHeld, SessionNotFound, StoreUnavailable
 from miniclaw_sessions.files.formats.registry import format_named
-from miniclaw_sessions.files.transfer import backup
+from miniclaw_sessions.files.transfer import backup, forgetting
 from miniclaw_sessions.files.transfer.forgetting import Meant, Which, as_seen, forget, meant
 from miniclaw_sessions.files.transfer.importing import import_stream
 from miniclaw_sessions.files.transfer.person import person_archive
@@ -283,19 +284,18 @@ async def test_what_is_used_or_begun_while_others_are_read_is_found_and_is_no_lo
 ) -> None:
     monkeypatch.setattr(database_lists, "PAGE", 2)
     async with home.open() as manager:
-        find = manager.find
 
-        async def busy(session_id: str) -> Session:
-            monkeypatch.setattr(manager, "find", find)
+        async def busy(reader: Reader, session_id: str) -> Session:
+            monkeypatch.setattr(forgetting, "find", reading.find)
             for chat_id in ("0", f"new-{session_id}"):
                 await say(manager, "web", chat_id, author="Anna")
-            return await find(session_id)
+            return await reading.find(reader, session_id)
 
         everybody = {(await say(manager, "web", str(number), author="Anna")).session_id for number in range(5)}
-        monkeypatch.setattr(manager, "find", busy)
+        monkeypatch.setattr(forgetting, "find", busy)
         assert await names(manager, user="Anna") == everybody | {"web_new-web_4"}
         await home.wait(manager, 10)
-        monkeypatch.setattr(manager, "find", busy)
+        monkeypatch.setattr(forgetting, "find", busy)
         old = await names(manager, older_than_s=5 * DAY)
         assert len(old) == 5
         assert "web_0" not in old

@@ -11,6 +11,7 @@ import pytest
 
 from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.manager.reading import read_transcript
 from miniclaw_sessions.core.protocol.keys import KeyBounds, SessionKey
 from miniclaw_sessions.errors import (
     InvalidKey,
@@ -73,7 +74,7 @@ async def test_it_finds_and_lists_what_is_within(bounded: BoundedSessions, manag
             await bounded.find(session_id)
         assert type(missing.value) is SessionNotFound
         with pytest.raises(SessionNotFound):
-            _ = [one async for one in bounded.read_transcript(session_id)]
+            _ = [one async for one in read_transcript(bounded, session_id)]
         async with aclosing(bounded.events.watch(session_id)) as followed:
             with pytest.raises(SessionNotFound):
                 await anext(followed)

@@ -1,0 +1,159 @@
+"""Where sessions are read from: what every reader of them needs, and how an open manager gives it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, Protocol
+
+from anyio import to_thread
+
+from miniclaw_sessions.core.history.conversation import Conversation
+from miniclaw_sessions.core.history.search import Found, Search
+from miniclaw_sessions.core.manager.cache import Listing, moment_of
+from miniclaw_sessions.core.manager.database_lists import newest_in, sessions_in
+from miniclaw_sessions.core.manager.registry import SessionRegistry
+from miniclaw_sessions.core.persistence.database import Database
+from miniclaw_sessions.core.persistence.losses import Loss
+from miniclaw_sessions.core.persistence.storage import Storage
+from miniclaw_sessions.core.session import Journal, Session
+from miniclaw_sessions.core.session.searching import search_windows
+from miniclaw_sessions.core.stores.base import Store
+from miniclaw_sessions.core.stores.shared import ListPosition
+from miniclaw_sessions.errors import SessionExpired, SessionNotFound
+
+FEW = 10_000
+"""Up to this many sessions on disk are put in order on the event loop; more would hold it up."""
+
+
+class Source(Protocol):
+    """Where sessions are read from: nothing is created or renewed."""
+
+    @property
+    def store(self) -> Store:
+        """The store that is open."""
+        ...
+
+    @property
+    def losses(self) -> Mapping[str, Loss]:
+        """What older messages were lost with a former store, by session id."""
+        ...
+
+    async def load(self, session_id: str) -> Journal | None:
+        """A session's journal, loaded if need be; None if there is no such session."""
+        ...
+
+    async def newest(  # noqa: PLR0913 - each can be left out
+        self,
+        *,
+        channel: str | None = None,
+        only: Callable[[str], bool] | None = None,
+        behind: ListPosition | None = None,
+        since: datetime | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[ListPosition]:
+        """A part of all sessions, the most recently used first: `Listing.newest`. Loads none of them."""
+        ...
+
+    async def load_listed(self, session_ids: Sequence[str]) -> dict[str, Session]:
+        """Those of these sessions that exist, loaded if need be."""
+        ...
+
+    async def look(self, search: Search) -> Found:
+        """The newest hits of a search: `Store.search`."""
+        ...
+
+    async def missing(self, session_id: str) -> SessionNotFound:
+        """What to raise for a session that does not exist."""
+        ...
+
+
+class LiveSource:
+    """The sessions of an open manager that has a directory.
+
+    Attributes:
+        registry: the live sessions, and how they come and go.
+        storage: the directory or database that they are saved in.
+        store: the transcripts.
+    """
+
+    def __init__(self, registry: SessionRegistry, storage: Storage) -> None:
+        self.registry = registry
+        self.storage = storage
+        self.store: Store = registry.store
+
+    @property
+    def losses(self) -> Mapping[str, Loss]:
+        """What older messages were lost with a former store, by session id."""
+        return self.storage.losses
+
+    async def load(self, session_id: str) -> Journal | None:
+        """The live session, loaded if need be: see `SessionRegistry.load`."""
+        return await self.registry.load(session_id)
+
+    async def newest(self, **part: Any) -> list[ListPosition]:
+        """A part of all sessions: see `Source.newest`."""
+        return await newest_of(await self.registry.listing(), **part)
+
+    async def load_listed(self, session_ids: Sequence[str]) -> dict[str, Session]:
+        """Those of these sessions that exist, each loaded into the cache."""
+        return await load_each(self, session_ids)
+
+    async def look(self, search: Search) -> Found:
+        """The newest hits of a search."""
+        return await look_in(self, search)
+
+    async def missing(self, session_id: str) -> SessionNotFound:
+        """SessionExpired where the archive has the session, or else SessionNotFound."""
+        return (SessionExpired if await self.storage.archive.has(session_id) else SessionNotFound)(session_id)
+
+
+class SharedLiveSource(LiveSource):
+    """The sessions of an open manager that shares a database: a list comes from there, a page at a time."""
+
+    def __init__(self, registry: SessionRegistry, database: Database) -> None:
+        super().__init__(registry, database)
+        self._database = database
+
+    async def newest(self, **part: Any) -> list[ListPosition]:
+        """A part of all sessions, with what was used here and is not yet known to the database."""
+        return await newest_in(self._database, own=self.registry.known.unsaved_uses(), **part)
+
+    async def load_listed(self, session_ids: Sequence[str]) -> dict[str, Session]:
+        """Those of these sessions that exist, as the database has them; none of them is cached."""
+        folded: list[Conversation] = []
+        found = await sessions_in(self._database, session_ids, self.registry, folded)
+        if folded:  # once is enough; a list waits for nothing that is written
+            self.registry.known.soon(partial(self._database.write_checkpoints, folded))
+        return found
+
+
+async def newest_of(listing: Listing, **part: Any) -> list[ListPosition]:
+    """A part of all sessions of a listing; put in order in a thread where there are many."""
+    choose = partial(listing.newest, **part)
+    chosen = choose() if len(listing.on_disk) < FEW else await to_thread.run_sync(choose)
+    return [ListPosition(moment_of(used), session_id) for used, session_id in chosen]
+
+
+async def load_each(source: Source, session_ids: Sequence[str]) -> dict[str, Session]:
+    """Those of these sessions that exist, loaded one after the other."""
+    found = {}
+    for session_id in reversed(session_ids):  # so that the newest stays in memory longest
+        if (journal := await source.load(session_id)) is not None:
+            found[session_id] = Session.of(journal)
+    return found
+
+
+async def look_in(source: Source, search: Search) -> Found:
+    """The newest hits of a search: the store's, or where it keeps no transcripts those in memory."""
+    if source.store.keeps_entries:
+        return await source.store.search(search)
+    return await search_windows(search, _journals(source))
+
+
+async def _journals(source: Source) -> AsyncIterator[Journal]:
+    for _, session_id in await source.newest():
+        if (journal := await source.load(session_id)) is not None:
+            yield journal

@@ -1,0 +1,74 @@
+"""Sessions as lines of a list: their numbers, and how what was said in them begins and ends."""
+
+from __future__ import annotations
+
+from itertools import islice
+from weakref import WeakKeyDictionary
+
+from miniclaw_sessions.core.history.first_words import first_words
+from miniclaw_sessions.core.persistence.losses import Loss
+from miniclaw_sessions.core.protocol.entries import MessageEntry
+from miniclaw_sessions.core.protocol.messages import Role
+from miniclaw_sessions.core.session import Journal, Session
+from miniclaw_sessions.core.stores.reading import readable
+from miniclaw_sessions.statistics import SessionSummary
+
+BEGINNING = 20
+"""How many of its first entries are searched for what a session without a name is about."""
+
+_NOT_BY_HAND = ("<", "# AGENTS.md", "/")  # what agents put before what was said; their commands
+_FIRST_WORDS: WeakKeyDictionary[Journal, str] = WeakKeyDictionary()  # they stay what they are
+
+
+def summarize(session: Session, loss: Loss | None) -> SessionSummary:
+    """A session as one line of a list, with what was lost of it."""
+    return SessionSummary(
+        session_id=session.session_id,
+        channel=session.key.channel,
+        chat_id=session.key.chat_id,
+        title=session.title,
+        messages=len(session),
+        message_count=session.message_count,
+        entries=session.last_sequence,
+        created_at=session.created_at,
+        updated_at=session.updated_at,
+        last_accessed=session.last_accessed,
+        dirty=session.journal.is_dirty,
+        lost=0 if loss is None else loss.messages,
+    )
+
+
+async def words_of(session: Session) -> tuple[str | None, str | None]:
+    """A session's `last_words` and `first_words`, as a row of a list has them; at most `BEGINNING` entries are read."""
+    return _last_words(session), await _first_words(session)
+
+
+def _last_words(session: Session) -> str | None:
+    """How the newest message of a person or the assistant begins; None where the window has none with words."""
+    for kept in reversed(session.journal.conversation.window.kept):
+        if kept.role in (Role.USER, Role.ASSISTANT):
+            return first_words(kept.entry)
+    return None
+
+
+async def _first_words(session: Session) -> str | None:
+    """What people call a session by that nobody named; None where it has a name, or nobody said anything."""
+    journal = session.journal
+    if session.title:
+        return None
+    if (known := _FIRST_WORDS.get(journal)) is not None:
+        return known
+    said = [first_words(one) for one in await _questions(session)]
+    by_hand = next((words for words in said if not words.startswith(_NOT_BY_HAND)), None)
+    if by_hand is not None:
+        _FIRST_WORDS[journal] = by_hand
+    return by_hand or next(iter(said), None)
+
+
+async def _questions(session: Session) -> list[MessageEntry]:
+    """What people said among a session's first messages: from memory, where that has all of them."""
+    if len(session) == session.message_count:
+        kept = islice(session.journal.conversation.window.kept, BEGINNING)
+        return [one.entry for one in kept if one.role is Role.USER]
+    entries = readable(await session.tree.read_after(0, BEGINNING))
+    return [entry for entry in entries if isinstance(entry, MessageEntry) and entry.message.is_user]
