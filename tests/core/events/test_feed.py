@@ -51,7 +51,7 @@ def said(events: list[Event]) -> list[tuple[str, str]]:
     return [(event.kind, event.session_id) for event in events]
 
 
-async def test_watchers_of_all_are_told_what_comes_changes_and_goes(manager: SessionManager) -> None:
+async def test_the_feed_has_sessions_that_come_change_and_go_and_their_turns(manager: SessionManager) -> None:
     async with aclosing(manager.events.watch_all()) as watched:
         (ready,) = await anext(watched)
         assert ready.data == {"resumed": False, "turns": []}
@@ -74,24 +74,26 @@ async def test_watchers_of_all_are_told_what_comes_changes_and_goes(manager: Ses
     assert events[5].data["outcome"] == "stopped"
 
 
-async def test_a_watcher_goes_on_from_any_place_with_nothing_missing_and_nothing_twice(manager: SessionManager) -> None:
+async def test_the_feed_resumes_behind_any_cursor_with_nothing_missing_and_nothing_twice(
+    manager: SessionManager,
+) -> None:
     session = await manager.get_or_create("telegram", 1)
     async with aclosing(manager.events.watch_all()) as watched:
         (ready,) = await anext(watched)
         for count in range(20):
             await session.add_message(Message.user(str(count)))
-        told: list[Event] = []
-        while len(told) < 20:
-            told += await anext(watched)
+        seen: list[Event] = []
+        while len(seen) < 20:
+            seen += await anext(watched)
     for cut in range(20):
-        async with aclosing(manager.events.watch_all(after=told[cut - 1].cursor if cut else ready.cursor)) as again:
+        async with aclosing(manager.events.watch_all(after=seen[cut - 1].cursor if cut else ready.cursor)) as again:
             (resumed,) = await anext(again)
             assert resumed.data["resumed"]
             rest = [event.cursor for event in await anext(again)] if cut < 20 else []
-            assert rest == [event.cursor for event in told[cut:]]
+            assert rest == [event.cursor for event in seen[cut:]]
 
 
-async def test_who_comes_from_elsewhere_is_told_where_each_session_ends(manager: SessionManager) -> None:
+async def test_a_cursor_of_another_feed_lists_where_each_session_ends(manager: SessionManager) -> None:
     for chat in (1, 2):
         session = await manager.get_or_create("telegram", chat)
         for _ in range(chat):
@@ -103,7 +105,7 @@ async def test_who_comes_from_elsewhere_is_told_where_each_session_ends(manager:
         assert not ready.data["resumed"]
 
 
-async def test_who_is_too_slow_is_cut_off_and_what_waits_for_him_is_bounded(
+async def test_a_slow_reader_is_cut_off_and_what_waits_for_it_is_bounded(
     manager: SessionManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed, "KEPT_EVENTS", 10)
@@ -118,7 +120,7 @@ async def test_who_is_too_slow_is_cut_off_and_what_waits_for_him_is_bounded(
         assert [one.data["resumed"] for one in await anext(again)] == [False]
 
 
-async def test_who_watches_quiet_sessions_is_not_too_slow_however_much_happens_in_others(
+async def test_a_reader_of_quiet_sessions_is_not_too_slow_however_much_happens_in_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def quiet(session_id: str, _: SessionKey | None) -> bool:
@@ -144,13 +146,13 @@ async def test_who_watches_quiet_sessions_is_not_too_slow_however_much_happens_i
             assert said(await anext(again)) == [("entries", "telegram_2")]
 
 
-async def test_a_place_holds_for_a_while_when_nobody_watches_and_never_skips_what_was_not_kept(tmp_path: Path) -> None:
+async def test_a_cursor_holds_for_a_while_without_a_reader_and_never_skips_what_was_not_kept(tmp_path: Path) -> None:
     clock = FakeClock()
     async with SessionManager(tmp_path, store="memory:", clock=clock) as manager:
         session = await manager.get_or_create("telegram", 1)
         async with aclosing(manager.events.watch_all()) as watched:
             (ready,) = await anext(watched)
-        await session.add_message(Message.user("while nobody watches"))
+        await session.add_message(Message.user("without a reader"))
         async with aclosing(manager.events.watch_all(after=ready.cursor)) as watched:
             assert [one.data.get("resumed") for one in await anext(watched)] == [True]
             assert [one.kind for one in await anext(watched)] == ["entries"]
@@ -160,7 +162,7 @@ async def test_a_place_holds_for_a_while_when_nobody_watches_and_never_skips_wha
             assert [one.data["resumed"] for one in await anext(watched)] == [False]
 
 
-async def test_watchers_are_told_only_of_the_sessions_that_they_may_see(manager: SessionManager) -> None:
+async def test_a_reader_gets_only_the_sessions_that_it_may_see(manager: SessionManager) -> None:
     def of_one(session_id: str, key: SessionKey | None) -> bool:
         assert key is not None
         return session_id == "telegram_1"
@@ -175,7 +177,7 @@ async def test_watchers_are_told_only_of_the_sessions_that_they_may_see(manager:
         assert {event.session_id for event in await events_of(watched, "deleted")} == {"telegram_1"}
 
 
-async def test_places_do_not_count_what_happens_in_sessions_of_others(manager: SessionManager) -> None:
+async def test_cursors_do_not_count_what_happens_in_sessions_of_others(manager: SessionManager) -> None:
     session = await manager.get_or_create("telegram", 1)
     async with aclosing(manager.events.watch_all()) as watched:
         await anext(watched)
@@ -186,7 +188,7 @@ async def test_places_do_not_count_what_happens_in_sessions_of_others(manager: S
     assert numbers != sorted(numbers), "they are not in order, so they cannot be counted"
 
 
-async def test_a_session_that_is_put_together_is_told_when_it_is_there(manager: SessionManager) -> None:
+async def test_a_session_that_is_put_together_is_published_when_it_is_complete(manager: SessionManager) -> None:
     session = await manager.get_or_create("telegram", 1)
     await session.add_message(Message.user("hello"))
     async with aclosing(manager.events.watch_all()) as watched:
@@ -231,7 +233,7 @@ async def gateways(database: str, directory: Path) -> AsyncIterator[list[Session
         yield [await stack.enter_async_context(manager) for manager in managers]
 
 
-async def test_what_another_gateway_does_is_told_here_in_order_and_once(postgresql_url: str, tmp_path: Path) -> None:
+async def test_what_another_gateway_does_comes_here_in_order_and_once(postgresql_url: str, tmp_path: Path) -> None:
     async with gateways(postgresql_url, tmp_path) as (here, there):
         before = await there.get_or_create("telegram", 1)
         await before.add_message(Message.user("before"))

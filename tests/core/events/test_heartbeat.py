@@ -32,9 +32,9 @@ async def test_heartbeats_come_in_time_and_a_few_at_once() -> None:
             tasks.start_soon(wait, number)
         for _ in range(400):
             await clock.advance(0.1)
-            assert clock.monotonic() - min(heard.values()) <= QUIET_S, "nobody is taken for dead"
+            assert clock.monotonic() - min(heard.values()) <= QUIET_S, "no stream is taken for dead"
             at_once = sum(at == clock.monotonic() for at in heard.values())
-            assert at_once == 600 or at_once < 600 / 40, "nobody else waits for six hundred"
+            assert at_once == 600 or at_once < 600 / 40, "no other task waits for six hundred"
         wake(together)
         await clock.advance(0)
         assert sorted(news) == list(range(600))

@@ -1,4 +1,4 @@
-"""Who listens is called once for each event, and what nobody listens to costs nothing."""
+"""A listener is called once for each event, and an event without a listener costs nothing."""
 
 from __future__ import annotations
 
@@ -92,5 +92,5 @@ async def test_commits_have_listeners_only_while_something_is_followed(
     assert listening() == 1
     await clock.advance(KEPT_S + 1)
     for _ in range(2):  # the first one wakes the search index, which does not listen while it works
-        await session.add_message(Message.user("nobody came back"))
+        await session.add_message(Message.user("no reader came back"))
     assert listening() == 0

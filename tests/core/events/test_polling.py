@@ -94,8 +94,8 @@ async def test_where_nothing_happens_a_poll_is_one_query_however_many_are_follow
         followers = [aclosing(here.events.watch(f"telegram_{chat}")) for chat in range(10)]
 
         async def follow(chat: int) -> None:
-            async with followers[chat] as told:
-                async for _ in told:
+            async with followers[chat] as stream:
+                async for _ in stream:
                     pass
 
         async with anyio.create_task_group() as tasks:
@@ -112,7 +112,7 @@ async def test_where_nothing_happens_a_poll_is_one_query_however_many_are_follow
     assert asked.count("sessions.session_id = ANY") == 0, "none is asked for by its name"
 
 
-async def test_a_quiet_session_that_another_gateway_deletes_is_told_by_the_next_poll(
+async def test_the_next_poll_finds_a_quiet_session_that_another_gateway_deletes(
     database: Database, tmp_path: Path
 ) -> None:
     async with two(database, tmp_path) as (here, there, _):
@@ -122,31 +122,31 @@ async def test_a_quiet_session_that_another_gateway_deletes_is_told_by_the_next_
         await database.execute("UPDATE sessions SET used_at = used_at - INTERVAL '30 minutes'")
         async with (
             aclosing(here.events.watch_all()) as watched,
-            aclosing(here.events.follow("telegram_1", after=0)) as told,
+            aclosing(here.events.follow("telegram_1", after=0)) as stream,
         ):
             await anext(watched)
-            assert await anext(told)
+            assert await anext(stream)
             await here.events.feed.poll()
             await there.delete("telegram_1")
             await here.events.feed.poll()
             assert await said(watched, 1) == [("deleted", "telegram_1")]
             with anyio.fail_after(60):
-                async for _ in told:
+                async for _ in stream:
                     pass
 
 
 @pytest.mark.parametrize("is_polled_first", [False, True])
-async def test_who_begins_to_watch_while_the_followed_are_polled_misses_nothing(
+async def test_a_reader_that_begins_while_the_followed_are_polled_misses_nothing(
     database: Database, tmp_path: Path, *, is_polled_first: bool
 ) -> None:
     async with two(database, tmp_path) as (here, there, _):
         session = await there.get_or_create("telegram", 1)
         await session.add_message(Message.user("hello"))
         async with (
-            aclosing(here.events.follow("telegram_1", after=0)) as told,
+            aclosing(here.events.follow("telegram_1", after=0)) as stream,
             aclosing(here.events.watch_all()) as watched,
         ):
-            await anext(told)
+            await anext(stream)
             begun = [lambda: anext(watched), here.events.feed.poll]
             async with anyio.create_task_group() as tasks:
                 for one in reversed(begun) if is_polled_first else begun:
@@ -183,7 +183,7 @@ async def test_a_transaction_that_took_long_is_found_within_a_minute(database: D
         assert ("created", "quiet_1") in await said(watched, 1)
 
 
-async def test_that_a_session_was_deleted_is_known_for_an_hour_and_names_nobody(database: Database) -> None:
+async def test_a_deletion_is_known_for_an_hour_and_names_no_session(database: Database) -> None:
     noted = "SELECT name FROM properties WHERE name LIKE 'deleted/%'"
     async with PostgreSQLStore(database.url) as store:
         await database.execute(

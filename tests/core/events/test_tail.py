@@ -1,4 +1,4 @@
-"""Following a session: everything that is acknowledged comes once and in order, whoever has written it."""
+"""Following a session: everything that is acknowledged comes once and in order, whichever process has written it."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def test_what_this_process_stores_comes_at_once_and_what_was_there_before_
             assert [(one.sequence, one.message.text) for one in entries if isinstance(one, MessageEntry)] == [
                 (2, "now")
             ]
-        assert store.calls["versions"] == 0, "nobody else writes this store"
+        assert store.calls["versions"] == 0, "no other process writes this store"
         assert manager.events.tails._tails == {}
 
 
@@ -159,7 +159,7 @@ async def test_a_store_that_is_away_for_a_moment_ends_nothing(tmp_path: Path) ->
             assert [one.sequence for one in await anext(lists)] == [1]
 
 
-async def test_what_cannot_be_followed_is_said(tmp_path: Path) -> None:
+async def test_following_what_cannot_be_followed_is_refused(tmp_path: Path) -> None:
     async with SessionManager(tmp_path, store="none:") as manager:
         await manager.get_or_create("telegram", 1)
         with pytest.raises(SessionNotFound):
@@ -181,27 +181,27 @@ async def test_a_manager_that_closes_says_so(tmp_path: Path) -> None:
 # --- turns under way -------------------------------------------------------------------------------------------------
 
 
-def words(*told: Any) -> list[str]:
-    """What was told, in short: an entry's text, a piece's, or the name of what happened."""
+def words(*items: Any) -> list[str]:
+    """What was stream, in short: an entry's text, a piece's, or the name of what happened."""
     return [
         one.message.text if isinstance(one, MessageEntry) else one.data.get("text", one.kind)
-        for one in told
+        for one in items
         if isinstance(one, MessageEntry | TurnEvent)
     ]
 
 
-async def next_of(told: AsyncGenerator[list[Any], None], count: int) -> list[str]:
+async def next_of(stream: AsyncGenerator[list[Any], None], count: int) -> list[str]:
     """The first things that come, in short."""
     found: list[str] = []
     with anyio.fail_after(30):
         while len(found) < count:
-            found += words(*await anext(told))
+            found += words(*await anext(stream))
     return found
 
 
 async def test_pieces_come_before_their_entry_and_an_answers_entries_before_its_end(manager: SessionManager) -> None:
     session = await manager.get_or_create("telegram", 1)
-    async with aclosing(manager.events.watch("telegram_1")) as told, anyio.create_task_group() as tasks:
+    async with aclosing(manager.events.watch("telegram_1")) as stream, anyio.create_task_group() as tasks:
 
         async def answer() -> None:
             while not manager.events.tails._tails:
@@ -215,11 +215,11 @@ async def test_pieces_come_before_their_entry_and_an_answers_entries_before_its_
             manager.events.turns.publish(TurnEvent(KEY, "done", {}))
 
         tasks.start_soon(answer)
-        found = await next_of(told, 6)
+        found = await next_of(stream, 6)
     assert "".join(found) == "hellotyping[one]usageonedone"
 
 
-async def test_who_comes_in_mid_answer_is_told_what_was_said_so_far_and_nothing_that_is_stored(
+async def test_a_reader_that_comes_in_mid_answer_gets_it_so_far_and_nothing_that_is_stored(
     manager: SessionManager,
 ) -> None:
     session = await manager.get_or_create("telegram", 1)
@@ -232,27 +232,27 @@ async def test_who_comes_in_mid_answer_is_told_what_was_said_so_far_and_nothing_
     await session.add_message(Message.assistant("let me look"))
     manager.events.turns.publish(TurnEvent(KEY, "text", {"text": "it "}))
     manager.events.turns.publish(TurnEvent(KEY, "text", {"text": "is"}))
-    async with aclosing(manager.events.watch("telegram_1", after=0)) as told:
-        assert await next_of(told, 6) == ["hello", "let me look", "typing", "accepted", "tool_started", "it is"]
+    async with aclosing(manager.events.watch("telegram_1", after=0)) as stream:
+        assert await next_of(stream, 6) == ["hello", "let me look", "typing", "accepted", "tool_started", "it is"]
     manager.events.turns.publish(TurnEvent(KEY, "done", {}))
-    async with aclosing(manager.events.watch("telegram_1", after=2)) as told:
+    async with aclosing(manager.events.watch("telegram_1", after=2)) as stream:
         with anyio.move_on_after(0.05):
-            raise AssertionError(await anext(told))
+            raise AssertionError(await anext(stream))
 
 
-async def test_who_is_too_slow_for_the_pieces_is_told_the_answer_from_its_beginning(
+async def test_a_reader_too_slow_for_the_pieces_gets_the_answer_from_its_beginning(
     manager: SessionManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tail, "STEPS", 3)
     await (await manager.get_or_create("telegram", 1)).add_message(Message.user("hello"))
-    async with aclosing(manager.events.watch("telegram_1", after=0)) as told:
-        assert await next_of(told, 1) == ["hello"]
+    async with aclosing(manager.events.watch("telegram_1", after=0)) as stream:
+        assert await next_of(stream, 1) == ["hello"]
         manager.events.turns.publish(TurnEvent(KEY, "typing", {}))
         manager.events.turns.publish(TurnEvent(KEY, "text", {"text": "a"}))
-        assert await next_of(told, 2) == ["typing", "a"]
+        assert await next_of(stream, 2) == ["typing", "a"]
         for piece in "bcdef":
             manager.events.turns.publish(TurnEvent(KEY, "text", {"text": piece}))
-        assert await next_of(told, 2) == ["typing", "abcdef"]
+        assert await next_of(stream, 2) == ["typing", "abcdef"]
 
 
 def events_of(store: Store, clock: FakeClock) -> Events:
@@ -267,7 +267,7 @@ def events_of(store: Store, clock: FakeClock) -> Events:
 
 
 def test_an_answer_under_way_takes_no_more_memory_than_its_text() -> None:
-    """However small the pieces are that a service sends: nobody may follow, and there may be a thousand answers."""
+    """However small the pieces are that a service sends: no reader may follow, and there may be a thousand answers."""
     turns = events_of(MemoryStore(), FakeClock()).turns
     tracemalloc.start()
     turns.publish(TurnEvent(KEY, "typing", {}))
@@ -278,7 +278,7 @@ def test_an_answer_under_way_takes_no_more_memory_than_its_text() -> None:
     assert taken < 500_000
 
 
-def test_nothing_is_kept_of_sessions_that_are_made_while_nobody_watches() -> None:
+def test_nothing_is_kept_of_sessions_that_are_made_without_a_reader() -> None:
     class Shared(MemoryStore):
         shared = True
 
