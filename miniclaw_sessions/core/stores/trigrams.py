@@ -1,9 +1,8 @@
-"""What an index keeps of an entry, and what it is asked: trigrams, so that parts of words and all languages are found.
+"""Trigrams of entries and of searches, for indexes that find parts of words in all languages.
 
-A text has a term in it only if it has each three characters of it that follow each other. So an index that knows these
-names all entries that may have it, and a few that have not: `history.searched` judges them. What else a search may name
-(a session, a channel, a role ...) becomes a *mark*: three characters that no text has, behind the text, as if they had
-been said.
+A text contains a term only if it contains each trigram of it. So an index of trigrams names all entries that may
+contain the term, and a few that do not: `history.searched` judges them. Other conditions of a search (a session, a channel, a
+role ...) become *marks*: three characters that occur in no text, indexed after the text as if they were a part of it.
 """
 
 from __future__ import annotations
@@ -18,28 +17,28 @@ from miniclaw_sessions.core.history.searched import Searched
 from miniclaw_sessions.core.protocol.keys import SessionKey
 
 LENGTH = 3
-"""Characters that are kept together."""
+"""Characters of a trigram."""
 
 MAX_SESSIONS = 64
-"""Whoever searches more sessions than this asks for all; the others are judged, and left out."""
+"""A search in more sessions than this looks in all, and leaves out the hits of others."""
 
-_SHORT = 6  # characters of a term of which all trigrams are asked for: of a longer one every other tells enough
+_SHORT = 6  # all trigrams of a term up to this length are looked up; of a longer one every other trigram suffices
 _MOST = 16
-_PRIVATE, _BITS = 0xF0000, 15  # a plane of Unicode that is for private use
+_PRIVATE, _BITS = 0xF0000, 15  # a plane of Unicode for private use
 _END = "\n"
 
 
 def indexed_text(session_id: str, key: SessionKey, found: Searched) -> str:
-    """What is indexed of an entry as one text: what was said, as it is compared, and all marks."""
+    """The text to index of an entry: its folded text, and all marks."""
     marks = [_mark("session", session_id), *_marks(key, found)]
-    text = _END.join([folded(found.text), *marks]).replace("\0", " ")  # where SQLite would take it to end
+    text = _END.join([folded(found.text), *marks]).replace("\0", " ")  # SQLite would take the text to end there
     return text.encode(errors="replace").decode()
 
 
 def wanted(search: Search) -> list[tuple[str, ...]]:
-    """What an indexed text must have to be a hit: of each of these at least one.
+    """The trigrams that an indexed text must have to match: at least one of each tuple.
 
-    Empty: only short terms are searched for, or none; every entry may be one.
+    Empty: the search has only short terms, or none; every entry may match.
     """
     parts = [(part,) for term in search.terms for part in parts_of(term)]
     parts = list(dict.fromkeys([*parts, *((mark,) for mark in _wanted_marks(search))]))
@@ -49,10 +48,10 @@ def wanted(search: Search) -> list[tuple[str, ...]]:
 
 
 def indexed_numbers(key: SessionKey, found: Searched) -> list[int]:
-    """What is indexed of an entry as numbers: the parts of its words, and its marks but for the session's.
+    """The numbers to index of an entry: the parts of its words, and its marks but for the session's.
 
-    A Chinese word has two characters, so what is not ASCII is indexed by pairs and alone; the rest by trigrams. What
-    has a space in it is left out: it is half of the index, and of use for phrases only.
+    Many Chinese words have two characters, so characters beyond ASCII are indexed in pairs and alone, the others in
+    trigrams. Trigrams with a space are left out: they are half of the index, and help only with phrases.
     """
     text = folded(found.text)
     alone = {_alone(character) for character in set(text) if not character.isascii()}
@@ -60,7 +59,7 @@ def indexed_numbers(key: SessionKey, found: Searched) -> list[int]:
 
 
 def wanted_numbers(search: Search) -> list[int]:
-    """What the indexed numbers must have to be a hit; empty: every entry may be one."""
+    """The numbers that an entry must have to match; empty: every entry may match."""
     numbers = {_alone(term) for term in search.terms if len(term) == 1 and not term.isascii()}
     for term in search.terms:
         numbers |= _numbers_of(term)
@@ -68,7 +67,7 @@ def wanted_numbers(search: Search) -> list[int]:
 
 
 def _numbers_of(text: str) -> set[int]:
-    """The trigrams of its ASCII, each a number of its own, and the pairs of everything else, which may share one."""
+    """The trigrams of ASCII, each with its own number, and the pairs of all else, which may share numbers."""
     numbers: set[int] = set()
     for word in set(text.split(" ")):
         if word.isascii():
@@ -104,7 +103,7 @@ def _marks(key: SessionKey, found: Searched) -> list[str]:
 
 
 def _wanted_marks(search: Search) -> list[str]:
-    """The marks but for sessions'."""
+    """The marks of a search, but for those of sessions."""
     exact = (("channel", search.channel), ("role", search.role))
     compared = (("tool", search.tool), ("author", search.author))
     marks = [_mark(kind, name) for kind, name in exact if name]
@@ -117,7 +116,7 @@ def short_term(search: Search) -> str | None:
 
 
 def parts_of(term: str) -> list[str]:
-    """Trigrams that a text has if it has the term; of a long one enough to tell it from others."""
+    """Trigrams of a term; of a long one only enough to find it."""
     last = len(term) - LENGTH
     step = 1 if len(term) <= _SHORT else max(2, -(-last // _MOST))
     starts = [*range(0, last, step), last] if last >= 0 else []

@@ -1,4 +1,4 @@
-"""What went wrong, in the words of `errors`: the one place that knows SQLite's error codes, and what versions mean."""
+"""Errors of databases as those of `errors`: the only place that knows SQLite's error codes and schema versions."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from miniclaw_sessions.errors import (
 _DAMAGED = frozenset(
     {
         *(sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT),
-        sqlite3.SQLITE_CONSTRAINT,  # by what is stored: an append that breaks one is dealt with where it happens
+        sqlite3.SQLITE_CONSTRAINT,  # by damage: an append that breaks a constraint is handled where it happens
     }
 )
 _CONTRADICTIONS = ("no such", "unsupported file format")
-"""What SQLite says where the schema contradicts itself, or the file's header."""
+"""Texts of SQLite's errors for a damaged schema or file header."""
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _PROBE_BYTES = 64 * 1024
@@ -36,7 +36,7 @@ def store_error(error: Exception, *, path: Path, attempted: str) -> StoreError:
     Args:
         error: from SQLAlchemy, sqlite3 or the operating system.
         path: the database file.
-        attempted: what was to be done, to follow "cannot".
+        attempted: the attempted action, to follow "cannot" in the text.
     """
     if isinstance(error, StoreError):
         return error
@@ -55,7 +55,7 @@ def unknown_schema(attempted: str, found: str, known: Sequence[str]) -> SchemaTo
     """The error for a database whose schema this version does not know.
 
     Args:
-        attempted: what was to be done, and with what, to follow "cannot".
+        attempted: the attempted action and its object, to follow "cannot" in the text.
         found: the schema's version.
         known: the versions that can be used, oldest first.
     """
@@ -72,18 +72,18 @@ def unknown_schema(attempted: str, found: str, known: Sequence[str]) -> SchemaTo
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether SQLite itself found no space, and so took the transaction back in good order."""
+    """Whether SQLite itself found no space, and so rolled the transaction back cleanly."""
     return _code(_cause(error)) == sqlite3.SQLITE_FULL
 
 
 def _code(cause: BaseException | None) -> int | None:
-    """SQLite's primary error code; the upper bytes of what Python reports tell the details."""
+    """SQLite's primary error code; the upper bytes of Python's number have the details."""
     code: int | None = getattr(cause, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
 
 
 def _cause(error: BaseException) -> BaseException | None:
-    """The driver's error: SQLAlchemy, which who only reads does not load, puts its own around it."""
+    """The driver's error, which SQLAlchemy wraps in its own. SQLAlchemy may not be loaded."""
     cause: BaseException | None = getattr(error, "orig", error)
     return cause
 
@@ -91,7 +91,7 @@ def _cause(error: BaseException) -> BaseException | None:
 def is_damage(cause: BaseException | None) -> bool:
     """Whether the driver's error says that the database is damaged."""
     code = _code(cause)
-    if code is None:  # Python's own complaints that stored text, or SQLite's error about it, is not UTF-8
+    if code is None:  # Python's own errors: stored text, or SQLite's error text, is not UTF-8
         return isinstance(cause, sqlite3.OperationalError | UnicodeDecodeError)
     if code == sqlite3.SQLITE_ERROR and any(sign in str(cause) for sign in _CONTRADICTIONS):
         return True
@@ -106,9 +106,9 @@ def _is_full(cause: BaseException | None, path: Path) -> bool:
 
 
 def _has_no_space(path: Path) -> bool:
-    """Whether the disk, a quota or a size limit refuses more bytes: SQLite calls all but the first an I/O error.
+    """Whether the disk, a quota or a size limit refuses more bytes; SQLite reports the last two as I/O errors.
 
-    Written to a file without a name, at the end of what the database's largest file has reached.
+    It writes to a file without a name, at the offset that the database's largest file has reached.
     """
     import tempfile  # noqa: PLC0415 - only a failure needs it
 

@@ -1,23 +1,22 @@
-"""The tables, as typed models: what is said of a session and of an entry, in two layouts.
+"""The tables, as typed models, in two layouts with the same columns.
 
-The columns are the same in both. How rows are found differs, because what an append costs does.
+The layouts find rows in different ways, because their appends have different costs.
 
 *A file of ours* (`Base`), which one process writes: a row of `sessions` never changes. `entries` is a log: rows are
 added at its end in the order of commit, whichever sessions they belong to, so a group of any number of sessions fills a
 few pages and touches no other. An index by session would be touched in as many places as the group has sessions, and
 cost more than the rest of the commit.
 
-So the index, `places`, runs behind: the one row of `placed` says up to which position it goes. The tail of the log that
-lies beyond is brought into it sorted and in bulk (`statements.place`); until then readers scan the tail, which is kept
-short. Log and index change together in one transaction, a session's entries ascend along the log in `sequence` as in
-`position`, and no position is given out twice. No foreign key holds an entry to its session: without an index, deleting
-a session would search the whole log for others of its entries. `check` looks for such contradictions.
+So the index, `places`, lags behind: the single row of `placed` has the position up to which it goes. The tail of the
+log behind that position is added to it sorted and in bulk (`statements.place`); until then readers scan the tail, which
+is kept short. Log and index change together in one transaction, a session's entries ascend along the log in `sequence`
+and in `position`, and no position is used twice. There is no foreign key from an entry to its session: without an
+index, deleting a session would search the whole log. `check` looks for such contradictions.
 
 *A server's database* (`Shared`), which any number of processes write: every key begins with `session_id`, so that
-nothing is shared between two sessions, no number is given out to all, and the tables can be spread by its hash. A row
-of `sessions` says where its session ends, and so is what two writers meet at. It is changed in place by every append;
-`used_at` has an index, and is changed at most once in `USED_RESOLUTION`. The turn's columns are told in
-`stores.base.TurnClaim`.
+nothing is shared between two sessions, no sequence is global, and the tables can be distributed by its hash. A row of
+`sessions` has the end of its session, and is where two writers collide. Each append changes it in place; `used_at` has
+an index, and changes at most once in `USED_RESOLUTION`. `stores.base.TurnClaim` describes the columns of turns.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
 BIG_INTEGER = BigInteger().with_variant(Integer, "sqlite")
-"""SQLite's integers always have 64 bits, and only one that is called INTEGER can number rows."""
+"""SQLite's integers always have 64 bits, and only a column of type INTEGER can number rows."""
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A point in time: always UTC, always with its time zone, also where the database keeps none."""
+    """A point in time, always in UTC and with its time zone, also if the database keeps none."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """To UTC; SQLite writes what it is given, so the zone is left out there."""
+        """In UTC; without the time zone for SQLite, which would store it as text."""
         if value is None:
             return None
         utc = value.astimezone(UTC)
@@ -59,16 +58,16 @@ _NAMES = {
     "uq": "uq_%(table_name)s_%(column_0_N_name)s",
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
 }
-"""Names for constraints that every engine keeps."""
+"""Names of constraints that are the same on every engine."""
 
 _TYPES: dict[Any, Any] = {int: BIG_INTEGER, str: Text, bytes: LargeBinary, datetime: UtcDateTime}
-"""What stands for Python's types."""
+"""The column types of Python's types."""
 
 # --- what both layouts say -------------------------------------------------------------------------------------------
 
 
 class Identity:
-    """Who a session is."""
+    """The identity of a session."""
 
     channel: Mapped[str]
     chat_id: Mapped[str]
@@ -79,7 +78,7 @@ class Identity:
 class Said:
     """One entry of a session; `encoded` is its JSON, byte for byte.
 
-    `checksum` is that of the row (`checksums.checksum_of`); rows of older versions have none.
+    `checksum` is the checksum of the row (`checksums.checksum_of`); rows of older versions have none.
     """
 
     entry_id: Mapped[str]
@@ -101,7 +100,7 @@ class Base(DeclarativeBase):
 
 
 class SessionRow(Identity, Base):
-    """Who a session is. Numbers of deleted sessions are not given out again."""
+    """The identity of a session. Numbers of deleted sessions are not used again."""
 
     __tablename__ = "sessions"
     __table_args__ = {"sqlite_autoincrement": True}  # noqa: RUF012 - as SQLAlchemy declares it
@@ -111,7 +110,7 @@ class SessionRow(Identity, Base):
 
 
 class EntryRow(Said, Base):
-    """One entry of a session, where it was committed."""
+    """One entry of a session, at its position in the log."""
 
     __tablename__ = "entries"
 
@@ -121,7 +120,7 @@ class EntryRow(Said, Base):
 
 
 class PlaceRow(Base):
-    """Where in the log an entry of a session is."""
+    """The position in the log of an entry of a session."""
 
     __tablename__ = "places"
     __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012 - as SQLAlchemy declares it
@@ -132,7 +131,7 @@ class PlaceRow(Base):
 
 
 class KeyRow(Base):
-    """Where in its session the oldest entry with an idempotency key is; filled together with `places`."""
+    """The sequence of the oldest entry with an idempotency key; filled together with `places`."""
 
     __tablename__ = "idempotency_keys"
     __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012 - as SQLAlchemy declares it
@@ -143,7 +142,7 @@ class KeyRow(Base):
 
 
 class PlacedRow(Base):
-    """The one row that says up to which position the log is in `places`."""
+    """The single row with the position up to which the log is in `places`."""
 
     __tablename__ = "placed"
 
@@ -153,10 +152,10 @@ class PlacedRow(Base):
 # --- a server's database ---------------------------------------------------------------------------------------------
 
 USED_RESOLUTION = timedelta(seconds=5)
-"""How exactly an append says in `used_at` when a session was used; each checkpoint says it exactly.
+"""The resolution of `used_at` in appends; each checkpoint writes the exact time.
 
-A poll for what has changed reads the index of `used_at` so much further back: with an hour, three polls a second read
-every session of that hour. A shorter time makes more appends touch that index."""
+A poll for changes reads the index of `used_at` this much further back: with an hour, three polls a second would read
+all sessions of that hour. With a shorter time, more appends touch that index."""
 
 _ID = Text(collation="C")
 """Compared byte by byte, as Python compares the text's code points, whatever language the database speaks."""
@@ -170,7 +169,7 @@ class Shared(DeclarativeBase):
 
 
 class SharedSessionRow(Identity, Shared):
-    """Who a session is, where it ends, when it was used, and who may answer it."""
+    """The identity of a session, its end, its last use, and the turn that may answer it."""
 
     __tablename__ = "sessions"
     __table_args__ = (Index(None, "used_at", "session_id"), {"postgresql_with": {"fillfactor": 70}})
@@ -193,7 +192,7 @@ class SharedEntryRow(Said, Shared):
 
 
 class SharedKeyRow(Shared):
-    """Where in its session the oldest entry with an idempotency key is."""
+    """The sequence of the oldest entry with an idempotency key."""
 
     __tablename__ = "idempotency_keys"
 
@@ -203,9 +202,9 @@ class SharedKeyRow(Shared):
 
 
 class SharedCheckpointRow(Shared):
-    """What a session's entries lead to at one place, as its file says it elsewhere: a cache that may be thrown away.
+    """The state of a session at one of its entries, as a session's file has it: a cache that may be discarded.
 
-    It is ignored if it is of another incarnation, or contradicts its checksum.
+    It is ignored if it belongs to another incarnation, or contradicts its checksum.
     """
 
     __tablename__ = "checkpoints"
@@ -218,7 +217,7 @@ class SharedCheckpointRow(Shared):
 
 
 class SharedArchiveRow(Shared):
-    """A piece of an archived session; all pieces together are the file that an archive in a directory has."""
+    """A piece of an archived session; all pieces together are the content of the archived file."""
 
     __tablename__ = "archive"
 
@@ -229,7 +228,7 @@ class SharedArchiveRow(Shared):
 
 
 class SharedSearchRow(Shared):
-    """What may be found in an entry, as numbers (`trigrams.indexed_numbers`); no text."""
+    """The searchable parts of an entry, as numbers (`trigrams.indexed_numbers`); no text."""
 
     __tablename__ = "search"
     __table_args__ = (
@@ -244,7 +243,7 @@ class SharedSearchRow(Shared):
 
 
 class SharedSearchedRow(Shared):
-    """Up to which of its entries a session is in `search`; whoever indexes it, or deletes it, holds this row."""
+    """The sequence up to which a session is in `search`; indexing and deleting the session lock this row."""
 
     __tablename__ = "searched"
 
@@ -253,7 +252,7 @@ class SharedSearchedRow(Shared):
 
 
 class SharedPropertyRow(Shared):
-    """What is true of the whole database, such as whether it is encrypted."""
+    """A property of the whole database, such as whether it is encrypted."""
 
     __tablename__ = "properties"
 

@@ -1,7 +1,7 @@
-"""A session's entries, one row at a time: a damaged page of the database costs what was on it, and nothing else.
+"""Reading entries around damaged pages of a database: one row at a time, so that only the rows on them are lost.
 
-SQLite gives a whole query up at the first page that it cannot make sense of. Here the index says where in the log each
-entry is, and each is read alone; one that cannot be read is there as `damaged`.
+SQLite aborts a whole query at the first damaged page. Here the index gives the position of each entry in the log, and
+each is read by itself; an entry that cannot be read is returned as `damaged`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ROW = "SELECT * FROM entries WHERE position = ?"  # older versions have fewer c
 def read_row_by_row(
     connection: sqlite3.Connection, session_id: str, *, after: int = 0, limit: int | None = None, newest: bool = False
 ) -> list[StoredEntry]:
-    """The entries after a sequence, oldest first; `newest` says that the limit leaves out the oldest ones.
+    """The entries after a sequence, oldest first. With `newest`, the limit leaves out the oldest ones.
 
     Raises:
         sqlite3.Error: the index is damaged too, or the database cannot be read at all.
@@ -44,7 +44,7 @@ def _entry(connection: sqlite3.Connection, sequence: int, position: int) -> Stor
         if not is_damage(error):
             raise
         row = None
-    if row is None:  # the index has a place for it
+    if row is None:  # the index lists it
         return damaged(StoredEntry(sequence, f"damaged-{sequence}", b""))
     _, session, _, entry_id, encoded, key, checksum = (*row, None, None)[:7]
     return entry_of_row(sequence, entry_id, encoded, key, checksum, session)

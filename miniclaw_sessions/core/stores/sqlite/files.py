@@ -1,7 +1,7 @@
 """The database file and the connections to it.
 
-The file exists, 0600 and empty, before SQLite opens it; SQLite gives its -wal and -shm files the same mode, whatever
-the umask (rule R33). Every connection is set up here, and nowhere else.
+The file is created, 0600 and empty, before SQLite opens it. SQLite gives its -wal and -shm files the same mode,
+whatever the umask (rule R33). All connections are set up here.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from miniclaw_sessions.disk import sync_file
 from miniclaw_sessions.errors import ConfigError, StoreCorrupt, StoreUnavailable
 
 CHECKPOINT_BYTES = 16 * 1024 * 1024
-"""How far the -wal file grows before it moves to the database; larger is hardly faster, with longer pauses."""
+"""The -wal file moves to the database at this size; a larger one is hardly faster, with longer pauses."""
 
 WAL_LIMIT_BYTES = 64 * 1024 * 1024
-"""To this size the -wal file is cut back after a burst."""
+"""The -wal file is truncated to this size after a burst."""
 
 BUSY_TIMEOUT_S = 5.0
-"""How long to wait for another program's transaction before giving up."""
+"""The time to wait for another program's transaction."""
 
 _TABLES = {"alembic_version", "sessions", "entries", "places", "placed"}
 _ENOUGH = 4
-"""Of our tables, of which damage may have taken the name of one: a database that has so many is no other program's."""
+"""A database with this many of our tables is ours; damage may have taken the name of another one."""
 
 PAGE_BYTES = 4096
 _PLENTY = 10
@@ -40,23 +40,23 @@ _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def database_files(path: Path) -> tuple[Path, ...]:
-    """All files that a database may consist of; all but the first only exist while it is open, or after a crash.
+    """All files of a database; all but the first only exist while it is open, or after a crash.
 
-    A rollback journal is there only until the new database has changed to its -wal file.
+    A rollback journal exists only until a new database has changed to WAL mode.
     """
     return (path, *(path.with_name(f"{path.name}-{suffix}") for suffix in ("wal", "shm", "journal")))
 
 
 def integrity_problems(answers: Iterable[str]) -> list[str]:
-    """What SQLite's `integrity_check` answers, one sentence for each line."""
+    """The findings of SQLite's `integrity_check`, one sentence for each line."""
     lines = [line for text in answers for line in text.splitlines()]
     return [f"the database is damaged: {line}" for line in lines if line != "ok" and not line.startswith("***")]
 
 
 def note_damage(path: Path) -> None:
-    """Leave beside a database that damage was met in it; that is forgotten with it. Where it cannot be left, it is not.
+    """Write a note next to a database that it is damaged; if that fails, there is no note.
 
-    Whoever has the database open serves what can be read; the next start makes it anew.
+    The process that has it open serves what can be read; the next start rebuilds it.
     """
     with suppress(OSError):
         sign = _damage_sign(path)
@@ -65,7 +65,7 @@ def note_damage(path: Path) -> None:
 
 
 def has_noted_damage(path: Path) -> bool:
-    """Whether damage was met in this very database; another one may have taken its place since."""
+    """Whether there is a note of damage in this very database; another one may have replaced it since."""
     sign = _damage_sign(path)
     try:
         is_this = sign.read_text(encoding="ascii") == str(path.stat().st_ino)
@@ -87,10 +87,10 @@ def _damage_sign(path: Path) -> Path:
 
 
 def create_file(path: Path) -> None:
-    """Make sure that the database file exists and is ours alone, durably.
+    """Make sure, durably, that the database file exists and only we can read it.
 
     Raises:
-        ConfigError: the name is taken by something that is not a regular file.
+        ConfigError: the path is not a regular file.
         OSError: it cannot be created or opened.
     """
     try:
@@ -100,7 +100,7 @@ def create_file(path: Path) -> None:
             _make_private(file)
         return
     try:
-        os.fchmod(fd, _MODE)  # a umask of 0777 would have taken even the owner's bits
+        os.fchmod(fd, _MODE)  # a umask of 0777 takes even the owner's bits
         sync_file(fd)
     finally:
         os.close(fd)
@@ -112,14 +112,14 @@ def create_file(path: Path) -> None:
 
 
 def schema_version(path: Path) -> str | None:
-    """The version of the schema in the database, or None when there is nothing in it yet. Changes nothing.
+    """The version of the schema in the database, or None if the database is empty. Changes nothing.
 
     Raises:
         ConfigError: the database is another program's.
-        StoreCorrupt: it does not tell.
+        StoreCorrupt: it has no readable version.
         sqlite3.Error: it cannot be read.
     """
-    rolled_back_by_opening = path.with_name(f"{path.name}-journal").exists()  # which a reader may not do
+    rolled_back_by_opening = path.with_name(f"{path.name}-journal").exists()  # a reader must not roll back
     connection = connect(path, writing=rolled_back_by_opening)
     try:
         return version_in(connection, path)
@@ -128,7 +128,7 @@ def schema_version(path: Path) -> str | None:
 
 
 def version_in(connection: sqlite3.Connection, path: Path) -> str | None:
-    """`schema_version`, asked over a connection that is open."""
+    """`schema_version` over an open connection."""
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not tables:
         return None
@@ -145,14 +145,14 @@ def version_in(connection: sqlite3.Connection, path: Path) -> str | None:
 
 
 def is_open_elsewhere(path: Path) -> bool:
-    """Whether anybody has a database open, in this process or another; what a crash has left in its log is put right.
+    """Whether any process has a database open. Moves what a crash left in its log to the database.
 
     Raises:
-        sqlite3.Error: it cannot be looked at.
+        sqlite3.Error: the database cannot be opened.
     """
     with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as connection:
         try:
-            connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # everybody who has it open holds a shared lock
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # each process that has it open holds a shared lock
             connection.execute("BEGIN EXCLUSIVE")
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
@@ -173,12 +173,12 @@ def connect(path: Path, *, writing: bool) -> sqlite3.Connection:
         f"file:{quote(str(path))}?mode={'rw' if writing else 'ro'}",
         uri=True,
         timeout=BUSY_TIMEOUT_S,
-        isolation_level=None,  # transactions are begun by the store, not guessed by the driver
+        isolation_level=None,  # the store begins transactions, not the driver
         check_same_thread=False,
     )
     try:
         connection.text_factory = _text
-        connection.execute("PRAGMA temp_store = MEMORY")  # no conversations in temporary files
+        connection.execute("PRAGMA temp_store = MEMORY")  # conversations must not get into temporary files
         connection.execute("PRAGMA trusted_schema = OFF")
         if writing:
             _set_up_writing(connection, path)
@@ -189,7 +189,7 @@ def connect(path: Path, *, writing: bool) -> sqlite3.Connection:
 
 
 def _text(data: bytes) -> str:
-    """Text, also where damage has left none: whoever compares it with its checksum notices."""
+    """Text, even if damage left invalid bytes: the checksum shows the damage."""
     return data.decode("utf-8", "surrogateescape")
 
 
@@ -209,10 +209,10 @@ def _set_up_writing(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def settle_log(path: Path) -> None:
-    """Move what a former process left in the -wal file to the database, synced, as far as others do not read it.
+    """Move what an earlier process left in the -wal file to the database, synced, as far as no reader uses it.
 
-    Where a sync had failed, the page cache may show as committed what the disk has lost. Entries that were committed
-    behind it would be lost with it at the next power cut, for SQLite's recovery ends at a hole (rule R5).
+    If a sync had failed, the page cache may show as committed what the disk has lost. Entries that are committed behind
+    it would be lost with it at the next power cut, because SQLite's recovery ends at a hole (rule R5).
 
     Raises:
         sqlite3.Error: it cannot be moved now.
@@ -231,14 +231,14 @@ def _move_log(path: Path) -> None:
 
 
 def empty_log(path: Path) -> bool:
-    """Move what is in the -wal file to the database, synced, and cut it to nothing. False if it is being read.
+    """Move the content of the -wal file to the database, synced, and truncate the file. False if a reader uses it.
 
     Raises:
         sqlite3.Error: it cannot be moved now.
     """
     connection = connect(path, writing=True)
     try:
-        connection.execute(f"PRAGMA busy_timeout = {_PATIENCE_MS}")  # appends wait behind this
+        connection.execute(f"PRAGMA busy_timeout = {_PATIENCE_MS}")  # appends wait for this
         (is_busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     finally:
         connection.close()
@@ -246,13 +246,13 @@ def empty_log(path: Path) -> bool:
 
 
 def fill_log(path: Path) -> None:
-    """Give the -wal file the size that it is going to have, if the disk has plenty of space.
+    """Give the -wal file its final size, if the disk has plenty of space.
 
-    A sync of what was written over old bytes is faster than one of a file that has grown: the file system need not
-    write down a new size, nor where the new blocks are. SQLite ignores what follows the last commit. Only to be called
-    in a write transaction, while nobody else appends.
+    Syncing bytes that replace others is faster than syncing a file that has grown: the file system need not write a new
+    size and new block addresses. SQLite ignores what follows the last commit. Call it only in a write transaction, so
+    that no other connection appends.
     """
-    with suppress(OSError):  # it grows by itself
+    with suppress(OSError):  # then it grows by itself
         fd = os.open(database_files(path)[1], os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             size, disk = os.fstat(fd).st_size, os.fstatvfs(fd)
@@ -274,7 +274,7 @@ def _append_zeros(fd: int, size: int) -> None:
 
 
 def _make_private(file: Path) -> None:
-    """Nobody else may read an existing file; it must be a file, for a pipe would make SQLite wait for ever."""
+    """Make an existing file private. It must be a regular file: SQLite would wait for a pipe for ever."""
     try:
         fd = os.open(file, _OPEN)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""The rows in the leaf pages of a database file, whatever has become of the pages that lead to them.
+"""The rows in the leaf pages of a database file, read without the pages that lead to them.
 
-One damaged page in the middle of a table's tree, of which there is one in some hundreds, would cost all rows below it.
-What is found here may be anything: whoever uses a row looks at its checksum. The format: https://sqlite.org/fileformat2.
+One damaged page in the middle of a table's tree would cost all rows below it. The rows found here may be garbage: the
+caller checks their checksums. The format: https://sqlite.org/fileformat2.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Row = tuple[int | str | bytes | None, ...]
 
 
 class Pages:
-    """A database file of our page size, to be read only; a context manager.
+    """A database file with our page size, read only; a context manager.
 
     Attributes:
-        are_up_to_date: the database has no log, in which other rows may be, or these deleted.
+        are_up_to_date: whether the database has no log that may hold other rows, or deletions of these.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,7 +44,7 @@ class Pages:
         self._data.close()
 
     def cells(self) -> Iterator[int]:
-        """Where in the file each row of any table may begin."""
+        """The offsets in the file at which rows may begin, of any table."""
         for page in range(0, len(self._data) - PAGE_BYTES + 1, PAGE_BYTES):
             begin = page or _FIRST_PAGE_HEADER
             if self._data[begin] == _LEAF_OF_TABLE:
@@ -52,10 +52,10 @@ class Pages:
                 yield from (page + self._number(begin + 8 + 2 * cell, 2) % PAGE_BYTES for cell in range(count))
 
     def row(self, cell: int) -> Row:
-        """The number of a row, and its columns without the first, which is its number.
+        """The number of a row, and its columns without the first, which is the number.
 
         Raises:
-            ValueError, IndexError: there is none.
+            ValueError, IndexError: there is no row.
         """
         size, place = self._varint(self._data, cell)
         number, place = self._varint(self._data, place)
@@ -75,7 +75,7 @@ class Pages:
         return (number, *values[1:])
 
     def _payload(self, place: int, size: int) -> bytes:
-        """The bytes of a record, those in overflow pages too."""
+        """The bytes of a record, including those in overflow pages."""
         here = size
         if size > _MOST_IN_LEAF:
             here = _LEAST_IN_LEAF + (size - _LEAST_IN_LEAF) % _IN_OVERFLOW

@@ -1,7 +1,7 @@
-"""A SQLite store that is only read: beside whoever writes it, or from a copy that nobody can write.
+"""A SQLite store that is opened to be read only, while another process writes it, or from a copy.
 
-Its few queries are written out here for the driver alone: loading SQLAlchemy takes longer than all that somebody waits
-for who looks at one session. Nothing is created, upgraded or brought up to date.
+Its few queries are plain SQL for the driver, because loading SQLAlchemy takes longer than showing one session. Nothing
+is created, upgraded or indexed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class SQLiteReader(ReadOnlyStore):
         return StorePlace("sqlite", self.path)
 
     async def __aenter__(self) -> Self:
-        """Open the file; one that does not exist is like one without sessions.
+        """Open the file; a file that does not exist is like one without sessions.
 
         Raises:
             SchemaTooNew: a newer version of this program made it.
@@ -117,7 +117,7 @@ class SQLiteReader(ReadOnlyStore):
             return await self._read(newest)
 
     async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:
-        """The entry with this id, or None; looks through the session's entries."""
+        """The entry with this id, or None; reads the session's entries."""
         try:
             found = await self._select("entry_id = :id", "LIMIT 1", {"session_id": session_id, "id": entry_id})
         except StoreCorrupt:
@@ -125,13 +125,13 @@ class SQLiteReader(ReadOnlyStore):
         return found[0] if found else None
 
     async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
-        """The oldest entry with this idempotency key, or None; looks through the session's entries."""
+        """The oldest entry with this idempotency key, or None; reads the session's entries."""
         wanted = {"session_id": session_id, "key": key}
         found = await self._select("idempotency_key = :key", "ORDER BY 1 LIMIT 1", wanted)
         return found[0] if found else None
 
     async def search(self, search: Search) -> Found:
-        """Ask the search index, as far as it goes; what it lacks is read."""
+        """Search with the index as far as it goes; other entries are read."""
         if not self._is_current:
             return await super().search(search)
         from miniclaw_sessions.core.stores.sqlite import searching  # noqa: PLC0415 - whoever only reads does not wait for it
@@ -142,7 +142,7 @@ class SQLiteReader(ReadOnlyStore):
         return found
 
     async def check(self) -> list[str]:
-        """SQLite's own checks, then every session's entries."""
+        """Run SQLite's own checks, then check each session's entries."""
         own = self._read(_check_database if self._is_current else _check_integrity)
         return await check_transcripts(self, self.heads(), own)
 
@@ -152,12 +152,12 @@ class SQLiteReader(ReadOnlyStore):
         if not self.path.exists():
             return
         with self._failing("open"):
-            if not self._log.exists():  # nobody has it open: it need not be locked, nor does a -wal file come of it
+            if not self._log.exists():  # no process has it open: it needs no lock, and no -wal file is created
                 self._use(self._unlocked())
                 return
             try:
                 self._use(connect(self.path, writing=False))
-            except sqlite3.OperationalError:  # its -shm file is missing, and cannot be made beside it
+            except sqlite3.OperationalError:  # its -shm file is missing, and cannot be created here
                 self._use(self._copied() if self._log.stat().st_size else self._unlocked())
 
     @property
@@ -177,12 +177,12 @@ class SQLiteReader(ReadOnlyStore):
         self._connection = connection if version is not None else None
 
     def _unlocked(self) -> sqlite3.Connection:
-        """A connection to what nobody changes."""
+        """A connection to a file that no process changes."""
         self._is_unlocked = True
         return sqlite3.connect(f"file:{quote(str(self.path))}?mode=ro&immutable=1", uri=True, check_same_thread=False)
 
     def _copied(self) -> sqlite3.Connection:
-        """A connection to a copy: only beside a copy SQLite can make the files that it reads a -wal file with."""
+        """A connection to a copy, next to which SQLite can create the -shm file that it needs to read a -wal file."""
         place = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="miniclaw-")))
         for file in (self.path, self._log):
             shutil.copyfile(file, place / file.name)
@@ -201,7 +201,9 @@ class SQLiteReader(ReadOnlyStore):
     def _in_thread(self, query: Callable[[sqlite3.Connection], list[T]]) -> list[T]:
         with self._failing("read"):
             while True:
-                if self._is_unlocked and self._log.exists():  # somebody has begun to write: from now on with locks
+                if (
+                    self._is_unlocked and self._log.exists()
+                ):  # another process has begun to write: use locks from now on
                     self._is_unlocked = False
                     self._use(connect(self.path, writing=False))
                 if self._connection is None:
@@ -221,14 +223,14 @@ class SQLiteReader(ReadOnlyStore):
             yield
         except (sqlite3.Error, OSError) as error:
             raise store_error(error, path=self.path, attempted=attempted) from error
-        except (TypeError, ValueError) as error:  # a column holds what nobody wrote into it: no date, no text
+        except (TypeError, ValueError) as error:  # damage: a column holds no date, or no text
             raise unreadable(error, self.path) from error
 
 
 def _entries(rest: str) -> str:
-    """The query for a session's entries: those that the index has, and those in the tail of the log.
+    """The query for a session's entries: the indexed ones, and those in the tail of the log.
 
-    `{placed}` and `{in_tail}` stand for a further condition on each part.
+    `{placed}` and `{in_tail}` are replaced by a further condition on each part.
     """
     columns = f"entry_id, encoded, {rest}, e.session"
     return (
@@ -265,7 +267,7 @@ def _session_ids(connection: sqlite3.Connection) -> list[str]:
 
 
 def _check_database(connection: sqlite3.Connection) -> list[str]:
-    """What a store that writes finds too, through this connection."""
+    """The problems that a writing store finds too, over this connection."""
     from sqlalchemy import StaticPool, create_engine  # noqa: PLC0415 - only a check pays for it
     from sqlalchemy.exc import DBAPIError  # noqa: PLC0415 - same
 
@@ -279,5 +281,5 @@ def _check_database(connection: sqlite3.Connection) -> list[str]:
 
 
 def _check_integrity(connection: sqlite3.Connection) -> list[str]:
-    """SQLite's own checks: the tables of older versions are others."""
+    """The problems that SQLite itself finds; older versions have other tables, which are not compared."""
     return integrity_problems(text for (text,) in connection.execute("PRAGMA integrity_check"))

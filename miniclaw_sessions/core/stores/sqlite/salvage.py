@@ -1,8 +1,8 @@
-"""What is left of a damaged database: the rows that can still be read, to be copied into a new one.
+"""The readable rows of a damaged database, to be copied into a new one.
 
-SQLite gives up at the first page that it cannot make sense of. Here the log is walked by its positions, and goes on
-behind what cannot be read, and nothing but rows that agree with their checksum is believed; rows of older versions have
-none, and are believed if they can be decoded. An entry that is lost keeps its place: a branch goes on behind it.
+SQLite aborts at the first damaged page. Here the log is read by position, and reading goes on behind damage. Only rows
+that agree with their checksum are taken; rows of older versions have no checksum, and are taken if they can be decoded.
+A lost entry keeps its sequence, so that a branch goes on behind it.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from miniclaw_sessions.errors import InvalidMessage, StoreUnavailable
 
 _MOST_LOST = 1 << 30
 _LENGTH = 28
-"""Where in its first page a database says how many pages it has."""
+"""The offset in the first page at which a database has its number of pages."""
 _SEARCHED = 1 << 32
-"""Up to which number rows are looked for where nobody knows the last one."""
+"""Rows are looked for up to this number if the last one is not known."""
 
 _ENTRIES = "SELECT * FROM entries WHERE rowid >= ? ORDER BY rowid"  # the names of columns may be damaged
 _SESSIONS = "SELECT * FROM sessions WHERE rowid >= ? ORDER BY rowid"
@@ -48,13 +48,12 @@ _UNREADABLE = (sqlite3.Error, UnicodeError, TypeError, ValueError, OverflowError
 
 
 def make_readable(path: Path) -> None:
-    """Give a copy of a damaged database what SQLite needs to read any of it: a first page, and its whole length.
+    """Give a copy of a damaged database what SQLite needs to read any of it: a first page, and the whole length.
 
-    What is in its log is moved to it, so that the pages themselves say what was deleted.
+    The content of its log is moved to it, so that deleted rows are gone from the pages.
 
-    The first page says where each table begins. Where it makes no sense, that of a new database takes its place: what
-    it says is true of every database that was not made by a version with another schema, and of any other, no row
-    agrees with its checksum.
+    The first page has the beginning of each table. If it is damaged, it is replaced by that of a new database: that is
+    right for each database with this schema. In a database with another schema no row would agree with its checksum.
 
     Raises:
         OSError: it cannot be written.
@@ -86,7 +85,7 @@ def _has_tables(path: Path) -> bool:
 
 
 def _new_database(path: Path) -> bytes:
-    """The first page of a database in which nothing is yet."""
+    """The first page of an empty database."""
     path.touch()
     engine = create_engine("sqlite://", creator=partial(connect, path, writing=True), poolclass=NullPool)
     with engine.begin() as connection:
@@ -95,7 +94,7 @@ def _new_database(path: Path) -> bytes:
 
 
 class Salvage:
-    """The readable rest of a copy of a database file: a `Source` of `copy_store`."""
+    """The readable rest of a copy of a database file, as a `Source` for `copy_store`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -104,7 +103,7 @@ class Salvage:
         self._cells: dict[int, int] = {}
 
     async def __aenter__(self) -> Self:
-        """Make the file readable, and look at every row.
+        """Make the file readable, and read every row.
 
         Raises:
             StoreUnavailable: nothing in it can be read.
@@ -119,7 +118,7 @@ class Salvage:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file is held open."""
         del kind, error, trace
 
     def _look(self) -> None:
@@ -141,21 +140,23 @@ class Salvage:
         for number, head in heads.items():
             found = where[number]
             known = places[number]
-            expected = known | set(range(max(known, default=0) + 1, max(found, default=0) + 1))  # not yet in it
+            expected = known | set(
+                range(max(known, default=0) + 1, max(found, default=0) + 1)
+            )  # the tail of the log is not yet in the index
             self._where[head.session_id] = dict(sorted({**dict.fromkeys(expected), **found}.items()))
             self._heads[head.session_id] = head
 
     async def session_ids(self) -> list[str]:
-        """The same, in order: of the others not even the name is left."""
+        """The ids of the same sessions, in order: the others have lost even their ids."""
         return sorted(self._heads)
 
     async def heads(self) -> AsyncIterator[StoredHead]:
-        """The sessions whose rows are whole."""
+        """The sessions whose rows are sound."""
         for session_id in sorted(self._heads):
             yield StoredHead(self._heads[session_id], max(self._where[session_id], default=0))
 
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
-        """The entries that are whole, and in the place of every other one what stands for a lost entry."""
+        """The sound entries, with a `LOST` entry in the place of each other one."""
         places = self._where.get(session_id, {}).items()
         wanted = list(islice(((sequence, place) for sequence, place in places if sequence > after), limit))
         return await to_thread.run_sync(self._read, wanted)
@@ -174,7 +175,7 @@ class Salvage:
 
 
 def _places(connection: sqlite3.Connection) -> dict[int, set[int]]:
-    """Which entries each session had, by the index; of one that is damaged, nothing is believed."""
+    """The sequences that each session had, by the index; empty if the index is damaged."""
     places: dict[int, set[int]] = defaultdict(set)
     try:
         for session, sequence in connection.execute("SELECT session, sequence FROM places"):
@@ -187,13 +188,13 @@ def _places(connection: sqlite3.Connection) -> dict[int, set[int]]:
 
 
 def _end(connection: sqlite3.Connection, table: str, column: str, rows: str, key: str) -> int:
-    """Behind the last number that a table's rows may have."""
+    """One more than the largest number that a table's rows may have."""
     ends = [0]
     for query in (f"SELECT max({column}) FROM {table}", f"SELECT max({key}) FROM {rows}"):  # noqa: S608 - our names
         try:
             (end,) = connection.execute(query).fetchone()
         except _UNREADABLE:
-            ends.append(_SEARCHED)  # nobody knows
+            ends.append(_SEARCHED)  # the number is lost
         else:
             ends.append(min(end or 0, 1 << 40))
     return max(ends) + 1
@@ -202,7 +203,7 @@ def _end(connection: sqlite3.Connection, table: str, column: str, rows: str, key
 def _all_rows(
     connection: sqlite3.Connection, pages: Pages, query: str, end: int
 ) -> Iterator[tuple[tuple[Any, ...], int | None]]:
-    """The rows of a table that can be read; then, where SQLite met damage, those of any table, each with its place."""
+    """The readable rows of a table; then, if SQLite met damage, the rows found in the pages, each with its number."""
     is_damaged = False
     for row in _readable(connection, query, end):
         is_damaged = is_damaged or row is None
@@ -216,7 +217,7 @@ def _all_rows(
 
 
 def _readable(connection: sqlite3.Connection, query: str, end: int) -> Iterator[tuple[Any, ...] | None]:
-    """The rows of a table that can be read, in order, and None in the place of those that cannot."""
+    """The readable rows of a table, in order, and None in the place of damaged ones."""
     position = 0
     while position < end:
         try:
@@ -225,7 +226,7 @@ def _readable(connection: sqlite3.Connection, query: str, end: int) -> Iterator[
                 position = max(position, int(row[0])) + 1
         except _UNREADABLE:
             yield None
-            row = _first(connection, query, position)  # the driver looks one row ahead: this one may be sound
+            row = _first(connection, query, position)  # the driver reads one row ahead: this row may be sound
             if row:
                 yield row
             position = max(position, int(row[0])) + 1 if row else _next_readable(connection, query, position, end)
@@ -234,7 +235,7 @@ def _readable(connection: sqlite3.Connection, query: str, end: int) -> Iterator[
 
 
 def _next_readable(connection: sqlite3.Connection, query: str, position: int, end: int) -> int:
-    """The first number behind one that cannot be read from which on it can: found in ever larger steps, and halving."""
+    """The next readable number behind a damaged one; found with growing steps, then by bisection."""
     bad, step = position, 1
     while _first(connection, query, good := bad + step) is None:
         if good >= end:
@@ -250,7 +251,7 @@ def _next_readable(connection: sqlite3.Connection, query: str, position: int, en
 
 
 def _first(connection: sqlite3.Connection, query: str, position: int) -> tuple[Any, ...] | None:
-    """The first row from a position on; nothing in it if there is none, and None if it cannot be read."""
+    """The first row from a position on; an empty tuple if there is none, None if it cannot be read."""
     try:
         return connection.execute(f"{query} LIMIT 1", (position,)).fetchone() or ()
     except _UNREADABLE:
@@ -270,7 +271,7 @@ def _head(row: tuple[Any, ...]) -> SessionHead | None:
 
 def _entry(row: tuple[Any, ...]) -> StoredEntry | None:
     try:
-        _, session, sequence, entry_id, encoded, key, checksum = (*row, None, None)[:7]  # older ones have five
+        _, session, sequence, entry_id, encoded, key, checksum = (*row, None, None)[:7]  # older rows have five columns
         if checksum is None and not is_sealed(encoded):
             decode_entry(encoded)
         elif not is_sound(session, sequence, entry_id, key, encoded, checksum):

@@ -1,10 +1,10 @@
-"""The search index of a SQLite store: a file of its own beside the database, which is made anew whenever in doubt.
+"""The search index of a SQLite store: a separate file next to the database, which is rebuilt whenever it may be wrong.
 
-Nothing in it is needed: it is only ever added to, or thrown away. So the database stays small, its commits know nothing
-of it, and damage, another version, a database that was put back from a backup, or a deletion that is to leave nothing
-behind have the same answer. It holds no text, only which trigrams (`trigrams`) are at which position of the log.
-`covered` says which positions are in it: the newest come first, what was there before follows backwards. Entries that
-are deleted are taken out; SQLite may keep a trace of them in the file until it merges its segments, or it is made anew.
+The store works without it. So the database stays small, its commits do not touch the index, and damage, another
+version, a database that was restored from a backup, or a deletion that must leave no trace are all handled by a
+rebuild. The index holds no text, only the trigrams (`trigrams`) at each position of the log. `covered` has the indexed
+positions: the newest are indexed first, then older ones, backwards. Deleted entries are removed; SQLite may keep a
+trace of them in the file until it merges its segments, or the index is rebuilt.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from miniclaw_sessions.errors import ConfigError, StoreError, StoreUnavailable
 from miniclaw_sessions.log import get_logger
 
 FORMAT = 3
-"""Another number makes every index anew."""
+"""The version of the format; an index with another one is rebuilt."""
 
 _MAKE = (
-    # without the texts, and without where in a text a trigram is: an entry that may fit is read anyhow
+    # without the texts, and without the places of trigrams in a text: an entry that may match is read anyhow
     "CREATE VIRTUAL TABLE said USING fts5(text, tokenize = 'trigram', content = '', detail = 'none', columnsize = 0)",
     "CREATE TABLE covered (newest INTEGER NOT NULL, oldest INTEGER NOT NULL)",
     "CREATE TABLE anchors (position INTEGER PRIMARY KEY, entry_id TEXT NOT NULL)",
@@ -44,7 +44,7 @@ log = get_logger(__name__)
 
 
 class Covered(NamedTuple):
-    """Which positions are indexed: those after `oldest` up to `newest`."""
+    """The indexed positions: those after `oldest` up to `newest`."""
 
     newest: int
     oldest: int
@@ -54,7 +54,7 @@ NOTHING = Covered(0, 0)
 
 
 class Indexed(NamedTuple):
-    """What is to be indexed of an entry; no text: there is nothing in it to be found."""
+    """The text of an entry to index; None: the entry has nothing to find."""
 
     position: int
     entry_id: str
@@ -62,7 +62,7 @@ class Indexed(NamedTuple):
 
 
 class Lacking(NamedTuple):
-    """What an index is to be given: what it covers before, the entries in any order, and what it covers with them."""
+    """Entries to add to the index, in any order, and the positions that it covers before and after."""
 
     before: Covered
     entries: Sequence[Indexed]
@@ -71,12 +71,12 @@ class Lacking(NamedTuple):
 
 
 class SearchFile:
-    """The index beside one database. Its calls block; any thread may make them.
+    """The index of one database. Its calls block; any thread may make them.
 
-    Read only, it is asked as far as it goes, and nothing is made or brought on.
+    Opened read only, it is used as far as it goes, and neither created nor extended.
 
     Attributes:
-        deletions: how often something was taken out; what was read before that is not put in behind it.
+        deletions: number of removals so far; entries that were read before a removal are not added after it.
     """
 
     def __init__(self, database: Path, *, read_only: bool = False) -> None:
@@ -91,7 +91,7 @@ class SearchFile:
         return f"<SearchFile {self.path}>"
 
     def covered(self, database: sqlite3.Connection) -> Covered:
-        """Which positions are in it, once it is known to be of this database; it is made if there is none.
+        """The indexed positions, after a check that the index belongs to this database; creates a missing index.
 
         Raises:
             StoreUnavailable, StoreFull: it cannot be written now.
@@ -100,7 +100,7 @@ class SearchFile:
             return _covered(self._opened(database))
 
     def add(self, lacking: Lacking) -> int:
-        """Index entries, unless something else was indexed or thrown away meanwhile; how many were to be.
+        """Index entries, unless the index changed meanwhile. Returns their number in both cases.
 
         Raises:
             StoreUnavailable, StoreFull: it cannot be written now.
@@ -116,7 +116,7 @@ class SearchFile:
         return len(entries)
 
     def begin_to_take_out(self, session_id: str) -> None:
-        """Note that a session is about to be deleted: whoever finds this note later makes the index anew.
+        """Note that a session is about to be deleted. If a later opening finds the note, it rebuilds the index.
 
         Raises:
             StoreUnavailable, StoreFull: it cannot be written now.
@@ -126,11 +126,11 @@ class SearchFile:
                 self._writer.execute("INSERT OR IGNORE INTO leaving VALUES (?)", (session_id,))
 
     def take_out(self, session_id: str, entries: Sequence[Indexed] | None) -> None:
-        """Take out the entries of a session that was deleted; where that cannot be, it is thrown away.
+        """Remove the entries of a deleted session; if that fails, the index is discarded.
 
         Args:
             session_id: the session.
-            entries: in any order, with the text that they had; None: it is not known.
+            entries: in any order, with their indexed texts; None: these are not known.
         """
         with self._lock, suppress(OSError, StoreError):
             self.deletions += 1
@@ -152,7 +152,7 @@ class SearchFile:
 
     @contextmanager
     def reading(self, database: sqlite3.Connection) -> Iterator[sqlite3.Connection | None]:
-        """A connection to ask it with, or None where it cannot be asked now."""
+        """A connection to the index, or None if it cannot be used now."""
         with ExitStack() as stack:
             index: sqlite3.Connection | None = None
             try:
@@ -167,14 +167,14 @@ class SearchFile:
             yield index
 
     def check(self) -> None:
-        """Look through all of it, and throw it away if it is damaged: it would not name what it should."""
+        """Check the whole index, and discard it if it is damaged: it would miss entries."""
         with self._lock, suppress(StoreError), self._failing():
             if self.path.exists():
                 with closing(connect(self.path, writing=True)) as index:
                     index.execute("INSERT INTO said (said) VALUES ('integrity-check')")
 
     def purge(self) -> None:
-        """Leave no trace of what was taken out: the rest is written anew, about 10 us of work for each entry."""
+        """Leave no trace of removed entries: rewrite the rest, which takes about 10 us for each entry."""
         with self._lock, suppress(OSError, StoreError):
             if self._writer is None or not self._is_in_place():
                 self._discard()
@@ -188,7 +188,7 @@ class SearchFile:
                 self._discard()
 
     def remove(self) -> None:
-        """Throw it away, with all that its files say. It is made anew when it is asked for.
+        """Remove the files of the index. It is rebuilt when it is needed.
 
         Raises:
             OSError: it cannot be removed.
@@ -214,11 +214,11 @@ class SearchFile:
         return self._writer
 
     def _opens(self, database: sqlite3.Connection) -> bool:
-        """Open it, or make it; whether it is sound as far as can be seen, and of this database."""
+        """Open or create the index. Returns whether it seems sound and belongs to this database."""
         create_file(self.path)
         writer = connect(self.path, writing=True)
         try:
-            writer.execute("PRAGMA synchronous = NORMAL")  # what a power cut takes is indexed again
+            writer.execute("PRAGMA synchronous = NORMAL")  # entries that a power cut takes are indexed again
             if not writer.execute("SELECT 1 FROM sqlite_master").fetchone():
                 (end,) = database.execute(_END).fetchone()
                 with writer:
@@ -236,12 +236,12 @@ class SearchFile:
         return True
 
     def _is_in_place(self) -> bool:
-        """Whether the open file is still the one that has its name."""
+        """Whether the open file is still the one at its path."""
         return self._identity is not None and self._identity == identity(self.path)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Report failures in the words of the contract; a damaged index is thrown away."""
+        """Translate errors into those of the contract; discard a damaged index."""
         try:
             yield
         except ConfigError as error:
@@ -254,7 +254,7 @@ class SearchFile:
             raise store_error(error, path=self.path, attempted="index") from error
 
     def met_damage(self, error: Exception) -> None:
-        """Throw it away, for it is damaged."""
+        """Discard the index, because it is damaged."""
         if self._read_only:
             return
         with self._lock:
@@ -292,9 +292,9 @@ def _add(index: sqlite3.Connection, entries: Sequence[Indexed], covers: Covered)
 
 
 def _is_right(database: sqlite3.Connection, index: sqlite3.Connection) -> bool:
-    """Whether it is of this version, and what was indexed last is where the database has it: another one has others.
+    """Whether the index has this format, and the database has the last indexed entries at the same positions.
 
-    Where all of that was deleted nobody can tell, and it is not.
+    Another database has other entries there. If all of them were deleted, that cannot be known, and the answer is no.
     """
     (version,), (end,) = index.execute("PRAGMA user_version").fetchone(), database.execute(_END).fetchone()
     if version != FORMAT or _covered(index).newest > end or index.execute("SELECT 1 FROM leaving").fetchone():
@@ -312,7 +312,7 @@ def _is_right(database: sqlite3.Connection, index: sqlite3.Connection) -> bool:
 
 
 def positions_with(index: sqlite3.Connection, parts: Iterable[Sequence[str]], below: int, limit: int) -> list[int]:
-    """The newest positions below one at which is one of each of these trigrams."""
+    """The newest positions below `below` whose entries have at least one trigram of each part."""
     query = " AND ".join("(" + " OR ".join(map(_quoted, part)) + ")" for part in parts)
     found = index.execute(
         "SELECT rowid FROM said WHERE said MATCH ? AND rowid < ? ORDER BY rowid DESC LIMIT ?", (query, below, limit)
@@ -321,9 +321,9 @@ def positions_with(index: sqlite3.Connection, parts: Iterable[Sequence[str]], be
 
 
 def positions_beginning(index: sqlite3.Connection, term: str, below: int, limit: int) -> list[int]:
-    """The newest positions below one that have a trigram which begins with a term; takes longer the more there are.
+    """The newest positions below `below` whose entries have a trigram that begins with a term.
 
-    A text that ends with the term has none.
+    The time grows with their number. A text that ends with the term has no such trigram.
     """
     index.execute("CREATE VIRTUAL TABLE IF NOT EXISTS temp.occurrences USING fts5vocab(main, said, instance)")
     found = index.execute(

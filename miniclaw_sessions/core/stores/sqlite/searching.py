@@ -1,8 +1,8 @@
-"""Searching a SQLite database with its search index, and bringing that on, over the driver's connection.
+"""Searching a SQLite database with its search index, and extending the index, over the driver's connection.
 
-What may fit is named by the index where it reaches, and is everything where it does not: the newest entries, which are
-not in it yet, and the oldest, while it is being filled. So nothing is missed, whatever state the index is in. Positions
-are the order of committing; they stand for the order of saying.
+The index names the entries that may match. Entries that it does not cover are all read: the newest ones, and the oldest
+while the index is being filled. So nothing is missed, whatever the state of the index. Positions are in the order of
+commits, which stands for the order in time.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from miniclaw_sessions.core.stores.trigrams import indexed_text, short_term, wan
 from miniclaw_sessions.errors import InvalidMessage, InvalidSearch
 
 MOST_LOOKED_AT = 500
-"""Entries that are looked into for one page; what is behind them is the next page's."""
+"""Entries that are read for one page; the next page goes on behind them."""
 
 FEW = 1_000
-"""Sessions with no more entries than this are read whole: that is sooner done than asking the index."""
+"""Sessions with no more entries than this are read as a whole, which is faster than using the index."""
 
 SAMPLE = 400
-"""Of the newest entries a short term is looked for in so many first: where it is frequent, that is enough."""
+"""The newest entries that are read first for a short term; if the term is frequent, they suffice."""
 
 MOST_TAKEN_OUT = 5_000
-"""A session of more entries is not taken out of the index when it is deleted; the index is made anew."""
+"""If a deleted session has more entries, they are not removed from the index; the index is rebuilt."""
 
 _BATCH = 100
-_MOST_BYTES = 4 << 20  # are indexed at once
+_MOST_BYTES = 4 << 20  # of entries that are indexed at once
 _FIRST = 2**62
 _DIGITS = 18
 
@@ -70,7 +70,7 @@ _Row = tuple[Any, ...]
 
 
 def lacking(database: sqlite3.Connection, file: SearchFile, limit: int) -> Lacking:
-    """Entries that the index lacks, those that came last first.
+    """Entries that the index lacks, the newest first.
 
     Raises:
         StoreUnavailable, StoreFull: the index cannot be written now.
@@ -89,7 +89,7 @@ def lacking(database: sqlite3.Connection, file: SearchFile, limit: int) -> Lacki
 
 
 def said_in(database: sqlite3.Connection, file: SearchFile, session_id: str) -> list[Indexed] | None:
-    """What is indexed of a session, if there is an index; None: it is too much to be held.
+    """The indexed entries of a session, if there is an index; None: they are too large to be held.
 
     Raises:
         StoreUnavailable, StoreFull, sqlite3.Error: as for `lacking`.
@@ -119,7 +119,7 @@ def _text_of(stored: StoredEntry, session_id: str, channel: str, chat_id: str) -
     try:
         found = searched(decode_stored(stored))
     except (InvalidMessage, TypeError, ValueError):
-        return None  # what is damaged says nothing
+        return None  # a damaged entry has no text
     return None if found is None else indexed_text(session_id, SessionKey(channel, chat_id), found)
 
 
@@ -127,12 +127,12 @@ def _text_of(stored: StoredEntry, session_id: str, channel: str, chat_id: str) -
 
 
 def search(database: sqlite3.Connection, file: SearchFile, wanted_: Search, span: Span) -> Found:
-    """A page of what was said that is wanted, the newest first.
+    """A page of matches, the newest first.
 
     Args:
         database: in a transaction.
         file: its index.
-        wanted_: what is searched for.
+        wanted_: the search.
         span: where the page begins, and where it ends at the latest.
 
     Raises:
@@ -148,17 +148,17 @@ def search(database: sqlite3.Connection, file: SearchFile, wanted_: Search, span
 
 
 class Span(NamedTuple):
-    """The positions that a page is of: those below the first one, from the second one on."""
+    """The positions of a page: below the first number, from the second number on."""
 
     below: int
     until: int
 
     @classmethod
     def of(cls, search: Search) -> Span:
-        """What a search says.
+        """The span of a search, from its cursors.
 
         Raises:
-            InvalidSearch: a cursor is not one of these.
+            InvalidSearch: a cursor is not one of this store.
         """
         return cls(_position(search.cursor, _FIRST), _position(search.until, 0))
 
@@ -172,15 +172,15 @@ def _position(cursor: str | None, default: int) -> int:
 
 
 class SearchFailed(Exception):
-    """An entry could not be judged; its cause says why."""
+    """An entry could not be judged; the cause has the reason."""
 
 
 class _IndexFailed(Exception):
-    """What the index answered is no answer."""
+    """The index failed to answer."""
 
 
 class _Looking:
-    """One search of one page, within one state of the database."""
+    """The search for one page, in one state of the database."""
 
     def __init__(self, database: sqlite3.Connection, index: sqlite3.Connection | None, wanted_: Search) -> None:
         self._database = database
@@ -194,14 +194,14 @@ class _Looking:
             self._covered = Covered(*self._asked("SELECT newest, oldest FROM covered"))
 
     def page(self, span: Span) -> Found:
-        """The hits of a span of positions, or the newest of them."""
+        """The hits in a span of positions, or the newest of them."""
         hits: list[Hit] = []
         last = span.below
         for looked_at, row in enumerate(self._rows(span.below), 1):
             if row[0] < span.until:
                 break
             found = self._hit(row)
-            if found is not None and len(hits) == self._search.limit:  # there is another page
+            if found is not None and len(hits) == self._search.limit:  # there is a further page
                 return self._found(hits, str(last))
             if found is not None:
                 hits.append(found)
@@ -234,7 +234,7 @@ class _Looking:
         except (
             TypeError,
             ValueError,
-        ) as error:  # a mistake of ours, or of the search; the rows are as they were written
+        ) as error:  # a bug, or a wrong search; the rows are sound
             raise SearchFailed from error
 
     # --- which entries may fit, the newest first ---------------------------------------------------------------------
@@ -255,7 +255,7 @@ class _Looking:
         yield from self._between(0, min(oldest, below - 1))
 
     def _with_short_term(self, term: str, below: int) -> Iterator[_Row]:
-        """Where it is frequent the newest entries have it; where it is not, the index soon names all that begin so."""
+        """Rows that may have a short term: a frequent one is in the newest entries, a rare one soon found in the index."""
         newest, oldest = self._covered
         for row in islice(self._between(oldest, min(newest, below - 1)), SAMPLE):
             yield row
@@ -298,10 +298,10 @@ class _Looking:
             marks = ", ".join("?" * len(batch))
             rows = {row[0]: row for row in self._database.execute(f"{_ROWS} WHERE e.position IN ({marks})", batch)}
             for position in batch:
-                yield rows.get(position, (position,))  # an entry that is gone has cost a look as well
+                yield rows.get(position, (position,))  # a deleted entry counts as read, too
 
     def _few_positions(self) -> list[int] | None:
-        """Where the entries are of the sessions that are searched, the newest first, if those are few."""
+        """The positions of the entries of the searched sessions, the newest first, if they are few; else None."""
         if self._search.session_ids is None:
             return None
         positions: list[int] = []

@@ -1,9 +1,8 @@
-"""What happens inside a transaction, as plain functions over a SQLAlchemy connection.
+"""The statements of the SQLite store, as functions over a SQLAlchemy connection in a transaction.
 
-They begin and commit nothing: the store does, and so the same functions serve every engine, synchronous or not. New
-entries go to the driver in statements of many rows, whose text is compiled once from the model: every further statement
-would cost a hand-over of the interpreter lock. Everything rarer uses SQLAlchemy's Core. How `entries` and `places` fit
-together is told in `models`.
+They neither begin nor commit: the store does. New entries go to the driver in statements of many rows, whose text is
+compiled once from the model: each further statement would release and retake the interpreter lock. Rarer statements use
+SQLAlchemy's Core. `models` describes how `entries` and `places` fit together.
 """
 
 from __future__ import annotations
@@ -43,17 +42,17 @@ from miniclaw_sessions.core.stores.sqlite.files import integrity_problems
 from miniclaw_sessions.errors import StoreConflict, StoreCorrupt, StoreError
 
 PAGE = 500
-"""Rows that are read, or named in one statement, at a time."""
+"""Rows that one statement reads or names."""
 
 ROWS_PER_INSERT = 64
-"""New entries in one statement; the driver keeps one prepared for each smaller number too."""
+"""New entries in one statement; the driver prepares one statement for each smaller number too."""
 
 
 Value = int | str | bytes | None
 
 
 class Position(msgspec.Struct, gc=False):
-    """Where a session stands in the database: its row, whose it is, and the sequence of its newest entry."""
+    """The position of a session in the database: its row, incarnation, and newest sequence."""
 
     row: int
     incarnation: str
@@ -61,12 +60,12 @@ class Position(msgspec.Struct, gc=False):
 
 
 class Known:
-    """What a writer remembers of the database from one transaction to the next; to be forgotten when it may be wrong.
+    """What the writer remembers of the database between transactions; it must be forgotten when it may be wrong.
 
     Attributes:
-        positions: where sessions stand, as far as they were looked up.
-        end: the position of the log's newest entry; None when it is to be looked up.
-        placed: up to which position the log is in `places`.
+        positions: the positions of the sessions that were looked up.
+        end: the position of the log's newest entry; None if it must be looked up.
+        placed: the position up to which the log is in `places`.
     """
 
     __slots__ = ("end", "placed", "positions")
@@ -78,17 +77,17 @@ class Known:
 
     @property
     def unplaced(self) -> int:
-        """How long the tail is that readers have to scan; 0 when that is not known."""
+        """The length of the tail that readers have to scan; 0 if it is not known."""
         return 0 if self.end is None else self.end - self.placed
 
     def forget(self) -> None:
-        """Look everything up again."""
+        """Forget everything, so that it is looked up again."""
         self.positions.clear()
         self.end = None
 
 
 def driver_of(connection: Connection) -> Any:
-    """The driver's own connection, for what is done a thousand times a second."""
+    """The driver's own connection, for statements that run a thousand times a second."""
     return connection.connection.driver_connection
 
 
@@ -156,7 +155,7 @@ _PLACE = insert(PlaceRow).from_select(
 )
 _PLACE_KEYS = (
     insert(KeyRow)
-    .prefix_with("OR IGNORE", dialect="sqlite")  # the oldest one stays
+    .prefix_with("OR IGNORE", dialect="sqlite")  # the oldest entry keeps the key
     .from_select(
         ["session", "idempotency_key", "sequence"],
         select(EntryRow.session, EntryRow.idempotency_key, EntryRow.sequence)
@@ -212,10 +211,10 @@ def append(connection: Connection, appends: Sequence[Append], known: Known) -> l
     Args:
         connection: in a transaction.
         appends: no session twice.
-        known: brought up to what holds when this transaction is committed; to be forgotten if it is not.
+        known: updated to the state after the commit of this transaction; forget it if that fails.
 
     Returns:
-        A `StoreConflict` for each session whose entries contradict what is stored; nothing of it was added.
+        The outcome of each append: None, or a `StoreConflict`; then none of its entries was added.
     """
     _look_up(connection, [item.head.session_id for item in appends], known)
     outcomes: list[StoreError | None] = []
@@ -241,7 +240,7 @@ def _new_entries(connection: Connection, item: Append, position: Position | None
 
 
 def _rows(accepted: Sequence[tuple[SessionHead, Sequence[StoredEntry]]], known: Known) -> list[Value]:
-    """The values of all new rows, one after the other; where their sessions and the log end moves along."""
+    """The values of all new rows, one after the other. Moves the ends of the sessions and of the log in `known`."""
     values: list[Value] = []
     end = known.end or 0
     for head, entries in accepted:
@@ -259,12 +258,12 @@ def _rows(accepted: Sequence[tuple[SessionHead, Sequence[StoredEntry]]], known: 
 
 
 def _look_up(connection: Connection, session_ids: Sequence[str], known: Known) -> None:
-    """Learn where the log ends and where these sessions stand, unless it is known; new ones are left out."""
+    """Look up the end of the log and the positions of these sessions, unless they are known; new sessions have none."""
     if known.end is None:
         known.placed, last = connection.execute(_END).one()
         if not isinstance(known.placed, int):
             raise StoreCorrupt("the database does not say how far its index goes; start again")
-        known.end = max(known.placed, last or 0)  # a position that was given out is never given out again
+        known.end = max(known.placed, last or 0)  # a position is never used again
     unknown = [session_id for session_id in session_ids if session_id not in known.positions]
     found: dict[str, Position] = {}
     for start in range(0, len(unknown), PAGE):
@@ -277,7 +276,7 @@ def _look_up(connection: Connection, session_ids: Sequence[str], known: Known) -
 
 
 def _newest_in_tail(connection: Connection) -> dict[int, int]:
-    """The newest sequence of every session that has entries in the tail of the log."""
+    """The newest sequence of each session with entries in the tail of the log."""
     return dict(connection.execute(_NEWEST_IN_TAIL).all())
 
 
@@ -305,7 +304,7 @@ def _create(connection: Connection, heads: Sequence[SessionHead], known: Known) 
 
 
 def _insert(connection: Connection, values: Sequence[Value]) -> None:
-    """Add rows to `entries`, given as one flat sequence of their values."""
+    """Insert rows into `entries`, given as one flat sequence of values."""
     columns = len(EntryRow.__table__.columns)
     step = ROWS_PER_INSERT * columns
     for start in range(0, len(values), step):
@@ -315,13 +314,13 @@ def _insert(connection: Connection, values: Sequence[Value]) -> None:
 
 @lru_cache(maxsize=2 * ROWS_PER_INSERT)
 def _insert_text(dialect: Dialect, rows: int) -> str:
-    """An INSERT of so many rows, in the driver's own style."""
+    """The text of an INSERT of this many rows, in the driver's parameter style."""
     statement, values, row = str(insert(EntryRow).compile(dialect=dialect)).partition(" VALUES ")
     return statement + values + ", ".join([row] * rows)
 
 
 def place(connection: Connection, known: Known) -> None:
-    """Bring `places` up to the end of the log.
+    """Bring the index `places` up to the end of the log.
 
     Raises:
         IntegrityError: the log has two entries of one session with the same sequence; the database is damaged.
@@ -402,15 +401,15 @@ def _stored_head(row: Row[int, str, str, str, str, datetime, int], tail: Mapping
 
 
 def look(connection: Connection) -> None:
-    """Look for a session, which there is not, so that the connection has all that a read needs."""
+    """Read once, so that the connection has loaded all that a read needs."""
     connection.exec_driver_sql("SELECT id FROM sessions WHERE session_id = ''").all()
 
 
 def check_schema(connection: Connection) -> None:
-    """Return if the tables have the columns that they should.
+    """Return if the tables have the expected columns.
 
     Raises:
-        StoreCorrupt: one has not.
+        StoreCorrupt: a table has other columns.
     """
     for table in Base.metadata.sorted_tables:
         found = {row[1] for row in connection.exec_driver_sql(f"PRAGMA table_info({table.name})")}
@@ -422,7 +421,7 @@ def check_schema(connection: Connection) -> None:
 
 
 def mend(connection: Connection, session_id: str, entry: StoredEntry, known: Known) -> bool:
-    """Write an entry over the row at its sequence, if that is damaged and was this entry. Returns whether it did."""
+    """Overwrite the row at the entry's sequence, if it is damaged and was this entry. Returns whether it did."""
     place(connection, known)
     at = {"session_id": session_id, "sequence": entry.sequence}
     found = connection.execute(_ROW_AT, at).one_or_none()
@@ -449,11 +448,11 @@ def mend(connection: Connection, session_id: str, entry: StoredEntry, known: Kno
 
 
 def delete_session(connection: Connection, session_id: str, known: Known) -> bool:
-    """Remove a session and its entries; whether there was one."""
-    place(connection, known)  # so that its entries need not be searched for, and their positions are not used again
+    """Remove a session and its entries. Returns whether there was one."""
+    place(connection, known)  # so its entries are found by the index, and their positions are not used again
     of_session = {"session_id": session_id}
     positions = select(PlaceRow.position).where(PlaceRow.session == _ROW_OF)
-    # What SQLite moves while it takes rows out of a tree stays where it was: these rows must say nothing by then.
+    # SQLite moves rows while it deletes, and leaves their old bytes in place: so the content is overwritten before.
     said_nothing = update(EntryRow).values(encoded=func.zeroblob(func.length(EntryRow.encoded)))
     connection.execute(said_nothing.where(EntryRow.position.in_(positions)), of_session)
     connection.execute(delete(EntryRow).where(EntryRow.position.in_(positions)), of_session)
@@ -465,14 +464,14 @@ def delete_session(connection: Connection, session_id: str, known: Known) -> boo
 
 
 def check_database(connection: Connection) -> list[str]:
-    """What the engine itself finds wrong with its file, and where the tables contradict each other (SQLite only)."""
+    """The problems that SQLite itself finds in its file, and contradictions between the tables."""
     problems = integrity_problems(connection.exec_driver_sql("PRAGMA integrity_check").scalars())
     try:
         problems += _contradictions(connection)
-    except (DatabaseError, sqlite3.Error):  # what keeps them from being looked for, the engine has told
+    except (DatabaseError, sqlite3.Error):  # the engine has reported the damage already
         if not problems:
             raise
-        connection.rollback()  # behind a damaged page SQLite refuses to commit
+        connection.rollback()  # SQLite refuses to commit after it met a damaged page
     return problems
 
 

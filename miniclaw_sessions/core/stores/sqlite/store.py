@@ -1,8 +1,8 @@
 """The default store: one SQLite file, in WAL mode, synced at every commit.
 
-Each operation is one call in a thread that holds a whole transaction: a cancelled caller cannot interrupt it, and a
-group of any number of appends costs one hop and one sync. One thread writes, a few read beside it. What survives a
-power cut is SQLite's promise for `synchronous=FULL`: everything that was committed.
+Each operation is one call in a thread, with a whole transaction: a cancelled caller cannot interrupt it, and a group of
+any number of appends costs one hop and one sync. One thread writes, and a few others read at the same time. With
+`synchronous=FULL` SQLite promises that everything that was committed survives a power cut.
 """
 
 from __future__ import annotations
@@ -54,22 +54,22 @@ from miniclaw_sessions.errors import StoreConflict, StoreCorrupt, StoreError, St
 from miniclaw_sessions.log import get_logger
 
 READERS, SEARCHES = 4, 2
-"""How many reads may run at once, and how many of them may be searches."""
+"""The number of reads that may run at once, and how many of them may be searches."""
 
 MAX_KNOWN_POSITIONS = 100_000
-"""Of so many sessions the store remembers where they stand, about 200 bytes each; then it begins anew."""
+"""The number of sessions whose positions are remembered, about 200 bytes each; beyond it all are forgotten."""
 
 SCANNED_ENTRIES = 1_000
-"""A longer tail of the log than this is brought into the index before anybody reads."""
+"""If the tail of the log is longer than this, it is indexed before the next read."""
 
 FILLED_AFTER = 64
-"""After so many commits the -wal file gets its whole size: whoever opens the store for a few need not wait for that."""
+"""The -wal file gets its whole size after this many commits; a store that is opened for a few need not wait for it."""
 
 MAX_UNPLACED = 32_768
-"""A longer tail than this, up to 0.1 s of work, is brought into the index by whoever writes next."""
+"""If the tail is longer than this, the next append indexes it, which takes up to 0.1 s."""
 
 _REFUSED = (IntegrityError, DataError, sqlite3.IntegrityError, sqlite3.DataError, UnicodeError, OverflowError)
-"""What is wrong with the rows, not with the database."""
+"""Errors that are caused by the rows, not by the database."""
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ log = get_logger(__name__)
 
 
 class SQLiteStore(Store):
-    """Transcripts in one file. Where two programs have it open, a conflict is refused and nothing overwritten."""
+    """Transcripts in one file. If two programs have it open, a conflict is refused and nothing is overwritten."""
 
     durable: ClassVar[bool] = True
     keeps_entries: ClassVar[bool] = True
@@ -99,7 +99,7 @@ class SQLiteStore(Store):
         self._until_filled = 0
         self._writer_thread: SerialThread | None = None
         self._reader_turns: CapacityLimiter | None = None
-        # A caller that asyncio cancels leaves its thread running and gives its turn back; this keeps count even then.
+        # A cancelled caller releases the limiter while its thread still runs; this semaphore counts the threads.
         self._reading = BoundedSemaphore(READERS)
         self._searches = Semaphore(SEARCHES)
 
@@ -117,9 +117,9 @@ class SQLiteStore(Store):
         return self._files
 
     def found_damaged(self) -> bool:
-        """Whether whoever had it open met a page that cannot be read, or tables that contradict each other.
+        """Whether a process that had it open met an unreadable page, or tables that contradict each other.
 
-        Looks again: SQLite calls a read damaged, too, that the disk refused, and may not refuse any more.
+        It checks again: SQLite also reports damage when the disk refuses a read, which may have passed.
         """
         if not has_noted_damage(self._path):
             return False
@@ -136,13 +136,13 @@ class SQLiteStore(Store):
         return True
 
     def rest_of(self, directory: Path) -> Salvage:
-        """The rows that can still be read."""
+        """The rows that can still be read of a copy of the database."""
         return Salvage(directory / self._path.name)
 
     # --- the contract ------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        """Open the file, creating it or bringing its schema up to date.
+        """Open the file, and create it or upgrade its schema if needed.
 
         Raises:
             SchemaTooNew: a newer version of this program made it; it was not changed.
@@ -158,7 +158,7 @@ class SQLiteStore(Store):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for running calls, move what is in the -wal file to the database, close."""
+        """Wait for running calls, move the content of the -wal file to the database, and close."""
         try:
             await self._write(self._close)
         finally:
@@ -167,7 +167,7 @@ class SQLiteStore(Store):
                 thread.stop()
 
     async def still_there(self) -> None:
-        """Look whether the database and its -wal file are still those that are open."""
+        """Check that the database and its -wal file are still the open ones."""
         await self._write(self._check_still_there)
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
@@ -183,7 +183,7 @@ class SQLiteStore(Store):
                 yield stored
             else:
                 log.error(
-                    "the row of a session is damaged, and nobody knows whose it is; it was left alone",
+                    "the row of a session is damaged, so its session is not known; it was left alone",
                     action="store.session_damaged",
                     session_id=stored.head.session_id,
                 )
@@ -193,7 +193,7 @@ class SQLiteStore(Store):
         while page := await self._read(partial(statements.heads_after, session_id=after)):
             for stored in page:
                 yield stored
-            if page[-1].head.session_id <= after:  # or the same page would come for ever
+            if page[-1].head.session_id <= after:  # otherwise the same page would come for ever
                 raise StoreCorrupt(f"cannot read {self._path}: its index of sessions contradicts what is in them")
             after = page[-1].head.session_id
 
@@ -223,16 +223,16 @@ class SQLiteStore(Store):
         return await self._entries(query, partial(read_row_by_row, session_id=session_id, limit=limit, newest=True))
 
     async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:
-        """The entry with this id, or None; looks through the session's entries, about 1 us each."""
+        """The entry with this id, or None; reads the session's entries, about 1 us each."""
         try:
             return await self._read(partial(statements.entry_with_id, session_id=session_id, entry_id=entry_id))
         except StoreCorrupt:
             return await find_by_reading(self, session_id, entry_id)
 
     async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
-        """The oldest entry with this key, or None; through an index. One that cannot be read comes as damaged.
+        """The oldest entry with this key, or None, by an index. An entry that cannot be read is returned as damaged.
 
-        That a key is new is mostly known without looking.
+        For most new keys the database need not be asked (`UsedKeys`).
         """
         if not await self._keys.may_have(session_id, key):
             return None
@@ -250,17 +250,17 @@ class SQLiteStore(Store):
         return await self._read(lambda connection: KeyFilter(statements.keys_of(connection, session_id)))
 
     async def mend(self, session_id: str, candidates: Sequence[StoredEntry]) -> int:
-        """Write right entries over rows that contradict their checksum."""
+        """Overwrite rows that contradict their checksums by right entries."""
         try:
             mended = await self._write(self._mend, session_id, candidates)
         finally:
             self._keys.forget(session_id)
         if mended:
-            await self.drop_index()  # it has nothing of what was damaged when it came by
+            await self.drop_index()  # the search index lacks the entries that were damaged when it was built
         return mended
 
     async def delete(self, session_id: str, *, known: StoredHead | None = None) -> bool:  # noqa: ARG002 - never shared
-        """Remove a session and overwrite what it said with zeros; whether there was one.
+        """Remove a session, and overwrite its content with zeros. Returns whether there was one.
 
         The deletion is durable when this returns. The old bytes may stay in the -wal file until that is reused, the
         store is closed, or `purge`.
@@ -274,21 +274,21 @@ class SQLiteStore(Store):
         return was_there
 
     async def purge(self) -> bool:
-        """Move the -wal file's content to the database, in which what was deleted is overwritten, and empty it.
+        """Move the -wal file's content to the database, which overwrites deleted entries there, and empty the file.
 
-        False if somebody reads an older state all the time. The search index is written anew.
+        False if a reader keeps an older state open all the time. The search index is rebuilt.
         """
         await self._aside(self._search_file.purge)
         return await self._write(self._purge)
 
     async def search(self, search: Search) -> Found:
-        """Ask the search index, where it reaches; what was committed last comes first."""
+        """Search with the index as far as it goes; entries that were committed last come first."""
         span = searching.Span.of(search)
         async with self._searches:
             return await self._read(lambda one: searching.search(driver_of(one), self._search_file, search, span))
 
     async def index(self, limit: int) -> int:
-        """Bring on the file of the search index, beside the database."""
+        """Add entries to the file of the search index."""
         lacking = await self._read(lambda one: searching.lacking(driver_of(one), self._search_file, limit))
         return await self._aside(self._search_file.add, lacking)
 
@@ -299,10 +299,10 @@ class SQLiteStore(Store):
     async def _aside(self, change: Callable[..., T], *arguments: Any) -> T:
         with CancelScope(shield=True), self._failing("index"):
             return await to_thread.run_sync(change, *arguments)
-        raise AssertionError  # for the type checker, which thinks that a scope may end before it returns
+        raise AssertionError  # the type checker thinks that the scope may swallow an exception
 
     async def check(self) -> list[str]:
-        """SQLite's own checks, then every session's entries."""
+        """Run SQLite's own checks, then check each session's entries."""
         return await check_transcripts(self, self._all_heads(), self._check_database())
 
     async def _check_database(self) -> list[str]:
@@ -319,17 +319,17 @@ class SQLiteStore(Store):
         query: Callable[[Connection], list[StoredEntry]],
         row_by_row: Callable[[sqlite3.Connection], list[StoredEntry]],
     ) -> list[StoredEntry]:
-        """A session's entries; where a page of the database is damaged, what was on it comes as damaged."""
+        """A session's entries; entries on a damaged page of the database are returned as damaged."""
         try:
             return await self._read(query)
         except StoreCorrupt:
             return await to_thread.run_sync(self._read_row_by_row, row_by_row, limiter=self._reader_turns)
 
     async def _note_damage(self, problem: str) -> None:
-        """Let the next start make the database anew from what can be read of it; until then everything else is served.
+        """Note damage: the next start rebuilds the database from what can be read; until then the rest is served.
 
         Raises:
-            StoreUnavailable: the disk refuses to be read, which SQLite calls damaged too.
+            StoreUnavailable: the disk refuses to be read, which SQLite also reports as damage.
         """
         if self.damage:
             return
@@ -337,14 +337,14 @@ class SQLiteStore(Store):
         self.damage = (problem,)
         log.error(
             "the database is damaged; what cannot be read of it is missing, everything else is served, and the next "
-            "start makes it anew from what can be read",
+            "start rebuilds it from what can be read",
             action="store.damaged",
             error=problem,
         )
         await to_thread.run_sync(note_damage, self._path)
 
     async def _write(self, transaction: Callable[..., T], *arguments: Any) -> T:
-        """Run a function in the writer's thread, behind what runs there already; once begun it runs to its end."""
+        """Run a function in the writer's thread, after earlier calls. Once begun it runs to its end."""
         if self._writer_thread is None:
             raise _not_open(self._path)
         with CancelScope(shield=True):
@@ -359,7 +359,7 @@ class SQLiteStore(Store):
 
     def _open(self) -> None:
         with self._failing("open"):
-            has_noted_damage(self._path)  # what was noted of another database is forgotten
+            has_noted_damage(self._path)  # forgets a note about another database
             create_file(self._path)
             self._identities.clear()
             self._is_gone = False
@@ -371,27 +371,27 @@ class SQLiteStore(Store):
             try:
                 self._writers = self._engine(writing=True)
                 self._readers = self._engine(writing=False)
-                with suppress(StoreError):  # a full disk can still be read; whoever appends tries it again
+                with suppress(StoreError):  # a full disk can still be read; the next append tries it again
                     self._settle_log()
                 if found != REVISIONS[-1]:
                     with self._transaction() as connection:
                         (create if found is None else upgrade)(connection)
                 self._first_connections()
-                with suppress(StoreError):  # what is wrong with it is told by whoever comes upon it
+                with suppress(StoreError):  # later calls report the damage that they meet
                     self._place()
             except BaseException:
                 self._dispose()
                 raise
 
     def _first_connections(self) -> None:
-        """Open one connection of each kind: on a full disk it could not be opened, but it can still be read."""
+        """Open one connection of each kind now: a full disk could not open them later, but can still be read."""
         with self._transaction() as connection:
             statements.check_schema(connection)
         with self._reader() as connection:
             statements.look(connection)
 
     def _own_problems(self) -> list[str]:
-        """What SQLite finds wrong with the database, asked over a connection of its own."""
+        """The problems that SQLite finds in the database, over a separate connection."""
         engine = self._engine(writing=False)
         try:
             with self._failing("check"), engine.connect() as connection:
@@ -419,7 +419,9 @@ class SQLiteStore(Store):
                 self._known.forget()
             try:
                 return self._append_together(appends)
-            except _REFUSED:  # one of them, or what was known: so that it is nobody else's fault, each on its own
+            except (
+                _REFUSED
+            ):  # by one of them, or outdated `_known`: each is tried by itself, so that only that one fails
                 return [self._append_alone(item) for item in appends]
 
     def _append_together(self, appends: Sequence[Append]) -> list[StoreError | None]:
@@ -458,7 +460,7 @@ class SQLiteStore(Store):
         self._log_is_settled = True
 
     def _place(self) -> None:
-        """Bring the index up to date. Where that fails it stays behind, and reading takes longer."""
+        """Bring the index up to date. If that fails, reading takes longer."""
         with self._failing("index"), self._transaction() as connection:
             statements.place(connection, self._known)
 
@@ -476,22 +478,22 @@ class SQLiteStore(Store):
         with self._reading, self._failing("read"), self._reader() as connection:
             try:
                 return query(connection)
-            except (TypeError, ValueError) as error:  # a column holds what nobody wrote into it: no date, no text
+            except (TypeError, ValueError) as error:  # damage: a column holds no date, or no text
                 raise unreadable(error, self._path) from error
 
     def _read_row_by_row(self, query: Callable[[sqlite3.Connection], T]) -> T:
         with self._reading, self._failing("read"), closing(connect(self._path, writing=False)) as connection:
-            connection.execute("BEGIN")  # and is never committed: behind a damaged page SQLite refuses to
+            connection.execute("BEGIN")  # never committed: SQLite refuses to commit after it met a damaged page
             return query(connection)
 
     # --- connections -------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        """A transaction that is committed, or taken back as a whole.
+        """A transaction that is committed, or rolled back as a whole.
 
-        After anything but a clean refusal the connection is thrown away: once a sync has failed, its descriptor may
-        report success for what never reached the disk (rule R5).
+        After any error but a clean refusal the connection is discarded: once a sync has failed, its descriptor may
+        report success for data that never reached the disk (rule R5).
         """
         try:
             if self._writer is None:
@@ -507,10 +509,10 @@ class SQLiteStore(Store):
             raise
 
     def _check_still_there(self) -> None:
-        """Refuse to acknowledge into a file that nobody will find again.
+        """Refuse to acknowledge into a file that no later start would find.
 
-        The -wal file is looked at too, from the first transaction of a connection on: as long as that is open, nobody
-        has a right to remove it.
+        The -wal file is checked too, from the first transaction of a connection on: no other program may remove it
+        while the connection is open.
 
         Raises:
             StoreUnavailable: one of them was deleted or replaced.
@@ -521,14 +523,14 @@ class SQLiteStore(Store):
                 self._is_gone |= not samestat(found, self._identities.setdefault(path, found))
             except FileNotFoundError:
                 self._is_gone = True
-        if self._is_gone:  # for good: another connection would make a second -wal file beside the lost one
+        if self._is_gone:  # for good: another connection would create a second -wal file besides the lost one
             raise StoreUnavailable(
                 f"cannot use {self._path}: it, or its -wal file, was deleted or replaced while it was open. Nothing "
                 "more is acknowledged; start again, and the sessions go on from what is there and their snapshots"
             )
 
     def _notice_others(self, connection: Connection) -> None:
-        """Another program may have changed the file since the last transaction: then nothing is known any more."""
+        """Forget what is remembered of the database if another program changed it since the last transaction."""
         (version,) = driver_of(connection).execute("PRAGMA data_version").fetchone()
         if version != self._version:
             self._known.forget()
@@ -547,7 +549,7 @@ class SQLiteStore(Store):
 
     @contextmanager
     def _failing(self, attempted: str) -> Iterator[None]:
-        """Whatever fails in here is reported in the words of the contract."""
+        """Translate errors into those of the contract."""
         try:
             yield
         except (SQLAlchemyError, sqlite3.Error, OSError, UnicodeDecodeError) as error:
@@ -558,7 +560,7 @@ class SQLiteStore(Store):
             "sqlite://",
             creator=partial(connect, self._path, writing=writing),
             poolclass=NullPool if writing else QueuePool,
-            hide_parameters=True,  # an error must not carry what people said
+            hide_parameters=True,  # error texts must not contain messages
             **({} if writing else {"pool_size": READERS, "max_overflow": 0}),
         )
         begin = "BEGIN IMMEDIATE" if writing else "BEGIN"
@@ -575,7 +577,7 @@ class SQLiteStore(Store):
                 writer.close()
 
     def _dispose(self) -> None:
-        """Close everything; the writer last, for the last one moves the -wal file's content to the database."""
+        """Close everything; the writer last, because it moves the -wal file's content to the database."""
         self._known.forget()
         self._keys.clear()
         if self._readers is not None:
