@@ -1,8 +1,9 @@
 """Trigrams of entries and of searches, for indexes that find parts of words in all languages.
 
 A text contains a term only if it contains each trigram of it. So an index of trigrams names all entries that may
-contain the term, and a few that do not: `history.searched` judges them. Other conditions of a search (a session, a channel, a
-role ...) become *marks*: three characters that occur in no text, indexed after the text as if they were a part of it.
+contain the term, and a few that do not: `history.searched` judges them. Other conditions of a search (a session, a
+channel, a role ...) become *marks*: three characters that occur in no text, indexed after the text as if they were a
+part of it.
 """
 
 from __future__ import annotations

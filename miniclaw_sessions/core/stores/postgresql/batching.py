@@ -1,4 +1,4 @@
-"""Questions that many ask at the same time, put to the store as one."""
+"""Lookups that are made at the same time, sent to the store as one query."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class _Question(Generic[K, V]):
         self.error: StoreError | None = None
 
 
-class Gathering(Generic[K, V]):
-    """All who ask within one turn of the event loop share one query, which begins after the last of them has asked.
+class BatchedLookup(Generic[K, V]):
+    """All lookups in one iteration of the event loop share one query, which begins after the last of them.
 
     Args:
-        ask: what is known of some keys; those that nothing is known of are missing.
+        ask: looks up some keys; the result lacks the keys that are not found.
     """
 
     def __init__(self, ask: Callable[[Collection[K]], Awaitable[Mapping[K, V]]]) -> None:
@@ -34,10 +34,10 @@ class Gathering(Generic[K, V]):
         self._open: _Question[K, V] | None = None
 
     async def get(self, key: K) -> V | None:
-        """What is known of one key now, or None.
+        """The value of a key, or None.
 
         Raises:
-            StoreError: as the query does.
+            StoreError: the query failed.
         """
         while True:
             question = self._open
@@ -54,7 +54,7 @@ class Gathering(Generic[K, V]):
                 return question.answer.get(key)
 
     async def _put(self, question: _Question[K, V]) -> None:
-        """Let others join, and ask; where this task is cancelled, one of them asks again."""
+        """Let other lookups join, and query. If this task is cancelled, one of the others queries again."""
         try:
             try:
                 await checkpoint()

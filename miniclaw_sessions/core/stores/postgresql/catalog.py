@@ -1,4 +1,4 @@
-"""What a server's database keeps beside the transcripts: checkpoints, the archive, and what is true of all of it."""
+"""What a server's database keeps besides transcripts: lists, checkpoints, the archive, and properties."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from miniclaw_sessions.core.stores.reading import PAGE
 from miniclaw_sessions.core.stores.shared import Archiving, Changes, ListPosition, SharedStore, Use
 
 
-class BesideTranscripts(SharedStore):
-    """Half of a store on a server; the other half makes the connections."""
+class Catalog(SharedStore):
+    """A part of `PostgreSQLStore`, which makes the connections."""
 
     _server: Connections
 
     async def count(self) -> int:
-        """How many sessions there are; the server counts them one by one."""
+        """The number of sessions; the server counts them one by one."""
         ((count,),) = await self._server.fetch(catalog_sql.COUNT)
         return int(count)
 
     async def load(self, session_ids: Sequence[str]) -> list[StoredSession]:
-        """Sessions with their checkpoints and what is behind those, in one round trip."""
+        """Sessions with their checkpoints and the entries behind these, in one round trip."""
         return catalog_sql.stored_sessions(
             await self._server.fetch(catalog_sql.LOAD, session_ids=list(session_ids), limit=PAGE)
         )
@@ -37,7 +37,7 @@ class BesideTranscripts(SharedStore):
     async def newest(
         self, *, limit: int, channel: str | None = None, pattern: str = "%", behind: ListPosition | None = None
     ) -> list[ListPosition]:
-        """Some sessions, the most recently used first, along an index."""
+        """A part of the list, the most recently used first, along an index."""
         used_at, session_id = behind or (catalog_sql.LAST, "")
         rows = await self._server.fetch(
             catalog_sql.NEWEST, channel=channel, pattern=pattern, used_at=used_at, behind=session_id, limit=limit
@@ -45,44 +45,44 @@ class BesideTranscripts(SharedStore):
         return [ListPosition(*row) for row in rows]
 
     async def changes(self, since: datetime, late_s: float) -> Changes:
-        """What has happened since a point in time, along indexes."""
+        """The changes since a point in time, along indexes."""
         before = since - timedelta(seconds=late_s)
         return changes.changes_of(await self._server.fetch(changes.CHANGES, since=before))
 
     async def used(self, uses: Sequence[Use], *, backwards: bool = False) -> None:
-        """Write down that sessions were used."""
+        """Record uses of sessions."""
         await self._server.change("write to", catalog_sql.USED[backwards], **catalog_sql.values_of_uses(uses))
 
     async def write_checkpoints(self, checkpoints: Sequence[Checkpoint]) -> None:
-        """Keep checkpoints that go further than those that are there."""
+        """Write checkpoints that go further than the stored ones."""
         await self._server.change(
             "write to", catalog_sql.WRITE_CHECKPOINTS, **catalog_sql.values_of_checkpoints(checkpoints)
         )
 
     async def checkpoints(self, session_ids: Sequence[str]) -> list[Checkpoint]:
-        """The sound ones of these sessions."""
+        """The sound checkpoints of these sessions."""
         return catalog_sql.sound_checkpoints(
             await self._server.fetch(catalog_sql.CHECKPOINTS, session_ids=list(session_ids))
         )
 
     async def now(self) -> datetime:
-        """The server's clock."""
+        """The time of the server's clock."""
         ((now,),) = await self._server.fetch(catalog_sql.CLOCK)
         return cast("datetime", now)
 
     async def idle(
         self, idle_s: float, *, limit: int, channel: str | None = None, but_channels: Sequence[str] = ()
     ) -> list[str]:
-        """Sessions that nobody has used for so long, the idlest first."""
+        """Sessions that were not used for `idle_s` seconds, the longest idle first."""
         asked = {"idle_s": idle_s, "limit": limit, "channel": channel, "but_channels": list(but_channels)}
         return [session_id for (session_id,) in await self._server.fetch(catalog_sql.IDLE, **asked)]
 
     async def expire(self, session_ids: Iterable[str], idle_s: float, archiving: Archiving | None) -> dict[str, int]:
-        """Remove those that are still idle in one transaction; rows that somebody else has locked are left to him."""
+        """Remove the sessions that are still idle, in one transaction; rows that others have locked are left to them."""
         ids = list(session_ids)
         with CancelScope(shield=True):
             return await self._server.writing("expire in", lambda one: self._expire(one, ids, idle_s, archiving))
-        raise AssertionError  # for the type checker, which thinks that a scope may end before it returns
+        raise AssertionError  # the type checker thinks that the scope may swallow an exception
 
     async def _expire(
         self, connection: Any, session_ids: Sequence[str], idle_s: float, archiving: Archiving | None
@@ -111,7 +111,7 @@ class BesideTranscripts(SharedStore):
         return [name for (name,) in await self._server.fetch(catalog_sql.ARCHIVED, session_id=session_id)]
 
     async def write_archived(self, session_id: str, name: str, pieces: AsyncIterator[bytes]) -> None:
-        """Keep an archived file, in one transaction."""
+        """Write an archived file, in one transaction."""
 
         async def write(connection: Any) -> None:
             async with transaction(connection):
@@ -128,7 +128,7 @@ class BesideTranscripts(SharedStore):
             yield rows[0][0]
 
     async def delete_archived(self, session_id: str, names: Sequence[str] | None = None) -> int:
-        """Remove archived files of a session; how many there were."""
+        """Remove archived files of a session. Returns how many there were."""
         given = None if names is None else list(names)
         return len(
             set(
@@ -139,29 +139,29 @@ class BesideTranscripts(SharedStore):
         )
 
     async def read_property(self, name: str) -> bytes | None:
-        """What is written down under a name, or None."""
+        """The value of a property, or None."""
         rows = await self._server.fetch(catalog_sql.READ_PROPERTY, name=name)
         return bytes(rows[0][0]) if rows else None
 
     async def properties(self, prefix: str) -> list[str]:
-        """The names that begin so, under which something is written down."""
+        """The names of properties that begin with a prefix."""
         return [name for (name,) in await self._server.fetch(catalog_sql.PROPERTIES, name=prefix)]
 
     async def write_property(self, name: str, value: bytes, *, replace: bool = False) -> bytes:
-        """Write something down under a name; what is there now."""
+        """Set a property. Returns its value afterwards."""
         await self._server.change("write to", catalog_sql.WRITE_PROPERTY[replace], name=name, value=value)
         return await self.read_property(name) or b""
 
 
 async def note_deleted(connection: Any, incarnations: Sequence[str]) -> None:
-    """Write down that sessions are deleted, in the transaction that does it, for `changes`."""
+    """Record deletions for `changes`, in the transaction that deletes."""
     if incarnations:
         await connection.execute(changes.FORGET_DELETED.text, *changes.FORGET_DELETED.arguments({}))
         await connection.execute(changes.DELETED.text, *changes.DELETED.arguments({"incarnations": list(incarnations)}))
 
 
 async def _entries_on(connection: Any, stored: StoredHead) -> AsyncIterator[StoredEntry]:
-    """A session's entries, oldest first, read where its row is locked."""
+    """A session's entries, oldest first, read while its row is locked."""
     session_id, after = stored.head.session_id, 0
     while page := await connection.fetch(statements.OLDEST_FIRST.text, session_id, after, PAGE):
         for entry in statements.stored_entries(session_id, page):

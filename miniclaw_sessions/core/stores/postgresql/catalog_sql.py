@@ -1,6 +1,6 @@
-"""The statements about what a server's database has beside the transcripts: checkpoints, lists, expiry, the archive.
+"""The statements of `catalog`: lists, checkpoints, expiry, the archive, and properties.
 
-As in `keyed`, every condition and every change concerns one session, rows are locked in order of session_id, and no
+As in `statements`, each condition and each change concerns one session, rows are locked in order of session_id, and no
 statement changes a table twice.
 """
 
@@ -56,7 +56,7 @@ _SESSION, _ENTRY, _CHECKPOINT = SharedSessionRow, SharedEntryRow, SharedCheckpoi
 _ARCHIVE, _PROPERTY = SharedArchiveRow, SharedPropertyRow
 _NOW, _SECOND = statements.NOW, statements.SECOND
 _BEGUN: ColumnElement[datetime] = func.now(type_=_TIME)
-"""When the transaction began: the same for all rows, so that an index can be used."""
+"""The time at which the transaction began: the same for all rows, so that an index can be used."""
 
 _LIMIT = bindparam("limit", type_=_BIG)
 _ID = bindparam("session_id", type_=_TEXT)
@@ -68,7 +68,7 @@ _HEAD = ("channel", "chat_id", "incarnation", "created_at", "last_sequence", "fe
 
 
 def _load() -> statements.Statement:
-    """A row for each session, with its checkpoint, and one for each of the first entries behind that."""
+    """A row for each session, with its checkpoint, and a row for each of the first entries behind it."""
     known = (
         select(
             *statements.HEAD_COLUMNS,
@@ -112,10 +112,10 @@ LOAD = _load()
 
 
 def stored_sessions(rows: Iterable[Sequence[Any]]) -> list[StoredSession]:
-    """The sessions in rows of `LOAD`; one whose checkpoint is not sound comes without, and without entries."""
+    """The sessions in rows of `LOAD`; without a sound checkpoint a session has no entries either."""
     found: list[tuple[Sequence[Any], list[Sequence[Any]]]] = []
     for row in rows:
-        if row[2] is None:  # no entry has no id
+        if row[2] is None:  # the row of the session: each entry has an id
             found.append((row, []))
         else:
             found[-1][1].append(row[1:6])
@@ -140,7 +140,7 @@ _STATE: dict[str, TypeEngine[Any]] = {"sequence": _BIG, "encoded": _BYTES, "chec
 
 
 def _given(types: Mapping[str, TypeEngine[Any]]) -> TableValuedAlias:
-    """Arrays that go to the server as one parameter each, by the names of its columns, and are a table there."""
+    """Arrays, each sent to the server as one parameter, as a table with these columns."""
     arrays = [bindparam(f"given_{name}", type_=ARRAY(kind)) for name, kind in types.items()]
     columns = [column(name, kind) for name, kind in types.items()]
     return func.unnest(*arrays).table_valued(*columns, name="given").render_derived(name="given")
@@ -156,7 +156,7 @@ def _checkpointing(*, with_state: bool, backwards: bool = False) -> statements.S
             and_(_SESSION.session_id == given.c.session_id, _SESSION.incarnation == given.c.incarnation),
         )
         .order_by(_SESSION.session_id)
-        .with_for_update(of=_SESSION, key_share=True)  # who deletes it waits, or has deleted it
+        .with_for_update(of=_SESSION, key_share=True)  # a deletion waits, or is done
         .cte("held")
     )
     used_at = _NOW - held.c.used_s * _SECOND
@@ -181,10 +181,10 @@ def _checkpointing(*, with_state: bool, backwards: bool = False) -> statements.S
 
 
 WRITE_CHECKPOINTS = _checkpointing(with_state=True)
-"""Keep checkpoints that go further than what is there, of sessions that are there."""
+"""Write checkpoints of existing sessions that go further than the stored ones."""
 
 USED = {backwards: _checkpointing(with_state=False, backwards=backwards) for backwards in (False, True)}
-"""Write down when sessions were used; also where a later time is written down, if that is said."""
+"""Record uses of sessions; with `backwards` also over a later time."""
 
 CHECKPOINTS = statements.compiled(
     select(
@@ -215,13 +215,13 @@ def values_of_checkpoints(checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:
 
 
 def checkpoint_checksum(checkpoint: Checkpoint) -> int:
-    """What binds a checkpoint's bytes to its session and its place in it."""
+    """A checksum that binds a checkpoint's bytes to its session and sequence."""
     place = f"{checkpoint.session_id} {checkpoint.incarnation} {checkpoint.sequence} "
     return crc32(checkpoint.encoded, crc32(place.encode()))
 
 
 def sound_checkpoints(rows: Iterable[Sequence[Any]]) -> list[Checkpoint]:
-    """What rows of `CHECKPOINTS` say, without those that contradict their checksum."""
+    """The checkpoints in rows of `CHECKPOINTS`, without those that contradict their checksums."""
     found = [(Checkpoint(*columns), checksum) for *columns, checksum in rows]
     return [one for one, checksum in found if checkpoint_checksum(one) == checksum]
 
@@ -268,19 +268,19 @@ LOCKED_IDLE_HEADS = statements.compiled(
     .order_by(_SESSION.session_id)
     .with_for_update(skip_locked=True)
 )
-"""Those of some sessions that are idle, and that nobody else is removing; their rows are locked."""
+"""The idle ones of some sessions, without those that another process is removing; locks their rows."""
 
 SIZES = statements.compiled(
     select(_ENTRY.session_id, cast(func.sum(func.octet_length(_ENTRY.encoded)), _BIG))
     .where(_ENTRY.session_id == any_(_IDS))
     .group_by(_ENTRY.session_id)
 )
-"""How many bytes the entries of sessions have."""
+"""The bytes of the entries of sessions."""
 
 DELETE_MANY = tuple(
     statements.compiled(delete(model).where(model.session_id == any_(_IDS))) for model in statements.OF_SESSION
 )
-"""The rows of sessions; to be run while theirs are locked."""
+"""Delete all rows of sessions, while their rows of `sessions` are locked."""
 
 # --- the archive, and what is true of all of it ----------------------------------------------------------------------
 
@@ -324,4 +324,4 @@ def _write_property(*, replace: bool) -> statements.Statement:
 WRITE_PROPERTY = {replace: _write_property(replace=replace) for replace in (False, True)}
 
 LAST = datetime.max.replace(tzinfo=UTC)
-"""Behind this stands every session."""
+"""The time before the first page of the list: each session was used earlier."""

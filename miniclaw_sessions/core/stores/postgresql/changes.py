@@ -1,8 +1,8 @@
-"""The statements that say what has happened in a server's database since a point in time.
+"""The statements that find the changes in a server's database since a point in time.
 
-What they cost follows how much that was, however many sessions there are: a session with new entries stands at the end
-of the index of `used_at`. One that was deleted stands nowhere any more. So the transaction that deletes it writes down
-its incarnation, which says nothing of whose it was, under a name that begins with the time.
+Their cost depends on the number of changes, not of sessions: a session with new entries is at the end of the index of
+`used_at`. A deleted session has no row. So the transaction that deletes it records its incarnation, which does not
+identify the chat, as a property whose name begins with the time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from miniclaw_sessions.core.stores.shared import Changes
 from miniclaw_sessions.core.stores.sql.models import USED_RESOLUTION, SharedPropertyRow, SharedSessionRow
 
 KEPT_S = 3600
-"""For how long it is known that a session was deleted."""
+"""The time for which a deletion is recorded."""
 
 _FORGOTTEN_AT_ONCE = 100
 
@@ -46,7 +46,7 @@ _FIRST, _LAST = literal_column("'deleted/'", _TEXT), literal_column("'deleted0'"
 
 
 def _name_at(moment: ColumnElement[Any]) -> ColumnElement[str]:
-    """What the name of a deletion at this time begins with: the names stand in the order of time."""
+    """The beginning of the name of a deletion at this time; the names sort by time."""
     microseconds = cast(func.extract("epoch", moment) * literal_column("1000000"), BigInteger())
     return _FIRST + func.lpad(cast(microseconds, _TEXT), literal_column("20"), literal_column("'0'"))
 
@@ -65,11 +65,11 @@ def _changes() -> statements.Statement:
 
 
 CHANGES = _changes()
-"""A row for each session that was used since, one for each that was deleted since, and one for the time."""
+"""A row for each session that was used since, one for each deletion since, and one for the time."""
 
 
 def changes_of(rows: Iterable[Sequence[Any]]) -> Changes:
-    """What rows of `CHANGES` say."""
+    """The changes in rows of `CHANGES`."""
     changed, deleted, times = [], set(), []
     for row in rows:
         session_id, _, _, incarnation, created_at, *_ = row
@@ -96,7 +96,7 @@ DELETED = statements.compiled(
     )
     .on_conflict_do_nothing(index_elements=[_property.name])
 )
-"""Write down that sessions are deleted, in the transaction that does it."""
+"""Record deletions, in the transaction that deletes."""
 
 _OLD = (
     select(_property.name)
@@ -105,7 +105,7 @@ _OLD = (
     )
     .order_by(_property.name)
     .limit(literal_column(str(_FORGOTTEN_AT_ONCE)))
-    .with_for_update(skip_locked=True)  # two that delete do not wait for each other
+    .with_for_update(skip_locked=True)  # two deletions do not wait for each other
 )
 FORGET_DELETED = statements.compiled(delete(SharedPropertyRow).where(_property.name.in_(_OLD)))
-"""Remove some of the oldest that were written down so."""
+"""Remove some of the oldest records of deletions."""

@@ -1,4 +1,4 @@
-"""The connections of a store to its server, and what becomes of one that is cut off or gives no answer."""
+"""The connections of a store to its server, and what happens when one is cut or gives no answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from miniclaw_sessions.errors import ConfigError, StoreUnavailable
 from miniclaw_sessions.log import get_logger
 
 CLOSE_S = 5.0
-"""Seconds for what still runs at the end, and for good-byes."""
+"""Seconds to wait at the end for running calls and for closing."""
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ log = get_logger(__name__)
 
 
 class Connections:
-    """Connections for changes, so that no crowd of readers delays an acknowledgement, and others for reading.
+    """A pool of connections for changes and another one for reading, so that readers never delay an acknowledgement.
 
     Attributes:
         place: the server.
@@ -50,7 +50,7 @@ class Connections:
         return f"<Connections to {self.place.shown}>"
 
     async def open(self, prepare: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
-        """Connect, see what the server promises, and prepare its database over that connection.
+        """Connect, check the server's promise of durability, and prepare its database over that connection.
 
         Raises:
             ConfigError: the server refuses us, or would lose what it acknowledges.
@@ -82,7 +82,7 @@ class Connections:
         )
 
     async def _connect(self, *_: Any, **connecting: Any) -> Any:
-        """A connection to whichever host takes changes: all are asked at once, so that none that hangs holds it up."""
+        """A connection to a host that takes changes: all are tried at once, so a host that hangs delays nothing."""
         found: list[Any] = []
         failures: list[BaseException] = []
 
@@ -100,14 +100,14 @@ class Connections:
                 for dsn in self.place.dsns:
                     hosts.start_soon(ask, dsn, name="connect")
         finally:
-            for connection in found[1:]:  # two that take changes: the first one counts
+            for connection in found[1:]:  # a second host that takes changes: the first one is used
                 give_up(connection)
         if found:
             return found[0]
         raise min(failures, key=lambda error: isinstance(error, asyncpg.TargetServerAttributeNotMatched))
 
     async def close(self) -> None:
-        """Wait a moment for what runs, and disconnect; from a server that hangs, without its answer."""
+        """Wait a moment for running calls, and disconnect; do not wait for the answer of a server that hangs."""
         pools, self._writers, self._readers = (self._writers, self._readers), None, None
         async with anyio.create_task_group() as closing:
             for pool in pools:
@@ -115,12 +115,12 @@ class Connections:
                     closing.start_soon(_close, pool, name="disconnect")
 
     async def see_promise(self, connection: Any) -> None:
-        """See what the server promises over a new connection: after a failover it is another one.
+        """Check the server's promise of durability over a new connection: after a failover it is another server.
 
         Raises:
             ConfigError: it would lose what it acknowledges.
         """
-        if self._read_only:  # it is promised nothing
+        if self._read_only:  # a reader needs no promise
             return
         promise = await promise_of(connection, self.place)
         if promise == self._promise:
@@ -140,7 +140,7 @@ class Connections:
             log.warning(promise.warning, action="store.at_risk", server=self.place.shown)
 
     async def fetch(self, statement: Statement, **values: Any) -> list[Any]:
-        """The rows of a statement that changes nothing; a server that was restarted has cut all connections."""
+        """The rows of a statement that changes nothing. It is run again if the connection was cut, as by a restart."""
         arguments = statement.arguments(values)
         for attempt in range(self._settings.read_connections + 1):
             async with self._connection(self._readers, "read") as connection:
@@ -152,7 +152,7 @@ class Connections:
         raise AssertionError  # the last attempt has returned or raised
 
     async def change(self, attempted: str, statement: Statement, **values: Any) -> list[Any]:
-        """The rows of a statement that may be run again: where its connection was cut off, it is."""
+        """The rows of a statement that may be run twice: it is run again if its connection was cut."""
 
         async def run(connection: Any) -> list[Any]:
             return list(await connection.fetch(statement.text, *statement.arguments(values)))
@@ -166,18 +166,18 @@ class Connections:
         raise AssertionError  # the last attempt has returned or raised
 
     async def writing(self, attempted: str, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
-        """What work on a connection for changes returns; it ends with the call."""
+        """Run work on a connection for changes, and return its result."""
         async with self._connection(self._writers, attempted) as connection:
             return await work(connection)
 
-    async def beside(self, attempted: str, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
-        """What work returns that takes a connection of readers, so that no append waits for it."""
+    async def on_reader(self, attempted: str, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+        """Run work on a connection for reading, so that no append waits for it, and return its result."""
         async with self._connection(self._readers, attempted) as connection:
             return await work(connection)
 
     @asynccontextmanager
     async def _connection(self, pool: Any, attempted: str) -> AsyncIterator[Any]:
-        """One connection to use; whatever fails is reported in the words of the contract."""
+        """A connection to use; translates errors into those of the contract."""
         if pool is None:
             raise StoreUnavailable(f"cannot use {self.place.shown}: the store is not open; enter it with `async with`")
         with self._failing(attempted):
@@ -185,10 +185,12 @@ class Connections:
             try:
                 yield connection
             except CUT:
-                give_up(connection)  # it may be half alive, and would fail the next one that gets it
+                give_up(connection)  # it may be broken, and would fail its next user
                 raise
             finally:
-                with suppress(*FAILURES):  # without an answer, the server is told to give up, and then given up
+                with suppress(
+                    *FAILURES
+                ):  # without an answer, the statement is cancelled, and then the connection dropped
                     await pool.release(connection, timeout=GRACE_S)
 
     async def _acquired(self, pool: Any, attempted: str) -> Any:
@@ -200,7 +202,7 @@ class Connections:
                 f"{pool.get_max_size()} that there may be; see whether the server answers, or allow more in "
                 "sessions.postgresql"
             ) from None
-        except ConfigError as error:  # of a server that came in the place of another; at the start it stands as it is
+        except ConfigError as error:  # after a failover; at the start it is raised as it is
             raise StoreUnavailable(str(error)) from error
 
     @contextmanager
@@ -213,10 +215,10 @@ class Connections:
 
 @asynccontextmanager
 async def transaction(connection: Any) -> AsyncIterator[None]:
-    """A transaction, taken back where something is raised in it, which is what the caller gets.
+    """A transaction, which is rolled back if the block raises.
 
-    A server that gives no answer is not asked to take it back, which would be waited for as well: it does so by itself
-    when the connection is given up.
+    A server that gives no answer is not asked to roll back, because that would wait as well: it does so by itself when
+    the connection is dropped.
     """
     running = connection.transaction()
     await running.start()
@@ -235,7 +237,7 @@ async def transaction(connection: Any) -> AsyncIterator[None]:
 
 
 def give_up(connection: Any) -> None:
-    """Let a connection go without a word to its server; the pool may have taken it back already."""
+    """Drop a connection without a message to its server; the pool may have taken it back already."""
     with suppress(asyncpg.InterfaceError):
         connection.terminate()
 
@@ -247,4 +249,4 @@ async def _close(pool: Any) -> None:
 
 
 async def _leave_as_it_is(connection: Any) -> None:
-    """Nothing is ever set on a connection, so that giving it back costs no round trip."""
+    """Reset nothing: connections have no state, so returning one to the pool costs no round trip."""

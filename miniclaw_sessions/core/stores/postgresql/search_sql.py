@@ -1,9 +1,9 @@
-"""The statements that search a server's database, and bring its index on.
+"""The statements that search a server's database, and extend its index.
 
-The index needs no extension, trigger or function of the server: which numbers an entry has is said by its client, and
-kept in an index of arrays. Each entry is indexed once by whichever gateway comes first: the row of `searched` is what
-they meet at, and what a deletion waits for, so that nothing of a deleted session is added behind its back. Appends lock
-neither; only the first indexing of a session looks at its row.
+The index needs no extension, trigger or function of the server: the client computes the numbers of an entry, and the
+server keeps them in an index of arrays. The first gateway that comes indexes an entry: gateways lock the row of
+`searched`, and a deletion waits for it, so that nothing of a deleted session is added afterwards. Appends do not lock
+that row; only the first indexing of a session locks the session's own row.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ BEHIND = _statement(
     ORDER BY s.used_at DESC, s.session_id DESC LIMIT :limit
     """
 )
-"""Sessions that were used lately and have entries that are not indexed, and how many."""
+"""Recently used sessions with entries that are not indexed, and the number of these."""
 
 BEGIN = _statement(
     """
@@ -61,7 +61,7 @@ BEGIN = _statement(
     ON CONFLICT DO NOTHING
     """
 )
-"""Sessions that exist, and are not being changed at this moment, may be indexed from now on."""
+"""Begin to index sessions that exist and are not locked at this moment."""
 
 LOCKED = _statement(
     """
@@ -69,7 +69,7 @@ LOCKED = _statement(
     ORDER BY session_id FOR UPDATE SKIP LOCKED
     """
 )
-"""Up to where sessions are indexed that nobody else is indexing; their rows are locked."""
+"""The sequences up to which sessions are indexed, without sessions that another process is indexing; locks the rows."""
 
 LACKING = _statement(
     """
@@ -85,7 +85,7 @@ LACKING = _statement(
     ) AS measured WHERE before < :most_bytes ORDER BY session_id, sequence
     """
 )
-"""Entries of sessions behind a place in each, some at a time."""
+"""Some of the entries of sessions behind a sequence in each."""
 
 ADD = _statement(
     """
@@ -104,13 +104,13 @@ MOVE = _statement(
 )
 
 AGAIN = _statement("UPDATE searched SET sequence = 0 WHERE session_id = ANY (:session_ids)")
-"""Entries that were damaged when they came by are indexed as well."""
+"""Index a session again, with entries that were damaged before."""
 
 DROP = (_statement("DELETE FROM searched"), _statement("DELETE FROM search"))
 
 
 def array(numbers: Sequence[int]) -> str:
-    """An array as text: arrays of different lengths cannot be sent as one."""
+    """An array as text: arrays of different lengths cannot be sent in one array."""
     return "{" + ",".join(map(str, numbers)) + "}"
 
 
@@ -118,11 +118,11 @@ def array(numbers: Sequence[int]) -> str:
 
 
 def search(*, numbers: bool, sessions: bool) -> Statement:
-    """The newest entries below a place that may be hits.
+    """The newest entries below a position that may match.
 
     Args:
-        numbers: only those that have numbers.
-        sessions: only of some sessions.
+        numbers: only entries with given numbers.
+        sessions: only entries of given sessions.
     """
     parts = ["(r.said_at, r.session_id, r.sequence) < (:below, :below_session, :below_sequence)"]
     parts += ["r.said_at >= :after AND r.said_at < :before"]

@@ -1,4 +1,4 @@
-"""How a store on a server is searched, and its index brought on by all gateways together."""
+"""Searching a store on a server, whose index all gateways extend together."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ from miniclaw_sessions.core.stores.trigrams import indexed_numbers, wanted_numbe
 from miniclaw_sessions.errors import InvalidMessage, StoreError
 
 MOST_LOOKED_AT = 1_000
-"""Entries that are looked into for one page; what is behind them is the next page's."""
+"""Entries that are read for one page; the next page goes on behind them."""
 
 LOOK_S = 10.0
-"""How often it is asked which sessions others have left behind."""
+"""The seconds between two queries for entries that other gateways did not index."""
 
 _LATE_S = 300.0
-"""How long a transaction may take: what it adds is seen when it ends, with the time at which it began."""
+"""The longest time of a transaction: its entries become visible when it ends, with the time at which it began."""
 
 ALL_SESSIONS_S = 1e9
 _MOST_SESSIONS = 1_000
 _MOST_NOTED = 100_000
 _MOST_BYTES = 4 << 20
 _BATCH = 100
-_TRIES = 3  # then it was deleted, or the next look finds it
+_TRIES = 3  # after these the session was deleted, or the next query finds it
 _LAST = datetime.max.replace(tzinfo=UTC)
 _FIRST = datetime.min.replace(tzinfo=UTC)
 
 _Row = Sequence[Any]
 
 
-class SearchedStore(SharedStore):
-    """A part of a store on a server; another one makes the connections."""
+class IndexedSearch(SharedStore):
+    """A part of `PostgreSQLStore`, which makes the connections."""
 
     _server: Connections
 
     def __init__(self) -> None:
-        self._lacking: dict[str, int] = {}  # sessions that have more than is indexed, and how often that was tried
+        self._lacking: dict[str, int] = {}  # sessions with entries that are not indexed, and the number of tries
         self._behind = 0
         self._looked_at: float | None = None
         self._found_all = False
@@ -58,14 +58,14 @@ class SearchedStore(SharedStore):
     # --- bringing the index on ---------------------------------------------------------------------------------------
 
     def _note(self, session_ids: Iterable[str]) -> None:
-        """These have something new."""
+        """Note sessions with new entries."""
         if len(self._lacking) > _MOST_NOTED:
             self._lacking.clear()
             self._found_all = False
         self._lacking.update(dict.fromkeys(session_ids, 0))
 
     async def index(self, limit: int) -> int:
-        """Bring on the tables of the index: what others have left is looked for now and then."""
+        """Extend the tables of the index; from time to time look for entries that other gateways did not index."""
         if not self._lacking or self._looked_at is None or current_time() - self._looked_at > LOOK_S:
             await self._look()
         if not self._lacking:
@@ -74,18 +74,18 @@ class SearchedStore(SharedStore):
         indexed, unreached, locked = 0, list(tried), list[str]()
         try:
             with CancelScope(shield=True):
-                indexed, unreached, locked = await self._server.beside(
+                indexed, unreached, locked = await self._server.on_reader(
                     "index", lambda one: self._index(one, list(tried), limit)
                 )
         finally:
             again = {session_id: tried[session_id] + 1 for session_id in locked if tried[session_id] < _TRIES}
-            if len(again) < len(locked):  # they were deleted, or are found when all are looked for
+            if len(again) < len(locked):  # they were deleted, or the query for all sessions finds them
                 self._found_all = False
             self._lacking = dict.fromkeys(unreached, 0) | again | self._lacking
         return max(indexed, len(again))
 
     async def _look(self) -> None:
-        """Ask which sessions have more than is indexed: all of them at first, then those that were used since."""
+        """Find sessions with entries that are not indexed: among all at first, then among those used since."""
         passed = ALL_SESSIONS_S
         if self._found_all and self._looked_at is not None:
             passed = (current_time() - self._looked_at) + USED_RESOLUTION.total_seconds() + _LATE_S
@@ -96,7 +96,7 @@ class SearchedStore(SharedStore):
         self._found_all, self._looked_at = len(rows) < _MOST_SESSIONS, began
 
     async def _index(self, connection: Any, session_ids: Sequence[str], limit: int) -> tuple[int, list[str], list[str]]:
-        """How many entries were indexed, which sessions may have more, and which somebody else is changing."""
+        """Index. Returns the number of entries, the sessions that may have more, and those that others have locked."""
         await _execute(connection, search_sql.BEGIN, session_ids=session_ids)
         async with transaction(connection):
             ends = dict(await _execute(connection, search_sql.LOCKED, session_ids=session_ids))
@@ -113,7 +113,7 @@ class SearchedStore(SharedStore):
             await _execute(connection, search_sql.MOVE, session_ids=list(ends), ends=list(ends.values()))
         self._behind = max(0, self._behind - len(rows))
         is_cut = len(rows) == limit or sum(len(row[3]) for row in rows) >= _MOST_BYTES
-        reached = rows[-1][0] if is_cut else None  # it may have more, and those behind it were not reached
+        reached = rows[-1][0] if is_cut else None  # it may have more, and the sessions behind it were not reached
         unreached = [one for one in ends if reached is not None and one >= reached]
         return len(rows), unreached, [one for one in session_ids if one not in ends]
 
@@ -126,14 +126,14 @@ class SearchedStore(SharedStore):
     # --- searching ---------------------------------------------------------------------------------------------------
 
     async def search(self, search: Search) -> Found:
-        """Ask the index for what may fit, the newest first, and look into it.
+        """Read the entries that may match by the index, the newest first, and judge them.
 
-        What this process has stored is indexed before; what another one has stored is found a second later.
+        Entries of this process are indexed before; entries of others are found about a second later.
         """
         below = (_LAST, "", 0) if search.cursor is None else place_of(search.cursor)
         last = None if search.until is None else place_of(search.until)
         if self._lacking or not self._found_all:
-            with suppress(StoreError):  # a server that only reads is searched as well
+            with suppress(StoreError):  # a read-only server is searched as well
                 await self.index(MOST_LOOKED_AT)
         hits: list[Hit] = []
         words, looked_at = plain_words(search), 0
@@ -142,7 +142,7 @@ class SearchedStore(SharedStore):
                 if last is not None and _place(row) < last:
                     return Found(hits=tuple(hits), cursor=search.until, behind=self._behind)
                 found = _hit(search, words, row)
-                if found is not None and len(hits) == search.limit:  # there is another page
+                if found is not None and len(hits) == search.limit:  # there is a further page
                     return Found(hits=tuple(hits), cursor=cursor_of(below), behind=self._behind)
                 if found is not None:
                     hits.append(found)
@@ -185,14 +185,14 @@ def _hit(search: Search, words: Sequence[bytes], row: _Row) -> Hit | None:
 
 
 def _values_of(rows: Sequence[_Row]) -> dict[str, list[Any]]:
-    """The columns of what is indexed of entries."""
+    """The columns of the index for some entries."""
     indexed: list[tuple[str, int, datetime, str]] = []
     for session_id, sequence, entry_id, encoded, key, checksum, channel, chat_id, *_ in rows:
         stored = entry_of_row(sequence, entry_id, encoded, key, checksum, statements.number_of(session_id))
         try:
             found = searched(decode_stored(stored))
         except InvalidMessage:
-            continue  # what is damaged says nothing
+            continue  # a damaged entry has no text
         if found is not None:
             numbers = search_sql.array(indexed_numbers(SessionKey(channel, chat_id), found))
             indexed.append((session_id, sequence, found.said_at, numbers))

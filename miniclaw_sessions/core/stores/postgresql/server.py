@@ -1,6 +1,6 @@
-"""A PostgreSQL server: how it is reached, what it must promise, and what its errors mean.
+"""A PostgreSQL server: its address, the promise that it must make, and the meaning of its errors.
 
-No error that leaves here shows a parameter of a statement, or a password.
+No error from here contains a parameter of a statement, or a password.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from miniclaw_sessions.errors import ConfigError, StoreCorrupt, StoreError, Stor
 from miniclaw_sessions.secret import Secret, read_secret
 
 IDLE_S = 5.0
-"""Seconds after which the server lets go of what a gateway has locked that stands still in the middle."""
+"""Seconds after which the server releases the locks of a gateway that stalls in a transaction."""
 
 LOCK_S = 1.0
-"""Seconds to wait for a session that another one holds; then it waits to be tried again, and holds nobody else up."""
+"""Seconds to wait for a session that another process has locked; then its append is tried again later."""
 
 GRACE_S = 1.0
-"""Seconds that a server gets to give up a statement by itself before the connection is given up."""
+"""Seconds that a server has to cancel a statement before the connection is dropped."""
 
 CREDENTIAL = "postgresql_password"
 """The systemd credential with the password."""
 
 _DURABLE = ("on", "remote_apply")
-"""What `synchronous_commit` must be, so that an answer means that server and standbys have written it down."""
+"""Values of `synchronous_commit` with which an answer means that server and standbys have synced the commit."""
 
 _PASSWORD = re.compile(r"[?&](?:ssl)?password=")
 _TLS_FILES = ("sslrootcert", "sslcert", "sslkey")
@@ -52,12 +52,12 @@ _MISSING = """SELECT named, quote_ident(current_user), array_agg(needed ORDER BY
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a server is, and how it is to be reached.
+    """The address of a server, and how to connect to it.
 
     Attributes:
-        dsns: one for each host, for the driver, without what is ours.
-        shown: for people and logs: hosts and database.
-        settings: those of the configuration, and what the URL says instead.
+        dsns: one for each host, for the driver, without our own options.
+        shown: hosts and database, for people and logs.
+        settings: those of the configuration, overridden by the URL.
     """
 
     dsns: tuple[str, ...]
@@ -65,10 +65,10 @@ class Address(msgspec.Struct, frozen=True):
     settings: PostgreSQLSettings
 
     async def connecting(self, *, read_only: bool = False) -> dict[str, Any]:
-        """The driver's arguments for a connection; a password is read anew for each, so that it may be changed.
+        """The driver's arguments for a connection; the password is read for each one, so that it may change.
 
         Args:
-            read_only: nothing is changed over it, and a standby will do.
+            read_only: change nothing; a standby suffices.
 
         Raises:
             ConfigError: a file with the password or for TLS cannot be read, or others may read the password.
@@ -96,7 +96,7 @@ class Address(msgspec.Struct, frozen=True):
         }
 
     def password(self) -> Secret | None:
-        """What the password file says now, or else the systemd credential `postgresql_password`. Blocks.
+        """The current content of the password file, or else of the systemd credential `postgresql_password`. Blocks.
 
         Raises:
             ConfigError: it cannot be read, or others may read it.
@@ -104,7 +104,7 @@ class Address(msgspec.Struct, frozen=True):
         return read_secret(self.settings.password_file, CREDENTIAL, os.environ)
 
     def check_files(self) -> None:
-        """See that the files for TLS can be read: the driver would not say which one it is. Blocks.
+        """Check that the files for TLS can be read: the driver would not name the unreadable one. Blocks.
 
         Raises:
             ConfigError: one cannot.
@@ -120,9 +120,9 @@ class Address(msgspec.Struct, frozen=True):
 
 
 def address(url: str, settings: PostgreSQLSettings) -> Address:
-    """What a `postgresql:` URL says, and for what it does not say, what the settings say.
+    """The address in a `postgresql:` URL, completed by the settings.
 
-    Beside what PostgreSQL's own URLs may say (several hosts, `passfile`, `sslcrl`), it may have each of the settings.
+    The URL may have the options of PostgreSQL's own URLs (several hosts, `passfile`, `sslcrl`), and all settings.
 
     Raises:
         ConfigError: it carries a password, which would be shown with the configuration; names no database; or a
@@ -157,7 +157,7 @@ def address(url: str, settings: PostgreSQLSettings) -> Address:
 
 
 def _hosts(named: str, options: Mapping[str, str]) -> list[tuple[str, dict[str, str]]]:
-    """Each host of a URL by itself: as it stands before the path, and what the options say of it."""
+    """The hosts of a URL: each as it is written before the path, and its options."""
     if named:
         return [(host, {}) for host in named.split(",")]
     if not options.get("host"):
@@ -168,7 +168,7 @@ def _hosts(named: str, options: Mapping[str, str]) -> list[tuple[str, dict[str, 
 
 
 def _tls(settings: PostgreSQLSettings) -> dict[str, str]:
-    """The driver's options; what is left at its default is left to the environment (`PGSSLMODE`)."""
+    """The driver's options; defaults are left to the environment (`PGSSLMODE`)."""
     files = {name: getattr(settings, name) for name in _TLS_FILES}
     named = {name: str(Path(file).expanduser()) for name, file in files.items() if file}
     return named if settings.sslmode == PostgreSQLSettings().sslmode else {**named, "sslmode": settings.sslmode}
@@ -182,14 +182,14 @@ def _milliseconds(seconds: float) -> str:
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """What a server says of its commits.
+    """The durability of a server's commits.
 
     Attributes:
-        version: the server's.
+        version: the version of the server.
         synchronous_commit: what it waits for before it answers.
-        standby_names: what it says of the standbys that must confirm; empty: none does.
-        standbys: how many of them are connected; None: our role may not see that.
-        may_lose: why what it acknowledges may be lost in a crash; empty: it is not.
+        standby_names: the standbys that must confirm; empty: none.
+        standbys: number of connected standbys; None: our role may not see that.
+        may_lose: why a crash may lose acknowledged commits; empty: it cannot.
     """
 
     version: str
@@ -200,7 +200,7 @@ class Promise(msgspec.Struct, frozen=True):
 
     @property
     def must_confirm(self) -> int:
-        """How many standbys it waits for."""
+        """The number of standbys that it waits for."""
         if not self.standby_names.strip():
             return 0
         found = re.match(r"\s*(?:(?:any|first)\s+)?(\d+)\s*\(", self.standby_names, re.IGNORECASE)
@@ -208,7 +208,7 @@ class Promise(msgspec.Struct, frozen=True):
 
     @property
     def warning(self) -> str:
-        """What is at risk, in one sentence; empty: nothing that a server alone can lose."""
+        """The risk, in one sentence; empty: no crash of one server loses anything."""
         if self.may_lose:
             return f"the server may lose what it acknowledges, as the settings allow: {', '.join(self.may_lose)}"
         if not self.must_confirm:
@@ -225,10 +225,10 @@ class Promise(msgspec.Struct, frozen=True):
 
 
 async def promise_of(connection: Any, place: Address) -> Promise:
-    """What the server promises of a commit over this connection.
+    """The durability of commits over this connection.
 
     Raises:
-        ConfigError: it acknowledges what a crash of it could lose, and the settings do not allow that.
+        ConfigError: a crash of the server could lose acknowledged commits, and the settings do not allow that.
         asyncpg.ReadOnlySQLTransactionError: it takes no changes.
     """
     version, waits_for, fsync, pages, names, read_only, standbys, hidden = await connection.fetchrow(_PROMISE)
@@ -246,10 +246,10 @@ async def promise_of(connection: Any, place: Address) -> Promise:
 
 
 async def require_privileges(connection: Any, place: Address, tables: Iterable[str]) -> None:
-    """See at the start, and not in the first chat, that our role may do what is needed.
+    """Check at the start, and not in the first chat, that our role has the privileges that are needed.
 
     Raises:
-        ConfigError: it may not; the statement that mends it is said.
+        ConfigError: it has not; the error contains the statement that grants them.
     """
     missing = [
         f"GRANT {', '.join(privileges)} ON {table} TO {role}"
@@ -265,28 +265,28 @@ async def require_privileges(connection: Any, place: Address, tables: Iterable[s
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 REFUSED_VALUES = (
-    asyncpg.DataError,  # the server's: a NUL in a text, a number out of range
+    asyncpg.DataError,  # from the server: a NUL in a text, a number out of range
     asyncpg.IntegrityConstraintViolationError,
     asyncpg.ProgramLimitExceededError,  # such as a key too long for an index
     UnicodeError,
     OverflowError,
 )
-"""What is wrong with the rows of one session, and not with the server."""
+"""Errors that are caused by the rows of one session, not by the server."""
 
 FAILURES = (
     *(asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError),
     *REFUSED_VALUES,
 )
-"""What may come of any statement."""
+"""Errors that any statement may raise."""
 
 CUT = (
     *(asyncpg.PostgresConnectionError, asyncpg.AdminShutdownError, asyncpg.CrashShutdownError),
     *(asyncpg.InterfaceError, asyncpg.InternalClientError, ConnectionError, asyncpg.ReadOnlySQLTransactionError),
 )
-"""The connection is gone, and what its last statement has done is not known; or it leads to a standby by now."""
+"""The connection is gone, and it is not known whether its last statement was done; or it leads to a standby now."""
 
 _DRIVERS = (asyncpg.InterfaceError, asyncpg.InternalClientError)
-"""What the driver says of its own objects, which nobody else knows."""
+"""The driver's errors about its own objects."""
 
 _READ_ONLY, _LOCKED, _UNKNOWN_SETTING, _HIDDEN = "25006", "55P03", "42704", "42P07"
 _GRANT = (
@@ -322,7 +322,7 @@ def store_error(error: BaseException, place: Address, attempted: str) -> StoreEr
     Args:
         error: from asyncpg or the operating system.
         place: the server.
-        attempted: what was to be done, to follow "cannot".
+        attempted: the attempted action, to follow "cannot" in the text.
     """
     if isinstance(error, StoreError):
         return error
@@ -336,7 +336,7 @@ def store_error(error: BaseException, place: Address, attempted: str) -> StoreEr
 
 
 def opening_error(error: BaseException, place: Address) -> StoreError | ConfigError:
-    """The same at the start, where what does not mend itself is a matter of the configuration."""
+    """The same at the start, where an error that does not pass by itself is one of the configuration."""
     if isinstance(error, ConfigError):
         return error
     if _state(error) in _CONFIGURED or _is_about_tls(error) or isinstance(error, asyncpg.ClientConfigurationError):
@@ -345,7 +345,7 @@ def opening_error(error: BaseException, place: Address) -> StoreError | ConfigEr
 
 
 def _advice(error: BaseException, state: str | None) -> str:
-    """What to do about it."""
+    """What the reader can do about an error."""
     if _is_about_tls(error):
         return _TLS
     if isinstance(error, asyncpg.ClientConfigurationError):
@@ -366,7 +366,7 @@ def _is_about_tls(error: BaseException) -> bool:
 
 
 def _state(error: BaseException) -> str | None:
-    """The server's code for what went wrong; where no host of several takes writes, the one of a standby."""
+    """The server's error code; if no host of several takes writes, the code of a standby."""
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return _READ_ONLY
     state: str | None = getattr(error, "sqlstate", None)
@@ -374,7 +374,7 @@ def _state(error: BaseException) -> str | None:
 
 
 def _said(error: BaseException) -> str:
-    """What the server says, without the details, which quote what people said; the driver's own quote it at once."""
+    """The server's error text without its details, which quote messages. The driver's own texts quote them, too."""
     if isinstance(error, REFUSED_VALUES):
         return type(error).__name__
     if isinstance(error, asyncpg.PostgresError):

@@ -1,17 +1,17 @@
-"""The statements of a server's database, made of the models and compiled once to the driver's own text.
+"""The statements of a server's database, built from the models and compiled once to the driver's own text.
 
-Only what Citus, CockroachDB and YugabyteDB speak too: no sequence, trigger, advisory lock or notification; every
-condition and every change concerns one session; no statement changes a table twice.
+They use only what Citus, CockroachDB and YugabyteDB support too: no sequence, trigger, advisory lock or notification.
+Each condition and each change concerns one session; no statement changes a table twice.
 
-**A group of appends is one statement** (of `GO_ON`), in which each session is settled for itself: its row is locked,
-and changed if the session still ends where the append begins, its incarnation is the same, the turn allows it, and none
-of its idempotency keys is taken. Only entries of sessions whose row was changed are inserted, and those sessions are
-the answer. A row that somebody else has locked is left out of it, so that a group waits for nobody, no two groups wait
-for each other, and a connection that hangs holds up nobody but the sessions that it has locked. Sessions that begin
-take `BEGIN`, in which the new row is what the first of two inserts and the other does not.
+**A group of appends is one statement** (of `GO_ON`), which decides for each session: it locks the session's row, and
+changes it if the session still ends where the append begins, its incarnation is the same, the turn allows it, and none
+of its idempotency keys is taken. It inserts only the entries of sessions whose row was changed, and returns those
+sessions. It skips rows that another process has locked. So a group never waits, no two groups wait for each other, and
+a connection that hangs delays only the sessions that it has locked. New sessions take `BEGIN`: of two processes that
+insert the same row, one succeeds.
 
-What a group says goes as one array for each column, a row for each entry; what concerns a session as a whole stands in
-its first row, and is null in the others. A session without entries has one row that says nothing of one.
+The values of a group are sent as one array for each column, with a row for each entry. Values of a session as a whole
+are in its first row, and null in the others. A session without entries has one row, whose columns of entries are null.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ from miniclaw_sessions.core.stores.sql.models import (
 )
 
 PAGE = 500
-"""Sessions that are read at a time."""
+"""Sessions that are read in one page."""
 
 NO_LIMIT = 2**62
 
@@ -79,26 +79,26 @@ _DIALECT = asyncpg_dialect()  # type: ignore[no-untyped-call]
 
 
 class Statement(NamedTuple):
-    """A statement in the driver's words, and its parameters in their order: their names, and what is said of them."""
+    """The text of a statement for the driver, the names of its parameters in order, and constant parameters."""
 
     text: str
     names: tuple[str, ...]
     constants: Mapping[str, Any]
 
     def arguments(self, values: Mapping[str, Any]) -> list[Any]:
-        """Its parameters."""
+        """Its parameters, in order."""
         return [values[name] if name in values else self.constants[name] for name in self.names]
 
 
 def compiled(statement: CompilerElement) -> Statement:
-    """A statement in the driver's words."""
+    """A statement compiled to the driver's text."""
     compiled: Any = statement.compile(dialect=_DIALECT)
     constants = {name: value for name, value in compiled.params.items() if value is not None}
     return Statement(str(compiled), tuple(compiled.positiontup or ()), constants)
 
 
 def schema() -> list[str]:
-    """What makes the tables in an empty database."""
+    """The statements that create the tables in an empty database."""
     tables = Shared.metadata.sorted_tables
     made = [CreateTable(table) for table in tables]
     indexes = [CreateIndex(index) for table in tables for index in sorted(table.indexes, key=lambda one: str(one.name))]
@@ -130,7 +130,7 @@ _WHO: dict[str, TypeEngine[Any]] = {"channel": _TEXT, "chat_id": _TEXT, "created
 
 
 def _said(types: Mapping[str, TypeEngine[Any]]) -> CTE:
-    """Arrays that go to the server as one parameter each, and are a table there."""
+    """Arrays, each sent to the server as one parameter, as a table."""
     arrays = [bindparam(name, type_=ARRAY(kind)) for name, kind in types.items()]
     columns = [column(name, kind) for name, kind in types.items()]
     unnested = func.unnest(*arrays).table_valued(*columns, name="arrays").render_derived(name="arrays")
@@ -143,9 +143,9 @@ SECOND: ColumnElement[timedelta] = literal_column("INTERVAL '1 second'")
 
 
 def _turn_allows(given: Any) -> ColumnElement[bool]:
-    """Nothing was said of a turn, or it is held still, or nobody has it and the number is higher.
+    """The append has no claim, or its owner still holds the turn, or the turn is free and the number is higher.
 
-    What was given back is over: an append that is late must not prolong it, but may give it back once more.
+    A turn that was given back is over: a late append must not prolong it, but may give it back once more.
     """
     is_held = or_(_SESSION.turn_until.is_not(None), given.seconds <= 0)
     return or_(
@@ -156,7 +156,7 @@ def _turn_allows(given: Any) -> ColumnElement[bool]:
 
 
 def _turn_columns(given: Any, *, is_new: bool) -> dict[Any, Any]:
-    """The turn as an append leaves it: its own, given back where it asks for no more seconds."""
+    """The columns of the turn after an append: its own claim, which is given back if it asks for 0 seconds."""
     says_nothing, is_over = given.fence.is_(None), given.seconds <= 0
     before = (0, None, None) if is_new else (_SESSION.fence, _SESSION.turn_owner, _SESSION.turn_until)
     until = NOW + given.seconds * SECOND
@@ -168,7 +168,7 @@ def _turn_columns(given: Any, *, is_new: bool) -> dict[Any, Any]:
 
 
 class Keys(Enum):
-    """What a group has of idempotency keys, and what becomes of one that its session has already."""
+    """Whether a group has idempotency keys, and what happens with a key that its session has already."""
 
     NONE = "there are none, and nothing is asked about them"
     NEW = "the append is refused"
@@ -176,7 +176,7 @@ class Keys(Enum):
 
 
 def _go_on(keys: Keys, *, turns: bool) -> Statement:
-    """Append to sessions that exist; what a group says nothing of is left out, for each value costs."""
+    """Append to existing sessions; columns that a group does not need are left out, because each value costs time."""
     claim = _TURN if turns else {}
     said = _said({**(_ROWS if keys is Keys.NONE else _KEYED), **_FIRST, **claim})
     may = [_SESSION.incarnation == said.c.incarnation, _SESSION.last_sequence == said.c.expected]
@@ -194,7 +194,9 @@ def _go_on(keys: Keys, *, turns: bool) -> Statement:
         select(_SESSION.session_id, *(said.c[name] for name in ("expected", "last", *claim)))
         .join_from(said, _SESSION, _SESSION.session_id == said.c.session_id)
         .where(*may)
-        .with_for_update(of=_SESSION, key_share=True, skip_locked=True)  # who only indexes it is in nobody's way
+        .with_for_update(
+            of=_SESSION, key_share=True, skip_locked=True
+        )  # a process that only indexes it does not block this
         .cte("free")
     )
     used_lately = _SESSION.used_at > NOW - literal(USED_RESOLUTION / timedelta(seconds=1), Float()) * SECOND
@@ -214,13 +216,15 @@ def _go_on(keys: Keys, *, turns: bool) -> Statement:
 
 
 def _claim() -> Statement:
-    """Take, prolong and give back turns of sessions that exist, wherever they end."""
+    """Take, prolong and give back turns of existing sessions, whatever their last sequence."""
     said = _said({"session_id": _TEXT, "incarnation": _TEXT, **_TURN})
     free = (
         select(_SESSION.session_id, *(said.c[name] for name in _TURN))
         .join_from(said, _SESSION, _SESSION.session_id == said.c.session_id)
         .where(_SESSION.incarnation == said.c.incarnation, _turn_allows(said.c))
-        .with_for_update(of=_SESSION, key_share=True, skip_locked=True)  # who only indexes it is in nobody's way
+        .with_for_update(
+            of=_SESSION, key_share=True, skip_locked=True
+        )  # a process that only indexes it does not block this
         .cte("free")
     )
     changed = update(_SESSION).where(_SESSION.session_id == free.c.session_id)
@@ -228,7 +232,7 @@ def _claim() -> Statement:
 
 
 def _begin() -> Statement:
-    """Append to sessions that do not exist yet; in order of session_id, for here two groups may wait for each other."""
+    """Append to new sessions; in order of session_id, because here two groups may wait for each other."""
     said = _said({**_KEYED, **_FIRST, **_TURN, **_WHO})
     values = {
         _SESSION.session_id: said.c.session_id,
@@ -252,7 +256,7 @@ def _begin() -> Statement:
 
 
 def _with_entries(changed: CTE, said: CTE, *, with_keys: bool) -> Statement:
-    """The entries of those sessions whose row was changed, and where their idempotency keys are."""
+    """Insert the entries of the sessions whose row was changed, and the sequences of their idempotency keys."""
     of_changed = said.join(changed, changed.c.session_id == said.c.session_id)
     names = list(_KEYED if with_keys else _ROWS)
     rows = select(*(said.c[name] for name in names)).select_from(of_changed).where(said.c.entry_id.is_not(None))
@@ -266,24 +270,26 @@ def _with_entries(changed: CTE, said: CTE, *, with_keys: bool) -> Statement:
             ["session_id", "idempotency_key", "sequence"],
             where.where(said.c.idempotency_key.is_not(None)).order_by(said.c.session_id, said.c.sequence),
         )
-        .on_conflict_do_nothing(index_elements=[_KEY.session_id, _KEY.idempotency_key])  # the oldest one stays
+        .on_conflict_do_nothing(
+            index_elements=[_KEY.session_id, _KEY.idempotency_key]
+        )  # the oldest entry keeps the key
         .cte("keyed")
     )
     return compiled(answer.add_cte(keyed))
 
 
 GO_ON = {(keys, turns): _go_on(keys, turns=turns) for keys in Keys for turns in (False, True)}
-"""For sessions that exist: by what a group has of keys, and whether it says anything of turns."""
+"""Appends to existing sessions: by the keys of a group, and whether it has claims of turns."""
 
 CLAIM = _claim()
-"""For appends without entries, which say something of a turn."""
+"""Claims of turns without entries."""
 
 BEGIN = _begin()
-"""For sessions that do not exist yet."""
+"""Appends to new sessions."""
 
 
 class Part(msgspec.Struct, frozen=True, gc=False):
-    """What is to be added to one session: an append, as far as it is new."""
+    """The new entries of an append to one session."""
 
     append: Append
     entries: Sequence[StoredEntry]
@@ -291,12 +297,12 @@ class Part(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def last(self) -> int:
-        """Where the session ends then."""
+        """The last sequence of the session afterwards."""
         return self.entries[-1].sequence if self.entries else self.expected
 
 
 def number_of(session_id: str) -> int:
-    """What binds the checksum of a row to its session."""
+    """A number that binds the checksum of a row to its session."""
     return crc32(session_id.encode())
 
 
@@ -307,12 +313,12 @@ _SAID_ALREADY = (None,) * (len(_COLUMNS) - len(_KEYED))
 
 
 def values_of(parts: Sequence[Part]) -> dict[str, Sequence[Any]]:
-    """The columns that `BEGIN`, `CLAIM` and those of `GO_ON` choose from."""
+    """The parameters of `BEGIN`, `CLAIM` and `GO_ON`; each uses some of them."""
     return dict(zip(_COLUMNS, zip(*[row for part in parts for row in _rows_of(part)], strict=True), strict=True))
 
 
 def _rows_of(part: Part) -> Iterator[tuple[Any, ...]]:
-    """What is said of each entry; of none, where there is none."""
+    """A row for each entry; one without an entry if there is none."""
     head, turn = part.append.head, part.append.turn
     claim = _NO_TURN if turn is None else (turn.fence, turn.owner, turn.seconds)
     of_session: tuple[Any, ...] = (head.incarnation, part.expected, part.last, *claim, *head.key, head.created_at)
@@ -344,7 +350,7 @@ HEAD_COLUMNS = (
     _SESSION.turn_owner,
     func.coalesce(_SESSION.turn_until < NOW, literal_column("TRUE")).label("is_over"),
 )
-"""What `stored_head` makes a head of."""
+"""The columns for `stored_head`."""
 
 _HEADS = select(*HEAD_COLUMNS)
 VERSIONS = compiled(_HEADS.where(_SESSION.session_id == any_(bindparam("session_ids", type_=ARRAY(_TEXT)))))
@@ -395,10 +401,10 @@ OF_SESSION = (
     *(SharedSearchedRow, SharedSearchRow),
     *(SharedEntryRow, SharedKeyRow, SharedCheckpointRow, SharedSessionRow),
 )
-"""What has rows of a session. Who indexes it holds the first: then what he has added goes as well."""
+"""The tables with rows of a session. Indexing locks the row of the first: a deletion waits for it."""
 
 DELETE = tuple(compiled(delete(model).where(model.session_id == _SESSION_ID)) for model in OF_SESSION)
-"""A session's rows, those that say that there is one last; to be run while its row is locked."""
+"""Delete all rows of a session, its row of `sessions` last, while that is locked."""
 
 _ENDS = (
     select(_ENTRY.session_id, func.max(_ENTRY.sequence).label("last"), func.count().label("entries"))
@@ -438,7 +444,7 @@ COLUMNS = compiled(
         not_(_COLUMN.c.attisdropped),
     )
 )
-"""The tables that there are, and their columns, also of those that our role may not use."""
+"""The existing tables and their columns, including those that our role may not use."""
 
 
 def stored_head(row: Sequence[Any]) -> StoredHead:

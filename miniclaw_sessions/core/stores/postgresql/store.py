@@ -1,9 +1,9 @@
 """The store that several processes share: a PostgreSQL server's database.
 
-An append is acknowledged when the server says that it is durable: on its own disk, and on the standbys that it waits
-for. A statement whose answer does not come, because the connection, the server or the time is gone, was done or was
-not: nothing is guessed. Its caller is told `StoreUnavailable`, sends the same entries again, and then finds either that
-they are stored or that they are not.
+An append is acknowledged when the server reports it as durable: on its own disk, and on the standbys that it waits for.
+If the answer to a statement does not come, because the connection or the server is gone or the time is over, it is not
+known whether the statement was done. The caller gets `StoreUnavailable` and sends the same entries again; then they are
+found or stored.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from miniclaw_sessions.core.stores.base import (
 )
 from miniclaw_sessions.core.stores.checking import check_transcripts
 from miniclaw_sessions.core.stores.postgresql import search_sql, statements
-from miniclaw_sessions.core.stores.postgresql.batching import Gathering
-from miniclaw_sessions.core.stores.postgresql.catalog import BesideTranscripts, note_deleted
+from miniclaw_sessions.core.stores.postgresql.batching import BatchedLookup
+from miniclaw_sessions.core.stores.postgresql.catalog import Catalog, note_deleted
 from miniclaw_sessions.core.stores.postgresql.connections import Connections, transaction
-from miniclaw_sessions.core.stores.postgresql.searching import SearchedStore
+from miniclaw_sessions.core.stores.postgresql.searching import IndexedSearch
 from miniclaw_sessions.core.stores.postgresql.server import (
     CUT,
     REFUSED_VALUES,
@@ -55,10 +55,10 @@ from miniclaw_sessions.errors import (
 from miniclaw_sessions.log import get_logger
 
 MOST_ROWS = 2_000
-"""So many entries go in one statement at the most; a longer group takes several."""
+"""The largest number of entries in one statement; a longer group takes several."""
 
 _VERSION = "0003"
-"""The version of the schema that a new database gets; from here on each step is one migration for both layouts."""
+"""The schema version of a new database; from here on each step is one migration for both layouts."""
 
 _KNOWN = ("0003",)
 _MAKE_VERSION = (
@@ -72,7 +72,7 @@ _SOMEBODY_ELSE = (asyncpg.UniqueViolationError, asyncpg.DuplicateTableError, asy
 log = get_logger(__name__)
 
 
-class PostgreSQLStore(SearchedStore, BesideTranscripts):
+class PostgreSQLStore(IndexedSearch, Catalog):
     """Transcripts in a server's database, which any number of gateways use at the same time."""
 
     durable: ClassVar[bool] = True
@@ -80,12 +80,12 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
     shared: ClassVar[bool] = True
 
     def __init__(self, url: str, settings: PostgreSQLSettings | None = None, *, read_only: bool = False) -> None:
-        """Nothing is connected yet.
+        """Connect to nothing yet.
 
         Args:
             url: `postgresql://user@host:port/database?option=value`; see `server.address`.
-            settings: what holds unless the URL says otherwise; None: the defaults.
-            read_only: make and change nothing; a standby will do.
+            settings: settings that the URL overrides; None: the defaults.
+            read_only: create and change nothing; a standby suffices.
 
         Raises:
             ConfigError: the URL is not usable.
@@ -95,7 +95,7 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
         self._read_only = read_only
         self._place: Address = address(url, settings or PostgreSQLSettings())
         self._server = Connections(self._place, read_only=read_only)
-        self._heads = Gathering(self.versions)
+        self._heads = BatchedLookup(self.versions)
         self._orders = 0
 
     def __repr__(self) -> str:
@@ -103,13 +103,13 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
 
     @property
     def place(self) -> StorePlace:
-        """On its server."""
+        """The address of its database."""
         return StorePlace("postgresql", url=self._url, shown=self._place.shown)
 
     # --- opening and closing -----------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        """Connect, see what the server promises, and make the tables where there are none.
+        """Connect, check the server's promise of durability, and create the tables if there are none.
 
         Raises:
             ConfigError: the server refuses us, would lose what it acknowledges, or has another program's tables there,
@@ -128,7 +128,7 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
             await self._server.close()
 
     async def _prepare(self, connection: Any) -> None:
-        """See that the tables are there and ours, or make them; several gateways may start at the same time."""
+        """Check that the tables are ours, or create them; several gateways may start at the same time."""
         for attempt in range(_ATTEMPTS):
             columns = await _columns_of(connection)
             if columns:
@@ -144,7 +144,7 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
                     await connection.execute("INSERT INTO alembic_version VALUES ($1)", _VERSION)
                     for statement in statements.schema():
                         await connection.execute(statement)
-            except _SOMEBODY_ELSE:  # was first: look again
+            except _SOMEBODY_ELSE:  # another gateway was first: look again
                 if attempt + 1 == _ATTEMPTS:
                     raise
             else:
@@ -168,10 +168,10 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
                 raise StoreCorrupt(f"cannot open {place}: the table {name} has other columns than it was made with")
 
     async def still_there(self) -> None:
-        """Return if the server can be written by our role, and promises what it did.
+        """Return if our role can write to the server, and the server still promises durability.
 
         Raises:
-            StoreUnavailable: not now.
+            StoreUnavailable: it cannot now.
         """
 
         async def look(connection: Any) -> None:
@@ -186,7 +186,7 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
     # --- appending ---------------------------------------------------------------------------------------------------
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
-        """Append entries of many sessions in one statement; a conflict of one is no matter of the others."""
+        """Append entries of many sessions in one statement; a conflict of one does not affect the others."""
         refused: dict[str, StoreError] = {}
         for group in _groups(appends):
             with CancelScope(shield=True):
@@ -196,7 +196,7 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
         return list(map(refused.get, session_ids))
 
     async def _appending(self, appends: Sequence[Append]) -> dict[str, StoreError]:
-        """Append; once more over a new connection where the old one was gone, for entries are never added twice."""
+        """Append. If the connection was cut, append once more over a new one: entries are never added twice."""
         work = partial(self._append, appends=appends)
         try:
             return await self._server.writing("append to", work)
@@ -206,14 +206,14 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
         return await self._server.writing("append to", work)
 
     async def _append(self, connection: Any, appends: Sequence[Append]) -> dict[str, StoreError]:
-        """Append; those that were refused, and why."""
+        """Append. Returns the refused sessions with the reasons."""
         try:
             return await self._append_together(connection, appends)
-        except (*REFUSED_VALUES, asyncpg.LockNotAvailableError):  # so that it is nobody else's fault
+        except (*REFUSED_VALUES, asyncpg.LockNotAvailableError):  # so that only the faulty one fails
             return await self._append_each(connection, appends)
 
     async def _append_each(self, connection: Any, appends: Sequence[Append]) -> dict[str, StoreError]:
-        """Append to each session on its own, each time in another order: those that wait must not always come first."""
+        """Append to each session by itself, in another order each time: sessions that wait must not always be first."""
         self._orders += 1
         refused: dict[str, StoreError] = {}
         waited_for: list[StoreUnavailable] = []
@@ -260,8 +260,8 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
 
         Args:
             connection: to the server.
-            item: what is to be appended.
-            is_patient: wait a moment for whoever else has the row, rather than leave this session for later.
+            item: the append.
+            is_patient: wait a moment for a process that has locked the row, and do not leave this session for later.
         """
         lock = statements.LOCKED_HEAD if is_patient else statements.LOCKED_HEAD_NOW
         for _ in range(_ATTEMPTS):
@@ -278,13 +278,13 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
         )
 
     async def _settle_locked(self, connection: Any, item: Append, lock: Statement) -> bool:
-        """Whether the entries are stored; False if another process made the session meanwhile.
+        """Whether the entries are stored; False if another process created the session meanwhile.
 
-        Also where they were stored before, this waits for the standbys: whoever wrote them may have been cut off while
-        he waited for them, and the lock of the row is a change like any other.
+        It waits for the standbys even if they were stored before: their writer may have been cut off while it waited,
+        and the lock of the row is a change like any other.
 
         Raises:
-            StoreConflict: they never will be.
+            StoreConflict: the entries contradict the stored ones.
         """
         session_id = item.head.session_id
         row = await connection.fetchrow(lock.text, session_id)
@@ -312,7 +312,7 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
         return True
 
     async def _ids_from(self, connection: Any, item: Append, last: int) -> dict[int, str]:
-        """The ids of what is stored from the append's first place on."""
+        """The ids of the stored entries from the append's first sequence on."""
         if not item.entries or item.entries[0].sequence > last:
             return {}
         first = min(entry.sequence for entry in item.entries)
@@ -333,11 +333,11 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
         return [session_id for (session_id,) in await self._server.fetch(statements.SESSION_IDS)]
 
     async def head(self, session_id: str) -> StoredHead | None:
-        """One session, or None; all that are asked for within one turn of the event loop in one query."""
+        """One session, or None; all lookups in one iteration of the event loop are one query."""
         return await self._heads.get(session_id)
 
     async def versions(self, session_ids: Collection[str]) -> Mapping[str, StoredHead]:
-        """Those of these sessions that there are, in one query."""
+        """Those of these sessions that exist, in one query."""
         wanted = [session_id for session_id in session_ids if _may_be_stored(session_id)]
         rows = await self._server.fetch(statements.VERSIONS, session_ids=wanted)
         return {head.head.session_id: head for head in map(statements.stored_head, rows)}
@@ -354,11 +354,11 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
         return statements.stored_entries(session_id, reversed(rows))
 
     async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:
-        """The entry with this id, or None; the server looks through the session's entries."""
+        """The entry with this id, or None; the server reads the session's entries."""
         return await self._find(statements.WITH_ID, session_id, entry_id=entry_id)
 
     async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
-        """The oldest entry with this key, or None; through an index."""
+        """The oldest entry with this key, or None, by an index."""
         return await self._find(statements.WITH_KEY, session_id, key=key)
 
     async def _find(self, statement: Statement, session_id: str, **values: str) -> StoredEntry | None:
@@ -371,10 +371,10 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
     # --- the rest ----------------------------------------------------------------------------------------------------
 
     async def mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:
-        """Write the right entries over rows that contradict their checksum."""
+        """Overwrite rows that contradict their checksums by right entries."""
         with CancelScope(shield=True):
             return await self._server.writing("mend", lambda connection: self._mend(connection, session_id, entries))
-        raise AssertionError  # for the type checker, which thinks that a scope may end before it returns
+        raise AssertionError  # the type checker thinks that the scope may swallow an exception
 
     async def _mend(self, connection: Any, session_id: str, entries: Sequence[StoredEntry]) -> int:
         mended = 0
@@ -393,17 +393,17 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
         return mended
 
     async def delete(self, session_id: str, *, known: StoredHead | None = None) -> bool:
-        """Remove a session and all that is of it, in one transaction; whether there was one."""
+        """Remove a session and all its rows, in one transaction. Returns whether there was one."""
         with CancelScope(shield=True):
             return await self._server.writing("delete from", lambda one: _delete(one, session_id, known))
         raise AssertionError  # as above
 
     async def purge(self) -> bool:
-        """False: rows that were deleted stay in the server's files until it overwrites them, and in its log."""
+        """Return False: deleted rows stay in the server's files until it overwrites them, and in its log."""
         return False
 
     async def check(self) -> list[str]:
-        """Where the tables contradict each other, then every session's entries."""
+        """Look for contradictions between the tables, then check each session's entries."""
         return await check_transcripts(self, self.heads(), self._contradictions())
 
     async def _contradictions(self) -> list[str]:
@@ -420,12 +420,12 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
 
 
 def _may_be_stored(text: str) -> bool:
-    """Whether a row can hold it: neither NUL nor half a character can be in a text of the server."""
+    """Whether a row can hold a text: the server refuses NUL and lone surrogates."""
     return not any(one == "\0" or "\ud800" <= one <= "\udfff" for one in text)
 
 
 def _groups(appends: Sequence[Append]) -> Iterator[list[Append]]:
-    """The appends, some at a time, so that no statement is longer than a server likes."""
+    """The appends in groups that are small enough for one statement."""
     group: list[Append] = []
     rows = 0
     for item in appends:
@@ -439,7 +439,7 @@ def _groups(appends: Sequence[Append]) -> Iterator[list[Append]]:
 
 
 def _going_on(item: Append) -> Part | None:
-    """The append as it is where the session ends right before it; None where that needs a closer look."""
+    """The append for a session that ends right before it; None if it needs the rules of `stores.appending`."""
     if not item.entries or item.after_loss or not _follow_each_other(item.entries):
         return None
     first = item.entries[0].sequence
@@ -447,7 +447,7 @@ def _going_on(item: Append) -> Part | None:
 
 
 def _beginning(item: Append) -> Part | None:
-    """The append as it is where there is no such session yet; None where that needs a closer look."""
+    """The append for a new session; None if it needs the rules of `stores.appending`."""
     if item.must_exist:
         return None
     if not item.entries:
@@ -462,7 +462,7 @@ def _follow_each_other(entries: Sequence[StoredEntry]) -> bool:
 
 
 def _statement_for(parts: Sequence[Part]) -> Statement:
-    """The statement for sessions that exist; what is appended after a loss stands alone."""
+    """The statement for appends to existing sessions."""
     has_keys = any(entry.idempotency_key is not None for part in parts for entry in part.entries)
     is_copy = any(part.append.after_loss for part in parts)
     has_turns = any(part.append.turn is not None for part in parts)
@@ -470,7 +470,7 @@ def _statement_for(parts: Sequence[Part]) -> Statement:
 
 
 async def _apply(connection: Any, statement: Statement, parts: Sequence[Part]) -> list[str]:
-    """Run a statement for all of these; the sessions that were changed."""
+    """Run a statement for all these appends. Returns the changed sessions."""
     if not parts:
         return []
     values = statements.values_of(parts)
@@ -504,7 +504,7 @@ async def _delete(connection: Any, session_id: str, known: StoredHead | None) ->
 
 
 def _has_more(stored: StoredHead, known: StoredHead) -> bool:
-    """Whether others have gone on with a session, or made another one of its name."""
+    """Whether a session has further entries, or another incarnation."""
     return stored.head.incarnation != known.head.incarnation or stored.last_sequence > known.last_sequence
 
 

@@ -255,7 +255,7 @@ class _Looking:
         yield from self._between(0, min(oldest, below - 1))
 
     def _with_short_term(self, term: str, below: int) -> Iterator[_Row]:
-        """Rows that may have a short term: a frequent one is in the newest entries, a rare one soon found in the index."""
+        """Rows that may have a short term: a frequent one is in the newest entries, the index has few of a rare one."""
         newest, oldest = self._covered
         for row in islice(self._between(oldest, min(newest, below - 1)), SAMPLE):
             yield row
