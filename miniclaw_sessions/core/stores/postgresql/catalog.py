@@ -78,7 +78,7 @@ class Catalog(SharedStore):
         return [session_id for (session_id,) in await self._server.fetch(catalog_sql.IDLE, **asked)]
 
     async def expire(self, session_ids: Iterable[str], idle_s: float, archiving: Archiving | None) -> dict[str, int]:
-        """Remove the sessions that are still idle, in one transaction; rows that others have locked are left to them."""
+        """Remove the sessions that are still idle, in one transaction; leave rows to the processes that locked them."""
         ids = list(session_ids)
         with CancelScope(shield=True):
             return await self._server.writing("expire in", lambda one: self._expire(one, ids, idle_s, archiving))
