@@ -4,7 +4,7 @@
 messages apart, user and assistant in turn, the results of parallel calls first in one user message, thinking with its
 signature at its place. `from_anthropic` reads requests and replies, and keeps every field that the canonical form has
 no place for (`cache_control`, citations, a reply's id) under `extra["anthropic"]`, from where `to_anthropic` writes
-back what a request may hold; nobody else's `extra` is ever sent.
+back what a request may hold; the `extra` of other formats is never sent.
 
 The rules come from the service's documentation (Messages API, "Handle tool calls", "Extended thinking") and from what
 it answers to requests that break them.
@@ -50,7 +50,7 @@ On a message it also says that the parts of unknown type in it are this service'
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _LONGEST_NAME = 128
 _IMAGE_TYPES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
-_BLOCKS_OF_A_USER = ("document", "search_result")  # blocks that only this service knows, whoever made them
+_BLOCKS_OF_A_USER = ("document", "search_result")  # blocks that only this service knows, from any source
 _ERROR_BLOCKS = frozenset({"text"})  # the service refuses any other block in a result that is an error
 _THINKING = frozenset({"thinking", "redacted_thinking"})
 _OTHER_SERVICES = frozenset({"google", "openai-items", "codex"})  # their mark is on thinking not signed here
@@ -97,7 +97,7 @@ def to_anthropic(messages: Sequence[Message]) -> dict[str, Any]:
         messages: what `build_context` returns; other roles than its four are written as the user's.
     """
     request = _Request()
-    return {"messages": request.all_of(messages), **request.beside()}
+    return {"messages": request.all_of(messages), **request.system_fields()}
 
 
 class _Request(Request):
@@ -124,7 +124,7 @@ class _Request(Request):
     def end(self) -> list[dict[str, Any]]:
         return [] if self._turn is None else [self._turn.written(is_last=True)]
 
-    def beside(self) -> dict[str, Any]:
+    def system_fields(self) -> dict[str, Any]:
         system = _write_system(self._system)
         return {"system": system} if system else {}
 

@@ -79,7 +79,7 @@ def _written_source(image: ImagePart, source: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_usage(usage: Any, kept: str) -> Usage | None:
-    """What a reply cost; None if nothing is said of it."""
+    """What a reply cost; None if the reply has no usage."""
     if not isinstance(usage, dict):
         return None
     counted = {theirs: count for theirs in COUNTS if (count := count_of(usage, theirs)) is not None}

@@ -1,7 +1,7 @@
 """Claude Code's transcripts: `~/.claude/projects/<project>/<session>.jsonl`, read only.
 
 Every line that belongs to the conversation has a `uuid` and a `parentUuid`: a tree, in which a rewind makes a branch.
-What the file says in several lines becomes one entry, and whatever hangs on one of the lines hangs on it:
+What the file says in several lines becomes one entry, and lines that follow one of these lines follow that entry:
 
 - A model's reply is written block by block, with the same `message.id`, and results may stand between its blocks. As
   far as they hang together they become one message; its usage, which every block repeats, counts once. The results of
@@ -11,7 +11,7 @@ What the file says in several lines becomes one entry, and whatever hangs on one
 - A `compact_boundary` and the summary behind it become one `Compaction`. Where the boundary preserves a segment,
   that is what it keeps, and what the file hangs on the segment's end follows the compaction, as in the program itself.
 
-A subagent's lines (`isSidechain`) are a branch of their own and never the leaf. What no model is ever told (hooks,
+A subagent's lines (`isSidechain`) are a branch of their own and never the leaf. What no model ever gets (hooks,
 progress, snapshots of files, the program's own error messages) becomes a `Custom` entry with the whole line.
 
 A session that was branched off begins with the lines of the other one, each with `forkedFrom`. What such a reply cost
@@ -51,7 +51,7 @@ NAME = "claude-code"
 """The format's name, and the key of `extra` under which fields without a canonical place are kept."""
 
 _MOST_HELD = 512
-"""How many entries may wait for the rest of a reply; results stand between its blocks, but not so many."""
+"""How many entries may wait for the rest of a reply; results stand between its blocks, but fewer."""
 
 _COMMON = ("sessionId", "version", "cwd", "gitBranch", "userType", "entrypoint", "slug", "isSidechain")
 _PLACED = frozenset({"type", "uuid", "parentUuid", "timestamp", "message"})
@@ -104,7 +104,7 @@ class _Reply(_Open):
     calls: list[ToolCall]
 
     def begin(self, message: Mapping[str, Any], *, is_copy: bool) -> None:
-        """The first block, and what is said of the whole; a copy was paid for elsewhere."""
+        """The first block, and what the line says about the whole reply; the usage of a copy counts elsewhere."""
         self.parts, self.calls = [], []
         self.is_copy = is_copy
         self.model: str | None = None
@@ -176,7 +176,7 @@ class _Reader(LineReader):
         self._title_rank = -1
 
     def finish(self) -> list[Entry]:
-        """Whatever is still open."""
+        """The entries that are still open."""
         for held in self._queue:
             if isinstance(held, _Open):
                 held.is_open = False

@@ -2,8 +2,8 @@
 
 A codec is one file in this package. It offers a `Format`, which is a record of functions: recognize a file by its
 beginning, read it, write one. Readers and writers are fed piece by piece, because a transcript may be larger than the
-memory; they do no I/O. Readers give entries with their own ids and parents where the file has them, and say what they
-repaired and what they set aside; whoever stores the entries gives them their sequence numbers.
+memory; they do no I/O. Readers give entries with their own ids and parents where the file has them, and report what
+they repaired and what they set aside. The store gives the entries their sequence numbers.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ IS_PART = "is_part"
 """A field of a header: the file is a part of a session, and its entries may name others that are in it already."""
 
 _NO_TIME = datetime.fromtimestamp(0, UTC)
-_MOST_MET = 131_072  # so many different entries a chain remembers, to tell those that say the same
+_MOST_MET = 131_072  # how many different entries a chain remembers, to tell equal ones apart
 
 MAX_ELEMENTS = 1_000_000
 """Objects, lists and commas of one document or line: in memory the smallest of them take up to 240 MB."""
 
 
 class Outcome(StrEnum):
-    """What became of a piece of a file that could not be taken as it was."""
+    """What was done with a piece of a file that could not be taken as it was."""
 
     REPAIRED = "repaired"
     SET_ASIDE = "set aside"
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Something that a reader repaired, or set aside; `text` says what and why, without anything that was said.
+    """Something that a reader repaired, or set aside; `text` says what and why, without the text of any message.
 
     `line` counts from 1; in a file that is one document, it is the place of the message in it. `raw` is the piece
     itself where it was set aside, so that nothing is lost.
@@ -127,7 +127,7 @@ class Reader(Protocol):
         ...
 
     def finish(self) -> Iterable[Entry]:
-        """There is nothing more."""
+        """Finish: there is nothing more."""
         ...
 
 
@@ -141,9 +141,9 @@ class Holding(Protocol):
         return True
 
     def pending(self) -> Iterable[Entry]:
-        """What `finish` would give now, as far as it will still be there; the reader goes on as if nobody had asked.
+        """What `finish` would give now, without what later lines could still take back; the reader does not change.
 
-        Each has the id that it has when it is complete, and they come in that order.
+        Each entry has the id that it has when it is complete, and they come in that order.
         """
         ...
 
@@ -180,7 +180,8 @@ class PageWriter(Foreseeing, Protocol):
         """The file.
 
         Args:
-            read: gives the entries behind a sequence number, at most so many of them; it may take its time.
+            read: gives the entries behind a sequence number, at most as many as its second argument says; it may
+                block.
         """
         ...
 
@@ -260,12 +261,12 @@ class Chain:
     def id_of(self, kind: type[EntryBase], *, timestamp: datetime | None = None, **fields: Any) -> str:
         """A new id that is made of what an entry says.
 
-        A file that its program writes anew at each message, or shortens, is read again with the same ids as far as it
-        says the same.
+        A file that its program rewrites at each message, or shortens, gets the same ids when it is read again, as far
+        as its content is the same.
         """
         try:
             said = encode_entry(kind(id="", parent_id=None, timestamp=timestamp or _NO_TIME, **fields))  # type: ignore[arg-type]
-        except InvalidMessage:  # whoever stores it says so
+        except InvalidMessage:  # storing it says so
             return self.new_id()
         digest = hashlib.blake2b(said, digest_size=16).digest()
         if len(self._met) >= _MOST_MET:
@@ -289,7 +290,7 @@ def kept_apart(fields: Mapping[str, Any], known: Iterable[str], under: str) -> d
 
 
 def kept_fields(extra: Mapping[str, Any] | None, under: str) -> Mapping[str, Any]:
-    """What `keeping` kept; empty where there is nothing, or where somebody else put something there."""
+    """What `keeping` kept; empty if that is nothing, or if another program put something else there."""
     kept = (extra or {}).get(under)
     return kept if isinstance(kept, dict) else {}
 
@@ -330,7 +331,7 @@ def plain(parts: tuple[Part, ...]) -> str | tuple[Part, ...]:
 
 
 def role_named(text: str, others: Mapping[str, Role] = {}) -> Role:
-    """The role of this name, one of the format's own or of ours; `Role.OTHER` for one that nobody knows."""
+    """The role of this name, one of the format's own or of ours; `Role.OTHER` for an unknown one."""
     try:
         return others.get(text) or Role(text)
     except ValueError:

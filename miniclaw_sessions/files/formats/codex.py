@@ -74,7 +74,7 @@ _LINES = ("session_meta", "response_item", "event_msg", "turn_context", "compact
 _ECHOES = {"user_message": "message", "agent_message": "message", "agent_reasoning": "text"}
 _BEYOND = frozenset({"local_images", "text_elements", "memory_citation"})  # what only the event says
 _REMEMBERED = 64
-"""How many texts are remembered to tell an event that says the same as an item; they stand close together."""
+"""How many texts are remembered to recognize an event that repeats an item; the two stand close together."""
 
 _NOT_A_TURN = (  # user messages that Codex writes itself; a rollback does not count them
     "<environment_context>",

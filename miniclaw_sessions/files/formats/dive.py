@@ -345,9 +345,9 @@ class _Writer:
             case Compaction():
                 return self.finish() + self._compaction(entry)
             case BranchSummary(summary=summary) if summary:
-                told = Message(Role.BRANCH_SUMMARY, summary)
-                self._remember(entry, told)
-                return self.finish() + _event(entry, "turn", {"messages": _written_messages([told])})
+                message = Message(Role.BRANCH_SUMMARY, summary)
+                self._remember(entry, message)
+                return self.finish() + _event(entry, "turn", {"messages": _written_messages([message])})
             case Custom(custom_type=kind, data={"line": dict(line)}) if kind == NAME:
                 return self.finish() + msgspec.json.encode(line) + b"\n"
             case _:
@@ -383,7 +383,9 @@ def _event(entry: EntryBase, kind: str, payload: Mapping[str, Any]) -> bytes:
     """An event with what an entry has kept of it."""
     own = {"type": kind, "id": entry.id, "timestamp": entry.timestamp}
     kept = kept_fields(entry.extra, NAME)
-    return _line("event", {**own, **kept, **{name: told for name, told in payload.items() if told or name not in kept}})
+    return _line(
+        "event", {**own, **kept, **{name: value for name, value in payload.items() if value or name not in kept}}
+    )
 
 
 def _line(kind: str, data: Mapping[str, Any]) -> bytes:
@@ -396,25 +398,25 @@ def _line(kind: str, data: Mapping[str, Any]) -> bytes:
 def _written_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
     """Canonical messages as Dive has them: results that follow each other in one message.
 
-    A message of a role that Dive does not know is the user's, who tells it as `history.context` would; nothing is
-    written for one that tells nothing. A result that does not say which call it answers is the user's text.
+    A message of a role that Dive does not know becomes the user's, with the text that `history.context` gives it; a
+    message without text is left out. A result that does not say which call it answers is the user's text.
     """
     written: list[dict[str, Any]] = []
     follows_result = False
     for message in messages:
-        for told in _told(message):
-            fields = _written(told)
-            kept = kept_fields(told.extra, NAME)
-            is_piece = kept.get("piece") is True or (told.is_tool_result and follows_result and not kept)
+        for one in _in_known_roles(message):
+            fields = _written(one)
+            kept = kept_fields(one.extra, NAME)
+            is_piece = kept.get("piece") is True or (one.is_tool_result and follows_result and not kept)
             if is_piece and written and written[-1]["role"] == fields["role"]:
                 written[-1]["content"] = [*(written[-1]["content"] or ()), *fields["content"]]
             else:
                 written.append(fields)
-            follows_result = told.is_tool_result
+            follows_result = one.is_tool_result
     return written
 
 
-def _told(message: Message) -> Iterable[Message]:
+def _in_known_roles(message: Message) -> Iterable[Message]:
     if message.role in _ROLES or message.is_tool_result or kept_fields(message.extra, NAME):
         return (message,)
     return build_context([Message.user("?"), message])[1:]

@@ -34,8 +34,7 @@ from miniclaw_sessions.files.formats.codec import (
     taken,
 )
 from miniclaw_sessions.files.formats.entry_message import KEPT, joined, piece_ids, read_messages, written_message
-from miniclaw_sessions.files.formats.json_lines import JsonLines
-from miniclaw_sessions.files.formats.tree import Tree, TreeReader
+from miniclaw_sessions.files.formats.json_lines import JsonLines, Tree, TreeReader
 
 VERSION = 1
 """The version of document 003's form, and of ours."""
@@ -54,7 +53,7 @@ _ALWAYS: Mapping[str, dict[str, Any]] = {
     "custom": {"custom_type": "", "data": {}},
     "leaf": {"target_id": None},
 }
-"""What an entry of each type always says; the first field tells a flat entry from a nested one."""
+"""What an entry of each type always says; by the first field a flat entry differs from a nested one."""
 
 _KINDS = list(_ALWAYS)  # a list, because a type that is no text cannot be looked up in a dict
 _BEGINNING = re.compile(rb'\{"type": ?"[a-z_]+", ?"id": ?"[^"\\]*", ?"parent_id": ?')
@@ -279,9 +278,9 @@ class _Writer:
             "metadata": facts.metadata or None,
             "source": facts.source or None,
         }
-        told = stated(header)
+        ours = stated(header)
         theirs = facts.header if facts.format == KEPT else {}
-        return msgspec.json.encode({**told, **{n: v for n, v in theirs.items() if n not in told}}) + b"\n"
+        return msgspec.json.encode({**ours, **{n: v for n, v in theirs.items() if n not in ours}}) + b"\n"
 
     def feed(self, entry: Entry) -> bytes:
         """An entry; the bytes are those of the line before it."""

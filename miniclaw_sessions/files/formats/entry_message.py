@@ -1,7 +1,7 @@
 """A message within an entry, as document 003 writes it, from and to the form in which we store it.
 
 Document 003 nests what a part holds under the part's type and keeps calls and results among the parts:
-`{"type": "text", "text": {"content": "..."}}`. Whatever it has no field for stands beside its fields under the names of
+`{"type": "text", "text": {"content": "..."}}`. What it has no field for stands next to its fields under the names of
 our stored form, where its readers pass over it. Both forms are JSON here, as dicts: `protocol.encoding` alone decides
 what a message may be, and a message in our stored form is read as it is.
 
@@ -81,7 +81,7 @@ def _written_part(part: dict[str, Any]) -> dict[str, Any]:
         case {"type": "tool_use" | "tool_result" | "jsonl"}:
             return {"type": KEPT, "part": part}  # or else it would be read as a call or a result
         case _:
-            return part  # thinking, and what nobody knows: document 003 has no such parts
+            return part  # thinking, and unknown parts: document 003 has neither
 
 
 def _written_image(part: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def joined(whole: dict[str, Any], piece: dict[str, Any], piece_id: str) -> bool:
     if piece.keys() != {"role", "content"} or piece["role"] != whole["role"] or _FORM in whole or not parts or not more:
         return False
     if not (_is_result(parts[-1]) or _is_result(more[0])):
-        return False  # nobody could tell where the one ends
+        return False  # the border between the two could not be found again
     more[0][PIECE_ID] = piece_id
     parts.extend(more)
     return True

@@ -9,7 +9,7 @@ As its own source has it (`packages/core/src/services/chatRecordingService.ts` a
 - `$rewindTo` with the id of a message: it and all that follows it are left, which begins a branch.
 
 The older form is one document, the header with its `messages`. A tool's result stands in the model's message, and once
-more in a user's message behind it; the latter, the program's own notices and what nobody knows become `Custom` entries.
+more in a user's message behind it; the latter, the program's own notices and unknown lines become `Custom` entries.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def _results(call: Mapping[str, Any]) -> Iterable[Any]:
 
 
 def _answer(part: Any) -> bytes | None:
-    """What tells the result of a call from others, wherever it stands; None for what is none."""
+    """A digest of the result of a call, the same in both places; None for a part that is no result."""
     match part:
         case {"functionResponse": {"id": str(call_id), "response": response}}:
             return hashlib.blake2b(orjson.dumps([call_id, response]), digest_size=16).digest()

@@ -4,8 +4,8 @@
 user and model in turn, arguments and responses as objects, the responses of one model turn in one content, system
 messages as `system_instruction`. It is written as the google-genai SDK's dict form in JSON: snake_case, bytes as
 base64. `from_google` understands camelCase too, and keeps every field that the canonical form has no place for
-(`thought_signature`, ...) under `extra["google"]`, from where `to_google` writes it back; nobody else's `extra` is
-ever sent.
+(`thought_signature`, ...) under `extra["google"]`, from where `to_google` writes it back. The `extra` of other formats
+is never sent.
 
 The rules come from the service's documentation ("Function calling", "Thought signatures", the reference of `Content`)
 and from what it answers to requests that break them.
@@ -72,7 +72,7 @@ _LONGEST_NAME = 64
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_.:-]{0,63}")
 _IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/webp", "image/heic", "image/heif"})
 _CAMEL = re.compile(r"(?<=[a-z0-9])([A-Z])")
-_OF_THE_FUNCTION = frozenset({"args", "response", "part_metadata"})  # names in it are nobody's but its maker's
+_OF_THE_FUNCTION = frozenset({"args", "response", "part_metadata"})  # the names in it are the function's own
 _COUNTED = ("prompt", "tool_use_prompt", "cached_content", "candidates", "thoughts")
 _WITHOUT_ID = "without_id"
 _WHOLE_RESPONSE = "whole_response"
@@ -96,7 +96,7 @@ def to_google(messages: Sequence[Message], *, stand_in: str | None = None) -> di
             `SKIP_VALIDATION` is what its documentation gives for calls of other models; older models need none.
     """
     request = _Request(stand_in)
-    return {"contents": request.all_of(messages), **request.beside()}
+    return {"contents": request.all_of(messages), **request.system_fields()}
 
 
 class _Request(Request):
@@ -127,7 +127,7 @@ class _Request(Request):
         self._show_images()
         return self._contents
 
-    def beside(self) -> dict[str, Any]:
+    def system_fields(self) -> dict[str, Any]:
         return {"system_instruction": {"parts": self._system}} if self._system else {}
 
     def _show_images(self) -> None:
@@ -448,7 +448,7 @@ def _read_image(blob: dict[str, Any], rest: dict[str, Any], field: str) -> Image
 
 
 def _read_usage(usage: Any) -> Usage | None:
-    """The counts; what the prompt took from the cache is told apart from the rest of it, thoughts are output."""
+    """The counts; tokens of the prompt from the cache count apart from the rest of it, thoughts count as output."""
     if not isinstance(usage, dict):
         return None
     prompt, of_tools, cached, said, thought = (max(count_of(usage, f"{name}_token_count") or 0, 0) for name in _COUNTED)

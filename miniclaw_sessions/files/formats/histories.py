@@ -1,7 +1,7 @@
 """What a framework is given of a session: its own messages exactly as it wrote them, those of others made legal.
 
 A framework knows what its own unanswered calls mean (an approval that is waited for, a run that is taken up again), and
-repairs its own history before it asks a model. What somebody else wrote into the same session must be right as it is.
+repairs its own history before it asks a model. What others wrote into the same session must be right as it is.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def traced(
 ) -> list[Shown]:
     """A history for the framework of this name: its own messages are the same objects, the others' are made legal.
 
-    A call of the framework's own is answered for it only once somebody else has gone on behind it. The others' calls
+    A call of the framework's own is answered for it only once others have gone on behind it. The others' calls
     get ids and names that every service accepts, ids that no call of the framework's own has, and an image that none
     shows becomes a text that says so: which service the framework talks to is not known here.
 
@@ -116,14 +116,14 @@ class _History:
         self.shown.append(Shown(message, message))
 
     def answer_own(self, but_for: Container[str] = ()) -> None:
-        """Say of the own calls that still wait that nobody recorded a result."""
+        """Answer the framework's own calls that still wait: no result was recorded."""
         for call in self._waiting.values():
             if call.id and call.id not in but_for:
                 self.shown.append(Shown(Message.tool_result(call, NO_RESULT, is_error=True), None))
         self._waiting = {}
 
     def show_others(self) -> None:
-        """Make legal what others wrote behind calls that still wait: they are answered by it, or told to be missing."""
+        """Make legal what others wrote behind waiting calls: it answers them, or their results are missing."""
         if not self._others:
             return
         before = [] if self._is_beginning and not self.shown else [BEFORE]

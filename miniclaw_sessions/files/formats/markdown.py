@@ -155,7 +155,10 @@ class MarkdownWriter:
             "Chat": facts.chat_id or None,
             "Created": facts.created_at and in_utc(facts.created_at).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
-        pairs = [*known.items(), *without(facts.metadata, "title").items()]  # of the same name both are told
+        pairs = [
+            *known.items(),
+            *without(facts.metadata, "title").items(),
+        ]  # if both have a name, both rows are written
         rows = [f"- **{_inline(name)}**: {_inline(_plain(value))}" for name, value in pairs if value is not None]
         return "\n".join([f"# {_inline(facts.title or name)}", "", *rows, ""]).encode()
 

@@ -68,7 +68,7 @@ class MessageList(msgspec.Struct, frozen=True):
 
 
 def list_in(document: Any, names: Sequence[str], before: Mapping[str, Callable[[Any], Any]]) -> MessageList | None:
-    """The list of messages in a document; None if there is none.
+    """The list of messages in a document; None if it has no such list.
 
     Args:
         document: parsed JSON; the list itself, or an object with the list under one of the names.
@@ -122,7 +122,9 @@ class MessageListReader:
         try:
             messages = list(self._reader.feed(_checked(fields)))
             for message in messages:
-                encode_message(message)  # a role or a part that is nobody's here, but ours in storage, cannot be stored
+                encode_message(
+                    message
+                )  # a role or part of theirs with a name that only our storage uses cannot be stored
         except InvalidMessage as error:
             self.findings.append(_set_aside(number, error, fields))
             return
@@ -157,8 +159,8 @@ class Request(Protocol):
         """The rest of them."""
         return ()
 
-    def beside(self) -> dict[str, Any]:
-        """What stands beside the messages, known at the end: the system's."""
+    def system_fields(self) -> dict[str, Any]:
+        """The fields with the system's text, which stand after the messages."""
         return {}
 
     def all_of(self, messages: Iterable[Message]) -> list[dict[str, Any]]:
@@ -185,7 +187,7 @@ class RequestWriter:
 
     def begin(self) -> bytes:
         """The header."""
-        header = {name: value for name, value in self._header.items() if name not in (self._field, *_BESIDE)}
+        header = {name: value for name, value in self._header.items() if name not in (self._field, *_SYSTEM_FIELDS)}
         fields = b"".join(_indented(name, value) + b",\n" for name, value in header.items())
         return b'{\n%s  "%s": [' % (fields, self._field.encode())
 
@@ -194,10 +196,10 @@ class RequestWriter:
         return self._written(self._request.add(message))
 
     def finish(self) -> bytes:
-        """The rest of the messages, and what stands beside them."""
+        """The rest of the messages, and the system's fields."""
         rest = self._written(self._request.end())
-        beside = b"".join(b",\n" + _indented(name, value) for name, value in self._request.beside().items())
-        return rest + (b"]" if self._is_empty else b"\n  ]") + beside + b"\n}\n"
+        system = b"".join(b",\n" + _indented(name, value) for name, value in self._request.system_fields().items())
+        return rest + (b"]" if self._is_empty else b"\n  ]") + system + b"\n}\n"
 
     def _written(self, messages: Iterable[dict[str, Any]]) -> bytes:
         pieces: list[bytes] = []
@@ -207,7 +209,7 @@ class RequestWriter:
         return b"".join(pieces)
 
 
-_BESIDE = ("system", "system_instruction")
+_SYSTEM_FIELDS = ("system", "system_instruction")
 
 
 def message_list_format(  # noqa: PLR0913 - what the formats of model services differ in

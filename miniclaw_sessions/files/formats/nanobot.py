@@ -51,7 +51,7 @@ NAME = "nanobot"
 
 _METADATA = "metadata"
 _SUMMARY = "_last_summary"
-_KEPT_BEHIND_SUMMARY = 8  # nanobot sends at least so many messages beside a summary
+_KEPT_BEHIND_SUMMARY = 8  # nanobot sends at least this many messages with a summary
 _CHAT_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")
 _NOT_KEPT = (*_CHAT_FIELDS, "_type")  # a message of a type is none, to nanobot
 _EPOCH = datetime.fromtimestamp(0, UTC)

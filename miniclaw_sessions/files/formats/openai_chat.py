@@ -4,7 +4,7 @@
 function calls, results of role `tool`, images as `image_url` parts; ids, names and images of other services that it
 would refuse are fitted. Thinking is left out, because the service refuses it, and so are the fields of other programs.
 `from_openai` keeps every field that the canonical form has no place for under `extra["openai"]`, from where `to_openai`
-writes it back; nobody else's `extra` is ever sent.
+writes it back; the `extra` of other formats is never sent.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def from_openai(messages: Iterable[Mapping[str, Any]]) -> list[Message]:
     """The messages of a chat-completions request or reply as canonical ones.
 
     The role `developer` is a system message; our own roles and their aliases (`function`, `model`, ...) are what
-    `Role` says. A role that nobody knows becomes `Role.OTHER`.
+    `Role` says. An unknown role becomes `Role.OTHER`.
 
     Raises:
         InvalidMessage: a message has no role, or one that could not be stored, or content or tool calls of a wrong

@@ -1,9 +1,9 @@
 """OpenAI's Responses and Conversations items, from and to canonical messages.
 
-`from_items` followed by `to_items` gives back the same items, whatever they are: what the canonical form has no field
+`from_items` followed by `to_items` gives back the same items, of any kind: what the canonical form has no field
 for is kept under `extra["openai-items"]`, and an item that is no message, call, result or reasoning travels whole, as a
-part of type `openai_item`. `to_items` of any other legal context gives exactly what the service accepts; nobody else's
-`extra` is ever sent. The items of one response (reasoning, messages, calls) become one message.
+part of type `openai_item`. `to_items` of any other legal context gives exactly what the service accepts; the `extra` of
+other formats is never sent. The items of one response (reasoning, messages, calls) become one message.
 
 Not everything goes into items: that a result is an error is lost, as is thinking of other services.
 
@@ -43,7 +43,7 @@ from miniclaw_sessions.files.formats.tool_calls import CallIds, fitting_name, in
 KEPT = "openai-items"
 """The key of `extra` under which fields without a canonical place are kept.
 
-Whatever has it came from items, and is written with these fields and no others: no default is added.
+A message or part with it came from items, and is written with these fields and no others: no default is added.
 """
 
 WHOLE_ITEM = "openai_item"
@@ -283,7 +283,7 @@ def _stop_reason(response: Mapping[str, Any]) -> str | None:
 
 
 def _read_usage(usage: Any) -> Usage | None:
-    """The counts; input tokens that came from the cache are told apart from the others."""
+    """The counts; input tokens that came from the cache are counted apart from the others."""
     match usage:
         case {"input_tokens": int(given), "output_tokens": int(said)}:
             details = usage.get("input_tokens_details")
@@ -305,7 +305,7 @@ def reasoned(details: Any) -> dict[str, Any] | None:
 
 
 def to_messages(items: Sequence[Any]) -> list[Message]:
-    """Items as messages that give them back exactly, whatever became of these in a store.
+    """Items as messages that give them back exactly, also after a store.
 
     An item that no message can hold is kept as its JSON, in a message that says nothing to anybody else.
 
@@ -443,8 +443,8 @@ def _read_made(item: Mapping[str, Any]) -> list[Part | ToolCall]:
 
 def _read_reasoning(item: Mapping[str, Any], summary: list[Any]) -> ThinkingPart:
     content = item.get("content")
-    told = content if isinstance(content, list) and content else summary
-    texts = [part.get("text") for part in told if isinstance(part, dict)]
+    shown = content if isinstance(content, list) and content else summary
+    texts = [part.get("text") for part in shown if isinstance(part, dict)]
     encrypted = item.get("encrypted_content")
     signature = encrypted if isinstance(encrypted, str) else None
     rest = without(item, "type", *(["encrypted_content"] if signature is not None else []))

@@ -7,7 +7,7 @@ as lines, `{"info": session}` and then `{"info": message, "parts": [...]}`; the 
 
 A tool's part has the call and, in its `state`, the result, which becomes a message of its own. An assistant's message
 that is a `summary` is a compaction. A message that is not `completed` may yet get parts, and is held back as long as
-it is the last one. Steps, snapshots, patches and whatever else has no place here is kept in `extra`.
+it is the last one. Steps, snapshots, patches and other parts without a place here are kept in `extra`.
 """
 
 from __future__ import annotations

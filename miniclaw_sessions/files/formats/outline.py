@@ -114,7 +114,7 @@ class Shape:
         return len(self.parents)
 
     def number_of(self, entry_id: str | None) -> int | None:
-        """The number of an entry; None if there is none."""
+        """The number of an entry; None if no entry has this id."""
         return None if entry_id is None else self._numbers.get(hash(entry_id))
 
     def add(self, entry: Entry) -> bool:

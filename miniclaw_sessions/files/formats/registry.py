@@ -178,7 +178,7 @@ def format_named(name: str) -> Format:
     """The format of this name.
 
     Raises:
-        ImportRefused: there is none, or it cannot be used.
+        ImportRefused: no format has this name, or it cannot be used.
     """
     for ours in OURS:
         if ours.name == name:

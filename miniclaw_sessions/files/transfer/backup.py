@@ -112,7 +112,7 @@ async def back_up(manager: Holder, target: Path, on_progress: Report = lambda *_
     Args:
         manager: who has it open.
         target: a directory that does not exist yet, or is empty.
-        on_progress: told how it advances, on the event loop.
+        on_progress: gets the progress, on the event loop.
 
     Raises:
         ConfigError: the target is something else, or cannot be written.
@@ -126,21 +126,21 @@ async def back_up(manager: Holder, target: Path, on_progress: Report = lambda *_
 async def back_up_closed(
     workspace: Path, settings: SessionSettings, target: Path, on_progress: Report = lambda *_: None
 ) -> BackupReport:
-    """Back a workspace up that nobody has open; nobody can open it meanwhile. It may be one that is only to be read.
+    """Back up a workspace that no process has open; none can open it meanwhile. It may be one that cannot be written.
 
-    Of a store that several processes share there is no workspace; they may go on using it.
+    A store that several processes share has no workspace; they may go on using it.
 
     Raises:
         DirectoryInUse: a process has it open; let that one make the backup (`back_up`).
-        NotAWorkspace: there is none, or the directory is another program's; it was not touched.
+        NotAWorkspace: the directory is missing, or another program's; it was not touched.
         ConfigError, StoreError: as for `back_up`; also as long as a damaged store is not salvaged whole.
     """
     async with AsyncExitStack() as stack:
-        if store_place(settings.store, workspace).url is not None:  # nobody need be kept out
+        if store_place(settings.store, workspace).url is not None:  # a server needs no lock
             shared = open_store(settings.store, workspace, postgresql=settings.postgresql)
             return await _make(None, await stack.enter_async_context(shared), SystemClock(), target, on_progress)
         is_writable = await in_thread(os.access, workspace, os.W_OK)
-        # otherwise nobody can be kept out: whoever may write it does so beside the backup, as a daemon does
+        # a directory that this process cannot write it cannot lock either: others may write it, as a daemon does
         place = await stack.enter_async_context(held(workspace, settings.store, locked=is_writable))
         marker = await in_thread(read_marker, workspace)
         is_half = marker is not None and marker.rekeying != ""
@@ -185,7 +185,7 @@ async def restore(
     *,
     damaged: bool = False,
 ) -> BackupReport:
-    """Put a backup where no workspace is. Cut off, it is run again, and until then nobody opens the workspace.
+    """Restore a backup to a place without a workspace. If interrupted, run it again; until then it cannot be opened.
 
     A store on a server gets the sessions and the archive instead, and no directory is made. It may have what an earlier
     run of this has written there, and no other session.
@@ -193,8 +193,8 @@ async def restore(
     Args:
         backup: the directory of the backup; it is verified first, and not changed.
         workspace: where to; there may be nothing that lives: no session, no store, nothing to be salvaged.
-        settings: say which store the workspace is to have, of whatever kind.
-        on_progress: told how it advances.
+        settings: which store the workspace gets, of any kind.
+        on_progress: gets the progress.
         damaged: restore also what is damaged, with the store that it has: the next start makes of it what can be made.
 
     Raises:
@@ -393,7 +393,7 @@ def _refuse_living(workspace: Path, place: StorePlace) -> None:
 
 
 async def _copy_back(backup: Path, source: StorePlace, copy: Copy, on_progress: Report, *, is_damaged: bool) -> None:
-    """Copy everything to a place beside the one where it is to be; the list of files last."""
+    """Copy everything to a place next to its final one; the list of files last."""
     await in_thread(lambda: Directory(copy.path).close())
     async with AsyncExitStack() as stack:
         store = None
@@ -407,7 +407,7 @@ async def _copy_back(backup: Path, source: StorePlace, copy: Copy, on_progress: 
 
 
 def _settle(copy: Copy, workspace: Path, place: StorePlace, report: BackupReport) -> None:
-    """Let the files take their places; the list of them goes last, for it says that they are to."""
+    """Let the files take their places; their list goes last, because it marks the move as unfinished."""
     if report.entries and not (report.problems or copy.place.files() or place.files()):
         raise ConfigError("the restore that was interrupted had another sessions.store; name that one again")
     copy_missing(copy.path, workspace, _OF_ITSELF)

@@ -1,7 +1,7 @@
 """When sessions were last used, and what they lead to, on the way with them.
 
 A checkpoint goes where none is, and where entries were added; but only if it agrees with the entries that were copied,
-so that it is what a start would make of them. Where there is none, or no key to open it, it is made anew from them.
+so that it is what a start would make of them. If it is missing, or does not open, it is made from them again.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The copy is made in a place of its own (`Copy`), complete and safe, before anything takes the place of anything. A
 backup is such a copy; a restored or rekeyed workspace is one whose files then take their places (`Copy.take_places`),
-and whoever is cut off while they do goes on by doing it again. Entries go from store to store (`stores.copying`), so
+and an interrupted one is completed by running it again. Entries go from store to store (`stores.copying`), so
 that the copy's may be of another kind, and sealed otherwise; `migrate` does nothing but that.
 """
 
@@ -61,14 +61,14 @@ class CopyReport(msgspec.Struct, kw_only=True):
 async def held(
     workspace: Path, url: str, *, create: bool = False, locked: bool = True, is_target: bool = False
 ) -> AsyncIterator[StorePlace]:
-    """A workspace that nobody else can open meanwhile; gives the place of its store. Run it `in_own_task`.
+    """Hold a workspace, so that no other process can open it; gives the place of its store. Run it `in_own_task`.
 
     Args:
         workspace: the directory.
         url: of its store.
         create: it may be an empty directory, or one of plain session files.
         locked: False for one that cannot be written, and so not locked either.
-        is_target: nothing is copied from it; whoever copies to it refuses what is there.
+        is_target: nothing is copied from it; the caller refuses what is in it.
 
     Raises:
         NotAWorkspace: it is none, or another program's directory; it was not touched.
@@ -124,11 +124,11 @@ class Copy:
 
         Args:
             workspace: whose files are copied; None: it has none.
-            source: its store, opened; None where there is none.
+            source: its store, opened; None if it has none.
             torn: where the source keeps what crashes left, if it does.
-            sealing: what everything is to be sealed with, where `source` gives entries that are not; None: it stays as
-                it is.
-            on_progress: told how it advances.
+            sealing: what everything gets sealed with, while `source` gives entries that are not; None: everything stays
+                as it is.
+            on_progress: gets the progress.
 
         Raises:
             StoreError: the store cannot be read, or the copy not be written.

@@ -85,7 +85,7 @@ class DiveStore(_Documents):
     """Document 001's `Store`; a session that it opens saves itself."""
 
     async def open(self, name: str) -> DiveSession:
-        """The session of this name, made if there is none; see `SessionManager.get_or_create` for what it raises."""
+        """The session of this name, created if missing; see `SessionManager.get_or_create` for what it raises."""
         return DiveSession(await self.manager.get_or_create(*await self._key(name)))
 
     async def put(self, session: DiveSession) -> DiveSession:
@@ -149,7 +149,7 @@ class MiniclawManager(_Documents):
     """Document 004's `SessionManager`; opening the manager itself is its `initialize`."""
 
     async def get_or_create_session(self, channel: str, chat_id: str | int) -> Session:
-        """The session of this chat, made if there is none; see `SessionManager.get_or_create` for what it raises."""
+        """The session of this chat, created if missing; see `SessionManager.get_or_create` for what it raises."""
         return await self.manager.get_or_create(channel, chat_id)
 
     async def update_session(self, session: Session) -> Session:
@@ -164,7 +164,7 @@ class MiniclawManager(_Documents):
         """Return when a session is in the store, and in its file; those of other changed sessions are written too.
 
         Raises:
-            SessionNotFound: there is none.
+            SessionNotFound: no session has this name.
             StoreFull, StoreUnavailable: it could not be saved.
         """
         await (await self.manager.find(session_id)).saved()

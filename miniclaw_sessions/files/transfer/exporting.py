@@ -1,4 +1,4 @@
-"""Writing a session out in any format, as a stream: neither the memory nor the event loop feels how long it is.
+"""Writing a session out in any format, as a stream: its length costs neither memory nor the event loop.
 
 The entries are read a page at a time, and written by a thread, a few at a time. For a branch the transcript is read
 twice: first for where each entry's parent stands, eight bytes for each, and then for what is on the way to the leaf.
@@ -208,11 +208,11 @@ async def _entries(session: Session, places: _Places | None) -> AsyncIterator[En
             yield entry
 
 
-# --- what is said of the session as a whole --------------------------------------------------------------------------
+# --- the session as a whole ------------------------------------------------------------------------------------------
 
 
 def session_facts(session: Session, form: Format) -> SessionFacts:
-    """What a format's writer is told of a session; the header of the file it came from, if that was of this format."""
+    """What a format's writer gets to know of a session; with the header of its file, if that was of this format."""
     metadata = {name: value for name, value in session.metadata.items() if not name.startswith(OWN_METADATA)}
     known = session.metadata.get(SOURCE)
     known = known if isinstance(known, dict) else {}

@@ -31,7 +31,7 @@ async def export_all(
         export: gives the bytes of one.
         directory: where to; made if it is not there.
         suffix: how the names end, such as `.jsonl`.
-        on_progress: told how it advances.
+        on_progress: gets the progress.
 
     Raises:
         ConfigError: the directory cannot be written.

@@ -32,13 +32,13 @@ from miniclaw_sessions.errors import WrongKey
 SESSIONS, SET_ASIDE = "sessions", ("archive", "quarantine")
 """The directories of a workspace: session files; those that are only kept."""
 
-_REASON = ".reason"  # says why a file was set aside, and nothing that anybody said
+_REASON = ".reason"  # says why a file was set aside, without the text of any message
 _BEGINNING_BYTES = 4096
 _ANY_SIZE = 2**62
 
 
 class Sealing(NamedTuple):
-    """What files are to be sealed with: `opens` reads what is there; `seals` is None where nothing is to be sealed."""
+    """What files get sealed with: `opens` reads what is there; `seals` is None if nothing gets sealed."""
 
     opens: KeyRing
     seals: KeyRing | None
@@ -59,9 +59,9 @@ def copy_files(
 
     Args:
         source: where they are.
-        names: which of them; one that is gone by now, or is no file, is left out.
+        names: their names; one that is gone by now, or is no file, is left out.
         target: where they go.
-        sealing: what they are to be sealed with; None: they stay as they are.
+        sealing: what they get sealed with; None: they stay as they are.
         problems: what does not open is added to it, one sentence each; it is kept.
 
     Raises:
@@ -92,7 +92,8 @@ def copy_files(
 def _resealed_snapshot(sealing: Sealing, data: bytes, path: Path, problems: list[str]) -> bytes | None:
     """What a session's file should hold, or None if it does.
 
-    What does not open is kept as it is, in what does: whoever reads it finds it damaged, and needs no old key.
+    Content that does not open is kept as it is within content that does: a reader finds it damaged, and needs no old
+    key.
 
     Raises:
         WrongKey: it needs a key that is not held.
@@ -129,7 +130,7 @@ def _copy_long(source: Directory, name: str, target: Directory, sealing: Sealing
                 _write(
                     target, name, content if sealing.seals is None else sealed_in_pieces(sealing.seals, name, content)
                 )
-            except (DamagedSeal, WrongKey) as error:  # nobody needs it to open the workspace
+            except (DamagedSeal, WrongKey) as error:  # the workspace opens without it
                 problems.append(str(error))
                 file.seek(0)
             else:

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 class Which(msgspec.Struct, frozen=True, kw_only=True):
-    """Which sessions are meant: those of which all is true that is said here.
+    """Which sessions are meant: those that fulfil every condition that is set.
 
     Attributes:
         channel: they are of this channel.
-        older_than_s: nobody has used them for longer than so many seconds.
+        older_than_s: they have not been used for longer than this many seconds.
         user: this person is their chat, or the author of a message in them, by the very name that is kept there.
     """
 
@@ -40,7 +40,7 @@ class Which(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
 
     def require_something(self) -> None:
-        """Raise InvalidSearch where nothing is said: then all sessions would be meant."""
+        """Raise InvalidSearch if no condition is set: then all sessions would be meant."""
         if self.channel is None and self.older_than_s is None and self.user is None:
             raise InvalidSearch("say which sessions: of a channel, not used for a time, or of a person")
 
@@ -82,7 +82,7 @@ class Forgotten(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         gone: those that are deleted.
         held: those that are under legal hold, and stay.
-        changed: those that somebody used in between, and stay.
+        changed: those that were used in between, and stay.
         remains: what may still hold their words, one sentence each.
     """
 
@@ -105,12 +105,12 @@ async def meant(reader: Archiving, which: Which) -> AsyncIterator[Meant]:
     """The sessions that are meant, those that have expired behind all others.
 
     Raises:
-        InvalidSearch: nothing is said of them.
+        InvalidSearch: no condition is set.
         StoreUnavailable: the store or the archive cannot be read.
         WrongKey, DamagedSeal: an archived file does not open.
     """
     which.require_something()
-    archive = reader.archive  # first: who may not see all sessions is refused
+    archive = reader.archive  # first: it refuses callers who may not see all sessions
     before = None if which.older_than_s is None else _ago(reader.clock.now(), which.older_than_s)
     for one in await _in_use(reader, which, before):
         yield one
@@ -123,7 +123,7 @@ async def meant(reader: Archiving, which: Which) -> AsyncIterator[Meant]:
 
 
 def _ago(now: datetime, seconds: float) -> datetime:
-    """When it was so long ago; the beginning of the calendar, where that is later: nothing is older."""
+    """The time that many seconds ago, or the beginning of the calendar if that is later."""
     try:
         return now - timedelta(seconds=seconds)
     except OverflowError:
@@ -215,7 +215,7 @@ async def _with_hold(reader: Archiving, one: Meant) -> Meant:
 
 
 class _Authored:
-    """What is told of a person while entries go by."""
+    """Counts what a person said, entry by entry."""
 
     def __init__(self, user: str | None) -> None:
         self._user = user
@@ -244,12 +244,12 @@ def _authors(entry: Entry) -> Collection[str]:
 async def as_seen(
     reader: Archiving, found: list[Meant], seen: Collection[tuple[str, int]]
 ) -> tuple[list[Meant], list[Meant]]:
-    """Of what is meant, what somebody has seen as it is now; and what of that has changed, or is no longer meant.
+    """The sessions that are as they were seen, and the seen ones that have changed or are no longer meant.
 
     Args:
-        reader: whose they are.
-        found: what `meant` has given.
-        seen: the ids of sessions, each with how many entries it had.
+        reader: has the sessions.
+        found: the sessions from `meant`.
+        seen: the ids of sessions, each with its number of entries at that time.
     """
     ids = {session_id for session_id, _ in seen}
     same = [one for one in found if (one.session_id, one.entries) in seen]
@@ -267,8 +267,8 @@ async def forget(manager: SessionManager, chosen: list[Meant]) -> Forgotten:
     One that is under legal hold stays, and so does one that was used since it was found.
 
     Args:
-        manager: whose they are.
-        chosen: what `meant` has given.
+        manager: has the sessions.
+        chosen: some of the sessions from `meant`.
 
     Raises:
         StoreUnavailable: not all of it could be done; what is left is found again.

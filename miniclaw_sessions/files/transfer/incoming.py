@@ -1,7 +1,8 @@
 """Taking in a session file of any known format, as a stream: a transcript may be larger than the memory.
 
-The beginning of the file tells its format; a file that is none is refused untouched. The entries become a new session
-that nobody sees until it is complete. What had to be repaired or left out is reported, and never costs its neighbours.
+The format is recognized by the beginning of the file; a file of no known format is refused untouched. The entries
+become a new session that is visible only when it is complete. Pieces that had to be repaired or left out are reported,
+and never cost their neighbours.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class ImportReport(msgspec.Struct, kw_only=True):
         session_id: the session that it became, or would become.
         format: what it was recognized as.
         entries, messages: how many were taken in.
-        repaired, set_aside: how many pieces were not as they should be; `findings` tells of the first of them.
+        repaired, set_aside: how many pieces were not as they should be; `findings` has the first of them.
         bytes_read: the size of the file.
         dry_run: nothing was stored.
     """
@@ -132,7 +133,7 @@ class Import:
     """One file on its way in: `async with` it, `begin`, and then `store` or `only_read`.
 
     Everything that looks at the file's content works in a thread, a piece at a time: a document of a million elements
-    keeps nobody waiting.
+    does not block the event loop.
     """
 
     def __init__(  # noqa: PLR0913 - it works with what the manager has
@@ -154,7 +155,7 @@ class Import:
             name: the file's name without its suffix; the session's, where the file says none.
             form: the format, where it is known; None: it is recognized.
             clock: time, for what has none.
-            on_progress: told how many bytes are done, and how many there are.
+            on_progress: gets how many bytes are done, and how many there are.
             size: how many bytes there are, where that is known.
             dry_run: what the report says of it.
             place: where the file lies and how far this reads it, as its follower wants it kept (`FOLLOWED`).
@@ -235,7 +236,7 @@ class Import:
         self.report.title = self._reader.facts.title
 
     async def store(self, session: Session) -> None:
-        """Read the rest of the file into a new session that nobody else uses yet.
+        """Read the rest of the file into a new session that no other caller has yet.
 
         Where the store keeps no transcript, the file is read into memory, because only its end says which branch is
         the current one; the newest messages of that branch are kept.
@@ -276,7 +277,7 @@ class Import:
     async def add_to(self, session: Session, known: KnownEntries | None) -> KnownEntries:
         """Read the rest of the file, and store what a session lacks of it, which was made of it before.
 
-        If somebody went on with the session here, the conversation stays where it is.
+        If the conversation went on here, it stays where it is.
 
         Args:
             session: which one.
@@ -285,7 +286,7 @@ class Import:
         Raises:
             ImportRefused, OSError: as for `begin`.
             TranscriptNotKept: the store is `none`, and does not know what the session has.
-            LeafMoved: somebody said something meanwhile; do it again.
+            LeafMoved: the session got a message meanwhile; do it again.
             StoreError: it cannot be stored.
         """
         journal, known = session.journal, known or KnownEntries()
@@ -368,14 +369,14 @@ class Import:
             async for lines in self._bytes.lines(self._name):
                 if entries := await to_thread.run_sync(_fed, reader, lines):
                     yield entries
-                self._tell()
+                self._report_progress()
         else:
             made = iter(reader.feed(document))
             while entries := await to_thread.run_sync(_some, made):
                 yield entries
         if entries := await to_thread.run_sync(lambda: list(reader.finish())):
             yield entries
-        self._tell(done=True)
+        self._report_progress(done=True)
 
     async def _entries(
         self, journal: Journal | None = None, known: Places | None = None
@@ -424,9 +425,9 @@ class Import:
         if not self.report.entries and not self._reader.facts.source_id:
             raise ImportRefused(f"{self._name} holds nothing that is an entry of a session; nothing was imported")
 
-    def _tell(self, *, done: bool = False) -> None:
-        if self._bytes.read >= self._bytes.told + HEAD_BYTES or done:
-            self._bytes.told = self._bytes.read
+    def _report_progress(self, *, done: bool = False) -> None:
+        if self._bytes.read >= self._bytes.reported + HEAD_BYTES or done:
+            self._bytes.reported = self._bytes.read
             self._on_progress(Progress("importing", self._bytes.read, self._size or 0))
 
 
@@ -448,7 +449,7 @@ class _Bytes:
 
     def __init__(self, chunks: AsyncIterator[bytes]) -> None:
         self.read = 0
-        self.told = 0
+        self.reported = 0
         self.at_end = False
         self._chunks = chunks
         self._held = bytearray()
@@ -505,7 +506,7 @@ def parsed_lines(head: bytes, *, is_whole: bool) -> list[Any]:
 
 
 def _key_of(facts: SessionFacts, name: str) -> SessionKey:
-    """Where a session belongs that nobody gave a key."""
+    """The key of a session whose caller gave none."""
     if facts.channel and facts.chat_id:
         try:
             return SessionKey.of(facts.channel, facts.chat_id)

@@ -1,9 +1,9 @@
-"""Moving house: every session of one store into another one, of whatever kinds, also while they are used.
+"""Migration: every session of one store into another one, of any kinds, also while they are used.
 
 A source or a target is a store's URL, or a workspace's directory. What was written is compared session by session with
 what was read (`stores.copying`), so a move that was cut off is run again, and goes on where it was. What a workspace
 keeps beside its store goes from directory to directory too: archived sessions, and what is known to be lost. Session
-files are made anew by whoever opens the target.
+files are made when the target is opened.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class House(msgspec.Struct, frozen=True):
     """Where sessions live.
 
     Attributes:
-        url: as it was said; a directory's path is absolute.
+        url: as it was given; a directory's path is absolute.
         place: the store.
-        workspace: the directory with what is kept beside the store; None: there is none.
+        workspace: the directory with the files beside the store; None for a store without a directory.
     """
 
     url: str
@@ -75,8 +75,8 @@ class Moved(msgspec.Struct, kw_only=True):
         source, target: from where, and where to.
         copied: the sessions.
         archived: how many archived sessions were copied; those that were there already are not counted.
-        held_by: the pid of the process that has the source open, 0: it is not known which one; None: nobody, and nobody
-            could while it was copied.
+        held_by: the pid of the process that has the source open, 0: an unknown one; None: no process had it open, or
+            could open it while it was copied.
         is_shared: whether the source is on a server, where any number of processes may use it.
         is_dry: nothing was written.
     """
@@ -148,13 +148,13 @@ async def migrate(  # noqa: PLR0913 - both houses, and how to move
 
     Args:
         source: from where; a daemon may have it.
-        target: where to; unless it is on a server, nobody else may have it.
-        keys: needed where something is to be opened or sealed.
+        target: where to; unless it is on a server, no other process may have it.
+        keys: needed if something must be opened or sealed.
         change: what becomes of the encryption.
         delete_others: leave nothing in the target that is not in the source.
         dry_run: write nothing, and compare only which sessions there are and how long they are.
         settings: how a server is reached, and how large session files may be.
-        on_progress: told how it advances.
+        on_progress: gets the progress.
 
     Raises:
         ConfigError: one of the two keeps nothing, both are the same, the source is not there or lacks what is still to
@@ -226,7 +226,7 @@ def _refuse_senseless(source: House, target: House, change: Change) -> None:
 
 
 def _prepare_source(source: House, stack: AsyncExitStack) -> int | None:
-    """Keep everybody out of the source's directory, if that can be; otherwise tell whom."""
+    """Lock the source's directory, if that is possible; return the pid of the process that has it otherwise."""
     workspace = source.workspace
     if workspace is None:
         if source.place.path is not None and not source.place.files():
@@ -249,7 +249,7 @@ def _prepare_source(source: House, stack: AsyncExitStack) -> int | None:
 
 
 def _prepare_target(target: House, source: House, held_by: int | None, stack: AsyncExitStack) -> None:
-    """Make the target's directory, and keep everybody out of it.
+    """Make the target's directory, and lock it.
 
     A directory of transcripts has a lock of its own; a database beside those of a workspace that is held has not.
     """
@@ -323,7 +323,7 @@ async def _how_sealed(store: Store | SessionFiles, beside: Beside | None, keys: 
 
 
 def _refuse_mixture(was: _Sealed, there: _Sealed, keys: KeyRing | None, change: Change) -> None:
-    """Refuse to bring among what the target has what is sealed otherwise: nobody could open both.
+    """Refuse to put entries among others that are sealed otherwise: no process could open both.
 
     Raises:
         ConfigError: it would be so, or there is no key where one is needed.

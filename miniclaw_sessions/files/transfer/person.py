@@ -92,9 +92,9 @@ async def _while_there(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _zip_time(moment: datetime) -> tuple[int, int, int, int, int, int]:
-    """The nearest time that a ZIP archive can tell."""
-    told = (moment.year, moment.month, moment.day, moment.hour, moment.minute, moment.second)
-    return min(max(told, (1980, 1, 1, 0, 0, 0)), (2107, 12, 31, 23, 59, 58))
+    """The nearest time that a ZIP archive can have."""
+    parts = (moment.year, moment.month, moment.day, moment.hour, moment.minute, moment.second)
+    return min(max(parts, (1980, 1, 1, 0, 0, 0)), (2107, 12, 31, 23, 59, 58))
 
 
 def _name(one: Meant, form: Format) -> str:

@@ -1,7 +1,7 @@
-"""Encrypting a workspace that is not, changing its key, and decrypting it; while nobody else has it open.
+"""Encrypting a workspace, changing its key, and decrypting it, while no other process has it open.
 
 Everything is copied, sealed with the new key, before anything is changed. Then the marker says that the new files take
-the places of the old ones, and until they have nobody opens the workspace. Whenever it is cut off it can be run again,
+the places of the old ones; until they have, the workspace cannot be opened. After an interruption it can be run again,
 with the same keys or others.
 
 The disk must have room for the workspace twice. It may keep the old bytes of what was deleted until it uses their place
@@ -68,7 +68,7 @@ class Rekey:
             settings: which store it has.
             keys: all that are needed to read what is there; the first one encrypts.
             decrypt: leave nothing encrypted instead.
-            on_progress: told how it advances, on the event loop.
+            on_progress: gets the progress, on the event loop.
         """
         self._workspace = workspace
         self._url = settings.store
@@ -144,7 +144,7 @@ class Rekey:
                 source = None
                 if await in_thread(self._place.files):
                     store = await stack.enter_async_context(open_store(self._place, self._workspace))
-                    await store.drop_index()  # it says in plain words what is to be sealed
+                    await store.drop_index()  # it has in plain words what must be sealed
                     source = Opened(store, sealing)
                 await self._copy.make(self._workspace, source, torn, sealing=sealing, on_progress=self._on_progress)
                 return 0 if source is None else source.wrong
@@ -158,7 +158,7 @@ class Opened:
     """A store whose entries come out opened, whether they were sealed or not.
 
     Attributes:
-        wrong: how many of those that were read are sealed otherwise than they should be.
+        wrong: how many of the entries that were read are not sealed as they should be.
     """
 
     def __init__(self, store: Source, sealing: Sealing) -> None:

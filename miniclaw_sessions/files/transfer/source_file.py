@@ -1,4 +1,4 @@
-"""A file that a session is to be made of, and its bytes in pieces."""
+"""The file that becomes a session, and its bytes in pieces."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 
 from miniclaw_sessions.files.formats.codec import Chain, Outcome
 from miniclaw_sessions.files.formats.pi import PI
-from miniclaw_sessions.files.formats.pi.reading import PiReader
+from miniclaw_sessions.files.formats.pi.file import PiReader
 from tests.files.formats.codec_files import NOW, Read, check, read
 from tests.files.formats.pi_files import (
     AT,

@@ -2,8 +2,8 @@
 
 On the left the tree, on the right the conversation of one branch. The page is complete in itself: it loads nothing,
 sends nothing, works from a file, and shows the current branch and all others without its script; with the script,
-any branch can be chosen, searched and walked through by keys. What strangers wrote is text: the policy in the page's
-head lets no other script run than its own, whatever a text might contain.
+any branch can be chosen, searched and walked through by keys. Messages are only text: the policy in the page's head
+lets no script run but the page's own.
 """
 
 from __future__ import annotations

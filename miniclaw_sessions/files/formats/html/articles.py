@@ -1,7 +1,7 @@
 """One row of a session's tree as an article of the page: the message with its tool calls, their results folded in.
 
-Nothing that somebody wrote becomes markup: texts go through `prose`, and the only addresses are anchors of the page
-itself and images that it carries. An image elsewhere is named, not loaded, because loading it would tell its owner.
+No message becomes markup: texts go through `prose`, and the only addresses are anchors of the page itself and images
+that it contains. An image elsewhere is named and not loaded, because its server would learn of the reader.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ def moment(time: datetime) -> str:
 
 def tokens_and_cost(usage: Usage, currency: str) -> str:
     """What was used, in a few words; empty when nothing was counted."""
-    told = [f"{usage.total:,} tokens"] if usage.total else []
-    told += [f"cost {usage.cost:.4g} {currency}"] if usage.cost else []
-    return " · ".join(told)
+    shown = [f"{usage.total:,} tokens"] if usage.total else []
+    shown += [f"cost {usage.cost:.4g} {currency}"] if usage.cost else []
+    return " · ".join(shown)
 
 
 # --- the head and the ways on ----------------------------------------------------------------------------------------
@@ -235,8 +235,8 @@ def _as_json(value: Any) -> str:
 def _event(entry: Entry) -> str:
     match entry:
         case Compaction(summary=summary):
-            told = f"<details><summary>What a model is told instead</summary>{prose(summary) or _NOTHING}</details>"
-            return f"<div>{_compacted(entry)}{told}</div>"
+            instead = f"<details><summary>What a model gets instead</summary>{prose(summary) or _NOTHING}</details>"
+            return f"<div>{_compacted(entry)}{instead}</div>"
         case BranchSummary(summary=summary):
             return f"<div>{prose(summary)}</div>"
         case Custom(data=data) if data:
@@ -248,12 +248,14 @@ def _event(entry: Entry) -> str:
 
 
 def _compacted(entry: Compaction) -> str:
-    told = f"{entry.tokens_before:,} tokens" + ("" if entry.tokens_after is None else f" became {entry.tokens_after:,}")
+    tokens = f"{entry.tokens_before:,} tokens" + (
+        "" if entry.tokens_after is None else f" became {entry.tokens_after:,}"
+    )
     reason = f" ({escaped(entry.reason)})" if entry.reason else ""
     kept = ""
     if entry.first_kept_entry_id is not None:
         kept = f' · <a href="#{anchor(entry.first_kept_entry_id)}">kept from here on</a>'
-    return f"<p>{told}{reason}{kept}</p>"
+    return f"<p>{tokens}{reason}{kept}</p>"
 
 
 def _data(text: str) -> str:

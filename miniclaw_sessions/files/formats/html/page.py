@@ -107,7 +107,7 @@ class HtmlPage:
 """
         yield from _articles(branches.current, branches, entries, self._facts.currency)
         if not branches.current:
-            yield '<p class="missing">The conversation begins anew here: nothing was said yet.</p>'
+            yield '<p class="missing">The conversation begins again here: there is no message yet.</p>'
         yield "</section>\n"
         yield from _elsewhere(branches, entries, self._facts.currency)
         yield f"""</main>
@@ -140,8 +140,8 @@ class HtmlPage:
             **facts.metadata,
         }
         pairs = [f"<dt>{escaped(name)}</dt><dd>{escaped(str(value))}</dd>" for name, value in more.items() if value]
-        told = " · ".join(escaped(fact) for fact in line if fact)
-        return f"<details><summary>{told}</summary><dl>{''.join(pairs)}<dt>Times</dt><dd>UTC</dd></dl></details>"
+        shown = " · ".join(escaped(fact) for fact in line if fact)
+        return f"<details><summary>{shown}</summary><dl>{''.join(pairs)}<dt>Times</dt><dd>UTC</dd></dl></details>"
 
 
 class _Entries:

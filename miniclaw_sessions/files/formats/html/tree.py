@@ -21,7 +21,7 @@ EDGES = (20, 20)
 
 
 AT_ONCE = 200
-"""So many rows of a fold are read at a time where it is read when it is unfolded."""
+"""How many rows of a fold are read at a time when it is unfolded."""
 
 
 class Line(NamedTuple):

@@ -4,7 +4,7 @@ Such a file is a tree, one JSON object per line: a header, then entries that nam
 
 - `shapes` knows how pi lays out its JSON objects, and keeps what our values have no field for;
 - `messages` is what was said, `entries` is what was logged, each in both directions;
-- `reading` recognizes a file and reads it, `writing` writes one.
+- `file` recognizes a file, reads it and writes one.
 
 Other things that pi calls sessions, such as the event stream of its JSON mode, are refused.
 """
@@ -12,8 +12,7 @@ Other things that pi calls sessions, such as the event stream of its JSON mode, 
 from __future__ import annotations
 
 from miniclaw_sessions.files.formats.codec import Format
-from miniclaw_sessions.files.formats.pi.reading import PiReader, is_pi
-from miniclaw_sessions.files.formats.pi.writing import PiWriter
+from miniclaw_sessions.files.formats.pi.file import PiReader, PiWriter, is_pi
 
 PI = Format(
     name="pi",

@@ -366,7 +366,7 @@ def write_usage(usage: Usage) -> dict[str, Any]:
 
 
 def _number(value: float, read: Any) -> Any:
-    """A number as it was read, or as JavaScript writes it: without a fraction where there is none."""
+    """A number as it was read, or as JavaScript writes it: without a fraction if that is zero."""
     if read == value and not isinstance(read, bool):
         return read
     return int(value) if value.is_integer() and abs(value) < 2**53 else value

@@ -1,4 +1,4 @@
-"""Reads pi's session files, line by line, in all versions and in any state.
+"""Reads pi's session files, line by line, in all versions and in any state, and writes them in version 3.
 
 Three kinds of files begin alike: pi's sessions (camelCase, `parentId`), the JSONL files of document 003 (snake_case,
 `parent_id`), and the event stream of pi's JSON mode, whose header is a session's.
@@ -15,6 +15,9 @@ What is repaired, beside what `json_lines` repairs in a line:
 The model in force on a branch is that of the newest model change or assistant's message on it, as in pi; the thinking
 level is that of the newest change. A header of version 1 says what they were at the beginning. Where the entries of
 such a file never say it, an entry at its end does.
+
+pi goes on from the last entry of a file, and shows the name that its newest `session_info` says. Where a session goes
+on from another entry, or has a title that no entry says, the writer adds a last entry that says so.
 """
 
 from __future__ import annotations
@@ -36,15 +39,17 @@ from miniclaw_sessions.core.protocol.entries import (
     LeafMove,
     MessageEntry,
     ModelChange,
+    SessionInfo,
     ThinkingLevelChange,
+    moves_leaf,
 )
 from miniclaw_sessions.core.protocol.json_values import MAX_DEPTH
-from miniclaw_sessions.errors import ImportRefused
-from miniclaw_sessions.files.formats.codec import Chain, Finding, Outcome, Sample
-from miniclaw_sessions.files.formats.json_lines import JsonLines
-from miniclaw_sessions.files.formats.pi.entries import TYPES, VERSION, Place, read_entry, read_line
+from miniclaw_sessions.errors import ImportRefused, InvalidMessage
+from miniclaw_sessions.files.formats.codec import Chain, Finding, Outcome, Sample, SessionFacts
+from miniclaw_sessions.files.formats.json_lines import JsonLines, Tree, TreeReader
+from miniclaw_sessions.files.formats.pi.entries import TYPES, VERSION, Place, read_entry, read_line, write_entry
+from miniclaw_sessions.files.formats.pi.messages import Setting
 from miniclaw_sessions.files.formats.pi.shapes import Unusable, from_text, to_text
-from miniclaw_sessions.files.formats.tree import Tree, TreeReader
 
 _EVENTS = frozenset(
     {
@@ -157,7 +162,7 @@ class LineIds:
         self._ends.append(len(self._text))
 
     def at(self, index: int) -> str | None:
-        """The id of a line; None if there is none."""
+        """The id of a line; None if the line is missing or no entry."""
         if not 0 < index < len(self._ends):
             return None
         return self._text[self._ends[index - 1] : self._ends[index]].decode() or None
@@ -337,3 +342,71 @@ class PiReader(TreeReader):
         entry = kind(id=self._chain.new_id(), parent_id=self._tree.leaf_id, timestamp=self._time, **fields)
         self._tree.note(entry)
         return entry
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+_NO_TIME = "1970-01-01T00:00:00.000Z"  # pi cannot list a session whose header has none
+
+
+class PiWriter:
+    """Writes one file; see `codec.Writer`.
+
+    The `extra` of other formats is left out, and so is the place of an entry in a store: reading the file numbers
+    its entries again. A message's time is cut to milliseconds, unless it is its entry's.
+    """
+
+    def __init__(self, facts: SessionFacts) -> None:
+        self._facts = facts
+        self._count = 0
+        self._last: Entry | None = None
+        self._leaf_id: str | None = None
+        self._title: str | None = None
+        self._provider = self._model = ""
+
+    def begin(self) -> bytes:
+        """The header, with the fields of the one that was read."""
+        facts = self._facts
+        kept = dict(facts.header) if facts.format == "pi" else {}
+        moment = _NO_TIME if facts.created_at is None else to_text(facts.created_at)
+        if (read := kept.pop("timestamp", None)) is not None and from_text(read) == facts.created_at is not None:
+            moment = read
+        fields: dict[str, Any] = {"type": "session", "version": VERSION, "id": facts.source_id or facts.session_id}
+        fields |= {"timestamp": moment, "cwd": kept.pop("cwd", "")}
+        if facts.parent_session is not None:
+            fields["parentSession"] = facts.parent_session
+        return orjson.dumps(fields | {name: value for name, value in kept.items() if name not in fields}) + b"\n"
+
+    def feed(self, entry: Entry) -> bytes:
+        """One entry.
+
+        Raises:
+            InvalidMessage: it holds something that JSON cannot.
+        """
+        self._count += 1
+        self._last = entry
+        match entry:
+            case ModelChange():
+                self._provider, self._model = entry.provider, entry.model_id
+            case MessageEntry(message=message) if message.is_assistant and message.model:
+                self._provider, self._model = provider_of(message) or "", message.model
+            case SessionInfo():
+                self._title = entry.name
+        if moves_leaf(entry):
+            self._leaf_id = entry.target_id if isinstance(entry, LeafMove) else entry.id
+        try:
+            return write_entry(entry, Setting(entry.timestamp, self._provider, self._model)) + b"\n"
+        except (TypeError, ValueError) as error:
+            raise InvalidMessage(f"a {type(entry).__name__} cannot be written as JSON: {error}") from None
+
+    def finish(self) -> bytes:
+        """An entry for the title or the leaf, where those that were written do not say it; usually nothing."""
+        if self._last is None:
+            return b""
+        leaf_id, title = self._facts.leaf_id or self._leaf_id, self._facts.title
+        entry_id, moment = f"end-{self._count}", self._last.timestamp
+        if title and title != self._title:
+            return self.feed(SessionInfo(id=entry_id, parent_id=leaf_id, timestamp=moment, name=title))
+        if leaf_id != self._leaf_id:
+            return self.feed(LeafMove(id=entry_id, parent_id=self._leaf_id, timestamp=moment, target_id=leaf_id))
+        return b""
