@@ -25,7 +25,7 @@ from miniclaw_sessions.channels.email import EmailChannel, EmailSettings
 from miniclaw_sessions.channels.mail import Mail
 from miniclaw_sessions.core.protocol.messages import ImagePart, TextPart
 from miniclaw_sessions.errors import ConfigError, Unreachable
-from miniclaw_sessions.files.transfer.forgetting import Which, meant
+from miniclaw_sessions.files.transfer.forgetting import Selection, select_sessions
 from tests.channels.dovecot import DovecotMailbox
 from tests.channels.imap_server import LocalMailbox
 from tests.channels.post import ALICE, BOB, BOT, Outbox, body, mail, reply
@@ -132,7 +132,7 @@ async def test_a_mail_is_answered_in_its_thread_and_goes_on_there(
     assert first["auto-submitted"] == second["auto-submitted"] == "auto-replied"
     assert second["references"] == f"<1@alice> {first['message-id']} <2@alice>"
     assert [body(first), body(second)] == ["echo: Sums\n\n6 * 7?", "echo: and 6 * 8?"]
-    (found,) = [one async for one in meant(manager, Which(user=ALICE))]
+    (found,) = [one async for one in select_sessions(manager, Selection(user=ALICE))]
     assert (found.session_id, found.messages) == ((await chat_of(manager, first)).session_id, 2)
     said = [message.text for message in (await chat_of(manager, first)).messages()]
     assert said == ["Sums\n\n6 * 7?", body(first), "and 6 * 8?", body(second)]

@@ -26,7 +26,7 @@ from miniclaw_sessions.channels.telegram_reading import Place
 from miniclaw_sessions.core.protocol.messages import ImagePart, TextPart, ToolCall
 from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.errors import ConfigError, StoreFull, Unreachable
-from miniclaw_sessions.files.transfer.forgetting import Which, meant
+from miniclaw_sessions.files.transfer.forgetting import Selection, select_sessions
 from miniclaw_sessions.testing import FaultyStore
 from tests.channels.rooms import Doors, deleting_tool
 from tests.channels.telegram_bots import Bots, Storyteller
@@ -272,7 +272,7 @@ async def test_in_a_group_it_speaks_when_spoken_to(bots: Bots, server: BotServer
     assert server.messages[0]["reply_parameters"]["message_id"] == asked["message_id"]
     (said, *_) = (await bots.manager.get_or_create("telegram", str(GROUP["id"]))).messages()
     assert (said.author, said.name) == (str(asked["from"]["id"]), "ann")
-    found = [one async for one in meant(bots.manager, Which(user=said.author))]
+    found = [one async for one in select_sessions(bots.manager, Selection(user=said.author))]
     assert [(one.chat_id, one.messages) for one in found] == [(str(GROUP["id"]), 3)]
 
 

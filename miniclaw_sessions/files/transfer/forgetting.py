@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from miniclaw_sessions.core.session import Session
 
 
-class Which(msgspec.Struct, frozen=True, kw_only=True):
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """Which sessions are meant: those that fulfil every condition that is set.
 
     Attributes:
@@ -45,7 +45,7 @@ class Which(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidSearch("say which sessions: of a channel, not used for a time, or of a person")
 
 
-class Meant(msgspec.Struct, frozen=True, kw_only=True):
+class SelectedSession(msgspec.Struct, frozen=True, kw_only=True):
     """A session that is meant.
 
     Attributes:
@@ -71,7 +71,7 @@ class Meant(msgspec.Struct, frozen=True, kw_only=True):
     archived: str | None = None
     problems: list[str] = []
 
-    def is_of(self, which: Which) -> bool:
+    def is_of(self, which: Selection) -> bool:
         """Whether it is the person's, if one is looked for."""
         return which.user is None or self.is_chat or self.messages > 0
 
@@ -86,9 +86,9 @@ class Forgotten(msgspec.Struct, frozen=True, kw_only=True):
         remains: what may still hold their words, one sentence each.
     """
 
-    gone: list[Meant] = []
-    held: list[Meant] = []
-    changed: list[Meant] = []
+    gone: list[SelectedSession] = []
+    held: list[SelectedSession] = []
+    changed: list[SelectedSession] = []
     remains: list[str] = []
 
 
@@ -101,7 +101,7 @@ class Archiving(Reader, Protocol):
         ...
 
 
-async def meant(reader: Archiving, which: Which) -> AsyncIterator[Meant]:
+async def select_sessions(reader: Archiving, which: Selection) -> AsyncIterator[SelectedSession]:
     """The sessions that are meant, those that have expired behind all others.
 
     Raises:
@@ -130,7 +130,7 @@ def _ago(now: datetime, seconds: float) -> datetime:
         return datetime.min.replace(tzinfo=UTC)
 
 
-async def _in_use(reader: Archiving, which: Which, before: datetime | None) -> list[Meant]:
+async def _in_use(reader: Archiving, which: Selection, before: datetime | None) -> list[SelectedSession]:
     """Those that have not expired.
 
     All are listed before the first is read, for that takes long, and what is used meanwhile changes its place in the
@@ -138,7 +138,7 @@ async def _in_use(reader: Archiving, which: Which, before: datetime | None) -> l
     of a database's list, is read then; and what was used meanwhile is no longer old.
     """
     behind = None if before is None else ListPosition(before, "")
-    found: dict[str, Meant | None] = {}
+    found: dict[str, SelectedSession | None] = {}
     listed: list[ListPosition] = []
     for _ in range(2):
         listed = await reader.source.newest(channel=which.channel, behind=behind)
@@ -153,13 +153,13 @@ async def _in_use(reader: Archiving, which: Which, before: datetime | None) -> l
     return [one for session_id, one in found.items() if one is not None and session_id in still_old]
 
 
-async def _looked_into(session: Session, used_at: datetime, which: Which) -> Meant:
+async def _looked_into(session: Session, used_at: datetime, which: Selection) -> SelectedSession:
     authored = _Authored(which.user)
     problems: list[str] = []
     if which.user is not None:
         async for entry in session.tree.read_entries(problems):
             authored.see(entry)
-    return Meant(
+    return SelectedSession(
         session_id=session.session_id,
         channel=session.key.channel,
         chat_id=session.key.chat_id,
@@ -173,7 +173,7 @@ async def _looked_into(session: Session, used_at: datetime, which: Which) -> Mea
     )
 
 
-async def _looked_into_archived(archive: Archive, name: str, which: Which) -> Meant | None:
+async def _looked_into_archived(archive: Archive, name: str, which: Selection) -> SelectedSession | None:
     """What an archived file has, read to its end; None where it has no beginning that could be understood."""
     authored, entries, problems = _Authored(which.user), 0, list[str]()
     head: dict[str, Any] | None = None
@@ -193,7 +193,7 @@ async def _looked_into_archived(archive: Archive, name: str, which: Which) -> Me
     last_used = authored.newest or archived_at
     if head is None or last_used is None:
         return None
-    return Meant(
+    return SelectedSession(
         session_id=session_of(name),
         channel=head["channel"],
         chat_id=head["chat_id"],
@@ -207,7 +207,7 @@ async def _looked_into_archived(archive: Archive, name: str, which: Which) -> Me
     )
 
 
-async def _with_hold(reader: Archiving, one: Meant) -> Meant:
+async def _with_hold(reader: Archiving, one: SelectedSession) -> SelectedSession:
     """An archived copy of a session that is in use again, and held, is held with it."""
     with suppress(SessionNotFound):
         return msgspec.structs.replace(one, held=(await find(reader, one.session_id)).journal.legal_hold)
@@ -241,14 +241,14 @@ def _authors(entry: Entry) -> Collection[str]:
     return found.authors if found is not None else []
 
 
-async def as_seen(
-    reader: Archiving, found: list[Meant], seen: Collection[tuple[str, int]]
-) -> tuple[list[Meant], list[Meant]]:
+async def compare_with_seen(
+    reader: Archiving, found: list[SelectedSession], seen: Collection[tuple[str, int]]
+) -> tuple[list[SelectedSession], list[SelectedSession]]:
     """The sessions that are as they were seen, and the seen ones that have changed or are no longer meant.
 
     Args:
         reader: has the sessions.
-        found: the sessions from `meant`.
+        found: the sessions from `select_sessions`.
         seen: the ids of sessions, each with its number of entries at that time.
     """
     ids = {session_id for session_id, _ in seen}
@@ -257,23 +257,23 @@ async def as_seen(
     for session_id in sorted(ids - {one.session_id for one in found}):
         with suppress(SessionNotFound):
             session = await find(reader, session_id)
-            changed.append(await _looked_into(session, session.last_accessed, Which()))
+            changed.append(await _looked_into(session, session.last_accessed, Selection()))
     return same, changed
 
 
-async def forget(manager: SessionManager, chosen: list[Meant]) -> Forgotten:
+async def forget(manager: SessionManager, chosen: list[SelectedSession]) -> Forgotten:
     """Delete sessions as they were found, so that their words are in no file but those that `remains` names.
 
     One that is under legal hold stays, and so does one that was used since it was found.
 
     Args:
         manager: has the sessions.
-        chosen: some of the sessions from `meant`.
+        chosen: some of the sessions from `select_sessions`.
 
     Raises:
         StoreUnavailable: not all of it could be done; what is left is found again.
     """
-    fates: dict[str, list[Meant]] = {"gone": [], "held": [], "changed": []}
+    fates: dict[str, list[SelectedSession]] = {"gone": [], "held": [], "changed": []}
     for one in chosen:
         fates[await _fate(manager, one)].append(one)
     gone = fates["gone"]
@@ -281,7 +281,7 @@ async def forget(manager: SessionManager, chosen: list[Meant]) -> Forgotten:
     return Forgotten(**fates, remains=await manager.purge(*deleted) if gone else [])
 
 
-async def _fate(manager: SessionManager, one: Meant) -> Literal["gone", "held", "changed"]:
+async def _fate(manager: SessionManager, one: SelectedSession) -> Literal["gone", "held", "changed"]:
     """Delete one session, if that may be."""
     if one.held is not None:
         return "held"

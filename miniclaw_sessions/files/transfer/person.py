@@ -21,7 +21,7 @@ from miniclaw_sessions.files.formats.codec import Format
 from miniclaw_sessions.files.formats.entry_line import ENTRY_LINE
 from miniclaw_sessions.files.formats.html import HTML
 from miniclaw_sessions.files.transfer.exporting import export_session
-from miniclaw_sessions.files.transfer.forgetting import Archiving, Meant
+from miniclaw_sessions.files.transfer.forgetting import Archiving, SelectedSession
 
 PIECE_BYTES = 65_536
 
@@ -54,7 +54,7 @@ class _Taken(io.RawIOBase):
         return taken
 
 
-async def person_archive(sessions: Archiving, user: str, found: list[Meant]) -> AsyncGenerator[bytes, None]:
+async def person_archive(sessions: Archiving, user: str, found: list[SelectedSession]) -> AsyncGenerator[bytes, None]:
     """A ZIP archive of the sessions that were found of a person, piece by piece.
 
     Raises:
@@ -97,11 +97,11 @@ def _zip_time(moment: datetime) -> tuple[int, int, int, int, int, int]:
     return min(max(parts, (1980, 1, 1, 0, 0, 0)), (2107, 12, 31, 23, 59, 58))
 
 
-def _name(one: Meant, form: Format) -> str:
+def _name(one: SelectedSession, form: Format) -> str:
     return f"sessions/{one.session_id}{form.suffix}"
 
 
-def _index(user: str, found: list[Meant]) -> str:
+def _index(user: str, found: list[SelectedSession]) -> str:
     lines = [_HEAD.format(title=escape(f"Everything about {user}"), sessions=len(found))]
     for one in found:
         names = (

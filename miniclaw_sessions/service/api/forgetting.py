@@ -115,19 +115,19 @@ async def forget_sessions(context: Context, request: ForgetRequest) -> ForgetRep
     """
     from miniclaw_sessions.files.transfer.forgetting import (  # noqa: PLC0415 - not a client's
         Forgotten,
-        Meant,
-        Which,
-        as_seen,
+        SelectedSession,
+        Selection,
+        compare_with_seen,
         forget,
-        meant,
+        select_sessions,
     )
 
     asked = request.body
-    which = Which(channel=asked.channel, older_than_s=asked.older_than_s, user=asked.user)
-    found, changed = [one async for one in meant(context.manager, which)], list[Meant]()
+    which = Selection(channel=asked.channel, older_than_s=asked.older_than_s, user=asked.user)
+    found, changed = [one async for one in select_sessions(context.manager, which)], list[SelectedSession]()
     if asked.only is not None:
         seen = {(one.session_id, one.entries) for one in asked.only}
-        found, changed = await as_seen(context.manager, found, seen)
+        found, changed = await compare_with_seen(context.manager, found, seen)
     if asked.dry_run:
         held = [one for one in found if one.held is not None]
         done = Forgotten(gone=[one for one in found if one.held is None], held=held)
@@ -174,12 +174,12 @@ class ExportPerson(msgspec.Struct, frozen=True):
 )
 async def export_person(context: Context, request: ExportPerson) -> Stream:
     """Everything about one person as a ZIP archive: each session to read and whole, expired ones too, and an index."""
-    from miniclaw_sessions.files.transfer.forgetting import Which, meant  # noqa: PLC0415 - not a client's
+    from miniclaw_sessions.files.transfer.forgetting import Selection, select_sessions  # noqa: PLC0415 - not a client's
     from miniclaw_sessions.files.transfer.person import person_archive  # noqa: PLC0415 - same
 
     asked = request.body
-    which = Which(channel=asked.channel, user=asked.user)
-    found = [one async for one in meant(context.manager, which)]
+    which = Selection(channel=asked.channel, user=asked.user)
+    found = [one async for one in select_sessions(context.manager, which)]
     context.also_about += [one.session_id for one in found]
     return Stream(person_archive(context.manager, asked.user, found), "application/zip", file_name="person.zip")
 

@@ -33,7 +33,7 @@ from miniclaw_sessions.errors import (
     StoreUnavailable,
     TurnTaken,
 )
-from miniclaw_sessions.files.transfer.forgetting import Which, forget, meant
+from miniclaw_sessions.files.transfer.forgetting import Selection, forget, select_sessions
 from miniclaw_sessions.testing import FaultyStore
 from tests.postgresql import PostgreSQLServer
 
@@ -690,7 +690,7 @@ async def test_a_hold_at_one_gateway_keeps_what_another_is_deleting(database: st
         assert len(await other.archive.names()) == 1
         await (await other.get("law", 1)).add_message(Message.user("and more"))
         await one.hold("law_1", None)
-        chosen = [found async for found in meant(other, Which(channel="law")) if found.archived is None]
+        chosen = [found async for found in select_sessions(other, Selection(channel="law")) if found.archived is None]
         store.happens = lambda: one.hold("law_1", "case 13")
         done = await forget(other, chosen)
         assert (done.gone, [found.session_id for found in done.changed]) == ([], ["law_1"])
@@ -714,7 +714,7 @@ async def test_a_hold_at_one_gateway_keeps_what_expires_at_another(
 async def test_a_message_at_one_gateway_is_not_forgotten_by_who_has_not_seen_it(database: str, tmp_path: Path) -> None:
     async with one_and_whoever_deletes(database, tmp_path) as (one, other, store):
         session = await one.get("law", 1)
-        chosen = [found async for found in meant(other, Which(channel="law"))]
+        chosen = [found async for found in select_sessions(other, Selection(channel="law"))]
         store.happens = lambda: session.add_message(Message.user("wait"))
         done = await forget(other, chosen)
         assert (done.gone, [found.session_id for found in done.changed]) == ([], ["law_1"])

@@ -25,7 +25,13 @@ from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import InvalidSearch, NotPermitted, SessionHeld, SessionNotFound, StoreUnavailable
 from miniclaw_sessions.files.formats.registry import format_named
 from miniclaw_sessions.files.transfer import backup, forgetting
-from miniclaw_sessions.files.transfer.forgetting import Meant, Which, as_seen, forget, meant
+from miniclaw_sessions.files.transfer.forgetting import (
+    SelectedSession,
+    Selection,
+    compare_with_seen,
+    forget,
+    select_sessions,
+)
 from miniclaw_sessions.files.transfer.importing import import_stream
 from miniclaw_sessions.files.transfer.person import person_archive
 from miniclaw_sessions.service.api.bounded import BoundedSessions
@@ -96,8 +102,8 @@ async def ids(manager: SessionManager) -> set[str]:
     return {row.session_id for row in await manager.list()}
 
 
-async def found(manager: SessionManager, **which: Any) -> list[Meant]:
-    return [one async for one in meant(manager, Which(**which))]
+async def found(manager: SessionManager, **which: Any) -> list[SelectedSession]:
+    return [one async for one in select_sessions(manager, Selection(**which))]
 
 
 async def names(manager: SessionManager, **which: Any) -> set[str]:
@@ -168,7 +174,7 @@ async def test_whoever_only_reads_lists_the_same(home: Home) -> None:
         async with open_readonly(home.directory, settings=settings, clock=clock) as reader:
             report = await reader.sweep(dry_run=True)
             assert (report.sessions, report.held) == (listed.sessions, listed.held)
-            assert [one.session_id async for one in meant(reader, Which(channel="web"))] == ["web_1"]
+            assert [one.session_id async for one in select_sessions(reader, Selection(channel="web"))] == ["web_1"]
 
 
 # --- legal hold ------------------------------------------------------------------------------------------------------
@@ -370,10 +376,10 @@ async def test_what_was_seen_is_still_meant_when_it_has_expired_since_and_not_wh
         await say(manager, "telegram", "2", "again")
         assert (await manager.sweep()).sessions == ["telegram_1"]
         await say(manager, "telegram", "3")
-        same, changed = await as_seen(manager, await found(manager, channel="telegram"), seen)
+        same, changed = await compare_with_seen(manager, await found(manager, channel="telegram"), seen)
         assert [(one.session_id, one.archived is None) for one in same] == [("telegram_1", False)]
         assert [one.session_id for one in changed] == ["telegram_2"]
-        assert await as_seen(manager, [], seen) == ([], changed)
+        assert await compare_with_seen(manager, [], seen) == ([], changed)
 
 
 async def test_what_is_used_meanwhile_stays(home: Home) -> None:

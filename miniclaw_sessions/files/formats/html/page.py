@@ -107,7 +107,7 @@ class HtmlPage:
 """
         yield from _articles(branches.current, branches, entries, self._facts.currency)
         if not branches.current:
-            yield '<p class="missing">The conversation begins again here: there is no message yet.</p>'
+            yield '<p class="missing">The conversation begins again here: nothing was said yet.</p>'
         yield "</section>\n"
         yield from _elsewhere(branches, entries, self._facts.currency)
         yield f"""</main>
