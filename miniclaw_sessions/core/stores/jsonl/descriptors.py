@@ -11,7 +11,7 @@ from miniclaw_sessions import disk
 from miniclaw_sessions.disk import SYNC_ONE_BY_ONE, Directory
 
 MAX_DESCRIPTORS = 128
-"""How many files are kept open to append to; the one that was not used for longest is closed first."""
+"""The number of files that are kept open for appending; the least recently used one is closed first."""
 
 _TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
 
@@ -31,10 +31,10 @@ class Descriptors:
             self.close(name)
 
     def get(self, name: str) -> int:
-        """The descriptor of a file that exists.
+        """The descriptor of an existing file.
 
         Raises:
-            NotRegular: it is something else than a file.
+            NotRegular: it is not a regular file.
             OSError: it cannot be opened.
         """
         fd = self._opened.get(name)
@@ -46,7 +46,7 @@ class Descriptors:
         return fd
 
     def _open(self, name: str) -> int:
-        """Open a file; where the process may open no more of them, one that was not used for longest is closed."""
+        """Open a file. If the process has too many open files, close the least recently used one first."""
         while True:
             try:
                 return self._directory.open_file(name, os.O_WRONLY | os.O_APPEND)
@@ -60,7 +60,7 @@ class Descriptors:
         os.close(self._opened.popitem(last=False)[1])
 
     def close(self, name: str) -> None:
-        """Give a descriptor up; it is fine if there is none."""
+        """Close a descriptor, if there is one."""
         fd = self._opened.pop(name, None)
         if fd is not None:
             os.close(fd)

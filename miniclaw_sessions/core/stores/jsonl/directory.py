@@ -1,10 +1,10 @@
-"""All transcript files of a directory, held open as one: found, appended to, mended, deleted. Everything here blocks.
+"""The transcript files of a directory: find them, append to them, mend and delete them. Everything here blocks.
 
 An append is one write for each session, and one sync for all of them. After a failure nothing is acknowledged: the
-descriptor is given up, and the file is cut back to what was safe, at once or at the latest before the next append
-(rules R4, R5, R15). A session's file appears under its name only when its first line and first entries are safe in it.
+descriptor is closed, and the file is truncated to its durable part, at once or at the latest before the next append
+(rules R4, R5, R15). A session's file gets its name only when its first line and first entries are durable.
 
-Nothing that has a session's name is ever taken for "no such session", and nothing that is not ours is touched.
+A file with a session's name is never taken for "no such session", and files of other programs are never touched.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from miniclaw_sessions.errors import SchemaTooNew, SessionUnavailable, StoreCorr
 from miniclaw_sessions.log import get_logger
 
 TORN = "torn"
-"""The directory, beside the transcripts, of what crashes left at their ends."""
+"""The subdirectory with what crashes left at the ends of transcripts."""
 
 MAX_TORN_FILES = 1_000
 MAX_TORN_BYTES = 256 * 1024 * 1024
-"""So much of what was never acknowledged is kept; the oldest goes first."""
+"""This many bytes of unacknowledged entries are kept; the oldest are removed first."""
 
 log = get_logger(__name__)
 
 
 class Changed(NamedTuple):
-    """What another program did to a transcript that was open, and how many entries were in it before."""
+    """A change by another program to an open transcript, and the number of its entries before."""
 
     sentence: str
     entries: int
 
 
 class ChangedElsewhere(SessionUnavailable):
-    """A transcript is not what it was when it was left; who reads it looks again first."""
+    """A transcript has changed since it was last used; a reader must examine it again first."""
 
 
 class _OtherContent(Exception):
-    """A transcript of the session, but not the one that was written here."""
+    """The file is a transcript of the session, but not the one that was written here."""
 
 
 class _Written(NamedTuple):
@@ -74,32 +74,32 @@ class _New(NamedTuple):
 
 
 class Transcripts:
-    """A directory that is open and locked. One thread at a time may change it, others may look at `known` and `find`.
+    """An open and locked directory. One thread at a time may change it; others may read `known` and call `find`.
 
     Attributes:
-        known: the sessions by their id; what it says of them is safe.
-        refused: what has a session's name and is left alone, and the error that says so. It is looked at again whenever
-            it is asked for: it may be gone.
-        changed: what other programs did to transcripts, until all that was in them is there again.
+        known: the durable transcripts, by session id.
+        refused: files with a session's name that are left alone, with the error. Each access examines them again: they
+            may be gone.
+        changed: changes by other programs to transcripts, until all their entries are there again.
     """
 
     def __init__(self, path: Path, on_new_content: Callable[[str], None]) -> None:
-        """Take the directory, creating it if needed, and find what is in it. What crashes left behind is set aside.
+        """Open and lock the directory, create it if needed, and examine its files. Sets aside what crashes left.
 
         Args:
-            path: where it is.
-            on_new_content: called with the id of a session whose file may hold something else than before.
+            path: the directory.
+            on_new_content: called with the id of a session whose file may have another content than before.
 
         Raises:
-            ConfigError: it is somebody's directory of other things.
-            DirectoryInUse: another process has it.
+            ConfigError: the directory holds other files.
+            DirectoryInUse: another process has it open.
             SchemaTooNew: a newer version of this program wrote one of the files; nothing was changed.
-            StoreCorrupt: of some files it is not known whose they are; `damaged_files` tells which.
+            StoreCorrupt: the sessions of some files are not known; `damaged_files` returns these files.
             StoreUnavailable: it cannot be read.
         """
         self._path = path
         self._on_new_content = on_new_content
-        self._doubtful: set[str] = set()  # sessions of which it is not known what a power cut would leave
+        self._doubtful: set[str] = set()  # sessions whose files may not be durable as they are
         with failing("open", path), ExitStack() as stack:
             recognize(path)
             self._directory = stack.enter_context(Directory(path))
@@ -117,11 +117,11 @@ class Transcripts:
             self._stack = stack.pop_all()
         for transcript in self.known.values():
             if transcript.rest is Rest.TORN:
-                with suppress(OSError):  # on a full disk it stays where it is, until something is appended
+                with suppress(OSError):  # on a full disk it stays there until the next append
                     self._clear_rest(transcript)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close all files, and release the lock."""
         self._stack.close()
 
     # --- appending ---------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class Transcripts:
                 self._write(item, written, new)
             except (OSError, StoreError) as error:
                 outcomes[item.head.session_id] = error
-            is_full = len(written) >= descriptors.MAX_DESCRIPTORS  # the next one closes the first of them
+            is_full = len(written) >= descriptors.MAX_DESCRIPTORS  # the next file closes the first one
             if is_full and not disk.SYNCS_TOGETHER:
                 outcomes |= self._settle(written)
                 written.clear()
@@ -155,14 +155,14 @@ class Transcripts:
         return [self._outcome(session_id, failure) for session_id, failure in outcomes.items()]
 
     def _outcome(self, session_id: str, failure: StoreError | OSError | None) -> StoreError | None:
-        """What is told of one session; what the disk refused of it is taken back."""
+        """The outcome for one session; rolls back what the disk refused."""
         if not isinstance(failure, OSError):
             return failure
         self._take_back(session_id)
         return unavailable(failure, f"append to session {session_id} in", self._path)
 
     def _write(self, item: Append, written: list[_Written], new: list[_New]) -> None:
-        """Write one session's new entries to the end of its file, or prepare what its new file is to hold."""
+        """Write one session's new entries to the end of its file, or prepare the content of a new file."""
         transcript = self._ready(item.head.session_id)
         entries = entries_to_add(
             item,
@@ -179,7 +179,7 @@ class Transcripts:
             new.append(_New(created, header + data))
         elif entries:
             fd = self._descriptors.get(transcript.name)
-            transcript.rest = Rest.OURS  # until it is safe
+            transcript.rest = Rest.OURS  # until it is durable
             try:
                 write_all(fd, data)
             except OSError:
@@ -188,7 +188,7 @@ class Transcripts:
             written.append(_Written(transcript, fd, transcript.length + len(data), entries[-1], Stamp.of(os.fstat(fd))))
 
     def _settle(self, written: Sequence[_Written]) -> dict[str, OSError]:
-        """Sync what was written; what is safe then belongs to the transcripts. Returns what is not, by session."""
+        """Sync what was written, and add it to the transcripts. Returns the failures, by session."""
         failures = {}
         outcomes = self._directory.sync_files([one.fd for one in written]) if written else []
         for one, failure in zip(written, outcomes, strict=True):
@@ -202,7 +202,7 @@ class Transcripts:
         return failures
 
     def _create(self, new: Sequence[_New]) -> dict[str, OSError]:
-        """Make the files of new sessions. Returns what could not be made, by session."""
+        """Create the files of new sessions. Returns the failures, by session."""
         failures = {}
         files = [(one.transcript.name, partial(bytes, one.data)) for one in new]
         for one, failure in zip(new, self._directory.create(files), strict=True):
@@ -212,14 +212,14 @@ class Transcripts:
                 self.known[session_id] = one.transcript
                 self._is_whole_again(one.transcript)
             elif isinstance(failure, OSError):
-                self._doubtful.add(session_id)  # it may be there all the same
+                self._doubtful.add(session_id)  # the file may exist nevertheless
                 failures[session_id] = failure
             else:
                 raise failure
         return failures
 
     def _take_back(self, session_id: str) -> None:
-        """After a failure: no longer trust the descriptor, and cut off what is not safe, if the disk lets us."""
+        """After a failure: close the descriptor, and truncate the file to its durable part, if the disk allows it."""
         transcript = self.known.get(session_id)
         if transcript is not None and transcript.rest is Rest.OURS:
             self._descriptors.close(transcript.name)
@@ -229,12 +229,12 @@ class Transcripts:
     # --- before an append --------------------------------------------------------------------------------------------
 
     def _ready(self, session_id: str) -> Transcript | None:
-        """The session's transcript, its file ending where its last append ends; None when there is no such session.
+        """The session's transcript, with its file truncated to its last append; None if there is no such session.
 
         Raises:
-            StoreCorrupt: something else has its name.
-            SessionUnavailable: another program put something else there while it was open.
-            OSError: what lies behind its last append cannot be cut off.
+            StoreCorrupt: another file has its name.
+            SessionUnavailable: another program replaced the file while it was open.
+            OSError: the file cannot be truncated.
         """
         transcript = self.known.get(session_id)
         if transcript is None and not is_session_id(session_id):
@@ -247,7 +247,7 @@ class Transcripts:
         return transcript
 
     def _is_as_it_was_left(self, transcript: Transcript) -> bool:
-        """Whether nobody moved, replaced, cut or wrote the file meanwhile."""
+        """Whether no other program moved, replaced, truncated or wrote the file since."""
         try:
             return transcript.was_left_as(self._stamp(transcript.name))
         except FileNotFoundError:
@@ -257,22 +257,22 @@ class Transcripts:
         return Stamp.of(os.stat(name, dir_fd=self._directory.fd, follow_symlinks=False))
 
     def is_refused(self, session_id: str) -> bool:
-        """Whether another program has taken a session's file away, or put something else there. For any thread."""
+        """Whether another program removed or replaced a session's file. For any thread."""
         return session_id in self.refused or (session_id in self.changed and session_id not in self.known)
 
     def look_again(self, session_id: str) -> None:
-        """See whether a session's file is what it was when it was left, or is so again.
+        """Check that a session's file is as it was last used, or is so again.
 
         Raises:
-            StoreCorrupt, SessionUnavailable: it is something else.
+            StoreCorrupt, SessionUnavailable: it is another file.
         """
         with failing("read", self._path):
             self._ready(session_id)
 
     def _look_again(self, session_id: str) -> Transcript | None:
-        """Find out anew what is in a session's file, and make that safe."""
+        """Examine a session's file again, and make its content durable."""
         before = self.known.get(session_id)
-        self._doubtful.add(session_id)  # until it is known
+        self._doubtful.add(session_id)  # until it is examined
         self._descriptors.close(session_id + SUFFIX)
         self._directory.sync()
         try:
@@ -286,7 +286,7 @@ class Transcripts:
             self.known.pop(session_id, None)
         else:
             if transcript.rest is Rest.NOTHING:
-                transcript.rest = Rest.OURS  # so that it is synced
+                transcript.rest = Rest.OURS  # so that the next step syncs it
             self._clear_rest(transcript)
             self.known[session_id] = transcript
             self._is_whole_again(transcript)
@@ -295,10 +295,10 @@ class Transcripts:
         return transcript
 
     def _examined(self, session_id: str, before: Transcript | None) -> Transcript:
-        """What a session's file holds now; where it is another one than we had, that is noted.
+        """The current transcript in a session's file; notes a change by another program.
 
         Raises:
-            _OtherContent: what it says is not what was written.
+            _OtherContent: the file does not have the entries that were written.
             FileNotFoundError, NotRegular, StoreCorrupt, SchemaTooNew, OSError: as for `examine`.
         """
         try:
@@ -322,7 +322,7 @@ class Transcripts:
         return transcript
 
     def _note_change(self, session_id: str, before: Transcript | None, last: int) -> None:
-        """Let it be known that another program changed a transcript, which now ends at this entry."""
+        """Note and log that another program changed a transcript, which now ends at this entry."""
         if before is None:
             return
         log.warning("another program changed a transcript", action="store.changed", session_id=session_id)
@@ -335,13 +335,13 @@ class Transcripts:
             )
 
     def _is_whole_again(self, transcript: Transcript) -> None:
-        """Forget what another program did to it, if all is there again that was in it."""
+        """Forget a change by another program, if all entries are there again."""
         session_id = transcript.head.session_id
         if session_id in self.changed and transcript.last_sequence >= self.changed[session_id].entries:
             del self.changed[session_id]
 
     def _refusal(self, session_id: str, before: Transcript | None, reason: str) -> StoreError:
-        """The error of a name that something else has."""
+        """The error for a file with a session's name that is not its transcript."""
         what = f"cannot use {self._path / session_id}{SUFFIX}"
         if before is None:
             self.refused[session_id] = StoreCorrupt(f"{what}: {reason}")
@@ -357,7 +357,7 @@ class Transcripts:
         return self.refused[session_id]
 
     def _clear_rest(self, transcript: Transcript) -> None:
-        """Cut off what lies behind the last append, and keep a copy of it if a crash left it (rules R15, R18)."""
+        """Truncate the file to the last append; first copy what a crash left behind it (rules R15, R18)."""
         if transcript.rest is Rest.TORN:
             piece = f"{transcript.length}-{secrets.token_hex(4)}-{transcript.name}"
             with Directory(self._path / TORN) as aside:
@@ -403,10 +403,10 @@ class Transcripts:
             )
 
     def mend(self, session_id: str, candidates: Sequence[StoredEntry]) -> int:
-        """Write the file anew, with right entries in the place of damaged ones; how many these were.
+        """Rewrite the file with right entries in place of damaged ones. Returns their number.
 
         Raises:
-            StoreUnavailable: it could not be written; it is as it was.
+            StoreUnavailable: the file could not be written, and is unchanged.
         """
         with failing("mend a file in", self._path):
             transcript = self._ready(session_id)
@@ -436,31 +436,31 @@ class Transcripts:
     # --- the rest ----------------------------------------------------------------------------------------------------
 
     def find(self, session_id: str) -> Transcript | None:
-        """A session's transcript, or None when there is no such session; for any thread.
+        """A session's transcript, or None if there is no such session. For any thread.
 
         Raises:
-            StoreCorrupt: something else has its name, and nobody knows what it was.
-            SessionUnavailable: something else has come in its place.
+            StoreCorrupt: another file has had its name since the start.
+            SessionUnavailable: another file replaced it.
         """
         if (refused := self.refused.get(session_id)) is not None:
             raise copy(refused)
         return self.known.get(session_id)
 
     def delete(self, session_id: str) -> bool:
-        """Remove a session's file, and what crashes had left at its end, durably; whether there was a session.
+        """Remove a session's file, and what crashes had left at its end, durably. Returns whether there was a session.
 
         Raises:
-            StoreUnavailable: it could not be removed, or may come back; try again.
-            StoreCorrupt: something else has its name.
+            StoreUnavailable: the file could not be removed, or may come back after a power cut; try again.
+            StoreCorrupt: another file has its name.
         """
         with failing("delete from", self._path):
             transcript = self.known.get(session_id)
             if session_id in self._doubtful or self.is_refused(session_id):
                 transcript = self._look_again(session_id)
-            self.changed.pop(session_id, None)  # also where another program was first
+            self.changed.pop(session_id, None)  # also if another program was first
             if transcript is None:
                 return False
-            del self.known[session_id]  # nobody begins to read it any more
+            del self.known[session_id]  # no reader opens it from now on
             self._descriptors.close(transcript.name)
             try:
                 self._remove_torn(transcript.name)
@@ -474,21 +474,21 @@ class Transcripts:
         return True
 
     def open(self, session_id: str) -> tuple[int, Transcript] | None:
-        """A session's file, to be read and closed; None when there is no such session. For any thread.
+        """The open file of a session, which the caller closes; None if there is no such session. For any thread.
 
         Raises:
-            StoreCorrupt, SessionUnavailable: something else has its name.
-            ChangedElsewhere: it is not what it was when it was left; `look_again` finds out what it is.
+            StoreCorrupt, SessionUnavailable: another file has its name.
+            ChangedElsewhere: the file has changed since it was last used; call `look_again`.
             OSError: it cannot be opened.
         """
         while (transcript := self.find(session_id)) is not None:
             try:
                 fd = self._directory.open_file(transcript.name)
             except (FileNotFoundError, NotRegular) as error:
-                if self.known.get(session_id) is transcript:  # or else it was deleted just now
+                if self.known.get(session_id) is transcript:  # otherwise it was deleted just now
                     raise ChangedElsewhere(f"cannot read {self._path / transcript.name}: {error}") from error
                 continue
-            if self.known.get(session_id) is transcript:  # or else another one was opened, of the same name
+            if self.known.get(session_id) is transcript:  # otherwise a new file of the same name was opened
                 if transcript.was_left_as(Stamp.of(os.fstat(fd))):
                     return fd, transcript
                 os.close(fd)
@@ -497,7 +497,7 @@ class Transcripts:
         return None
 
     def _remove_half_copies(self) -> None:
-        """Remove what a crash left of copies that were being made of torn ends; these still are where they were."""
+        """Remove unfinished copies of torn ends, which a crash left; the torn ends are still in the transcripts."""
         if (self._path / TORN).exists():
             with suppress(OSError), Directory(self._path / TORN) as aside:
                 aside.remove_temporaries()
@@ -512,7 +512,7 @@ class Transcripts:
 
 
 def _make_room(torn: Directory) -> None:
-    """Delete the oldest of what crashes left, until there is room for one more."""
+    """Delete the oldest torn ends, until there is room for one more."""
     pieces = sorted((os.stat(name, dir_fd=torn.fd).st_mtime_ns, name) for name in torn.names())
     sizes = {name: os.stat(name, dir_fd=torn.fd).st_size for _, name in pieces}
     total, doomed = sum(sizes.values()), []

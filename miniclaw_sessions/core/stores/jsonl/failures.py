@@ -1,4 +1,4 @@
-"""What went wrong with the files, in the words of `errors`."""
+"""Errors of files as those of `errors`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from miniclaw_sessions.errors import StoreFull, StoreUnavailable
 
 @contextmanager
 def failing(attempted: str, path: Path) -> Iterator[None]:
-    """Whatever the operating system refuses in here is reported as the store's unavailability.
+    """Translate errors of the operating system into `StoreUnavailable`.
 
     Args:
-        attempted: what is to be done, to follow "cannot".
+        attempted: the attempted action, to follow "cannot" in the text.
         path: the store's directory.
     """
     try:
@@ -25,7 +25,7 @@ def failing(attempted: str, path: Path) -> Iterator[None]:
 
 
 def unavailable(error: OSError, attempted: str, path: Path) -> StoreUnavailable:
-    """The store's error for one of the operating system."""
+    """The store's error for an error of the operating system."""
     what = f"cannot {attempted} {path}: {error}"
     if is_no_space(error):
         return StoreFull(f"{what}; free space on its disk or quota, nothing that was acknowledged is lost")

@@ -1,11 +1,11 @@
-"""One transcript file: who it belongs to, where it ends, and where in it an entry stands. Everything here blocks.
+"""One transcript file: its session, its end, and the places of entries in it. Everything here blocks.
 
-Opening reads the first line and the last append, not what lies between. Whatever a crash left behind the last whole
-append was never acknowledged: it is not part of the transcript, and must be gone before anything is appended (rule
-R15). Sequences ascend along the file, so the place of any entry is found by halving, without an index.
+Opening reads the first line and the last append, and nothing between them. What a crash left behind the last whole
+append was never acknowledged: it is not part of the transcript, and must be removed before anything is appended (rule
+R15). Sequences ascend along the file, so an entry is found by bisection, without an index.
 
-A sound line says its own sequence. A damaged one costs only itself: it comes as `damaged`, at the place that its
-neighbours leave free. A line whose sequence contradicts its neighbours' is damaged too.
+A sound line has its own sequence. A damaged line costs only itself: it is returned as `damaged`, with a sequence that
+its neighbours leave free. A line whose sequence contradicts its neighbours' is damaged too.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ from miniclaw_sessions.errors import StoreCorrupt, StoreUnavailable
 SUFFIX = ".jsonl"
 
 NEAR = 64 * 1024
-"""Bytes. Within so many the place of an entry is not searched for any further: reading on is as fast."""
+"""The bisection ends within this many bytes of an entry: reading on is as fast."""
 
 T = TypeVar("T")
 
-_HEADER_BYTES = 64 * 1024  # channel and chat id have 4,096 bytes each, of which JSON may make six times as many
+_HEADER_BYTES = 64 * 1024  # channel and chat id have up to 4,096 bytes each, which JSON may make six times as long
 _FIRST_BLOCK = 4 * 1024
 _BLOCK = 64 * 1024
 _SEARCHED_BYTES = 1024 * 1024
 
 
 class Rest(enum.Enum):
-    """What lies in a file behind the transcript's last whole append."""
+    """What is in a file behind the last whole append."""
 
     NOTHING = enum.auto()
     TORN = enum.auto()
-    """What a crash left. It is evidence, to be kept elsewhere before it is cut off."""
+    """Left by a crash. It is evidence: copy it before the file is truncated."""
     OURS = enum.auto()
-    """What we may just have written, and did not get to the disk. Whoever gave it to us still has it."""
+    """Written by us just now, and perhaps not durable. Our caller still has it."""
 
 
 class Stamp(NamedTuple):
-    """Which file it is, and what its size and time were: another program that writes or replaces it changes them."""
+    """Device, inode, size and time of a file: they change when another program writes or replaces it."""
 
     inode: int
     size: int
@@ -70,15 +70,15 @@ class Stamp(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> Self:
-        """The stamp that a file has now."""
+        """The stamp for a file's status."""
         return cls(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 class Transcript:
-    """What is known of one file: `length` bytes of it are whole appends, and the newest entry in them is `last`.
+    """The state of one file: `length` bytes of it are whole appends, and `last_sequence` is their newest entry.
 
-    `last_id` is that entry's id, where it can be read, and `stamp` what the file was like when it was left. `resume` is
-    where the latest page ended: an entry's sequence, and the offset behind it.
+    `last_id` is the id of that entry, if it can be read, and `stamp` the file's stamp after its last use. `resume` is
+    where the latest page ended: the sequence of an entry, and the offset behind it.
     """
 
     __slots__ = (
@@ -98,7 +98,7 @@ class Transcript:
         self.resume = (0, start)
 
     def was_left_as(self, found: Stamp) -> bool:
-        """Whether a file that is found under its name is what was left there, as far as can be seen from outside."""
+        """Whether the file that has its name now seems to be unchanged, by its stamp."""
         if self.rest is Rest.NOTHING:
             return found == self.stamp and found.size == self.length
         return self.stamp is not None and found.inode == self.stamp.inode and found.size >= self.length
@@ -108,13 +108,13 @@ class Transcript:
 
 
 def examine(directory: Directory, session_id: str) -> Transcript:
-    """Look at a session's file: its first line and its end. Changes nothing but a mode that lets others read it.
+    """Examine a session's file: its first line and its end. Changes nothing but a mode that lets others read it.
 
     Raises:
-        FileNotFoundError: there is none.
-        NotRegular, NotOurs: the name is taken by something that is to be left alone.
+        FileNotFoundError: there is no file.
+        NotRegular, NotOurs: the name belongs to a file that must be left alone.
         SchemaTooNew: a newer version of this program wrote it.
-        StoreCorrupt: it is damaged so that it is not known whose it is, or where it ends.
+        StoreCorrupt: it is so damaged that its session, or its end, is not known.
         OSError: it cannot be read.
     """
     fd = directory.open_file(session_id + SUFFIX)
@@ -128,7 +128,7 @@ def examine(directory: Directory, session_id: str) -> Transcript:
 
 
 def examine_open(fd: int, session_id: str) -> Transcript:
-    """`examine` for a file that is open; changes nothing at all.
+    """`examine` for an open file; changes nothing at all.
 
     Raises:
         NotOurs, SchemaTooNew, StoreCorrupt, OSError: as for `examine`.
@@ -147,7 +147,7 @@ def examine_open(fd: int, session_id: str) -> Transcript:
 
 
 def _head(fd: int, session_id: str) -> tuple[SessionHead, int, bool]:
-    """Who the session is, where its entries begin, and whether the first line is lost and only they tell it."""
+    """The session's head, the offset of its entries, and whether the first line is lost and the head made from them."""
     beginning = os.pread(fd, _FIRST_BLOCK, 0)
     if b"\n" not in beginning:
         beginning = os.pread(fd, _HEADER_BYTES, 0)
@@ -166,11 +166,11 @@ def _head(fd: int, session_id: str) -> tuple[SessionHead, int, bool]:
 
 
 def _end_of_last_append(fd: int, start: int, size: int) -> tuple[int, int, str]:
-    """Where the last whole append ends, the sequence of its last entry (0: there is none), and its id if it is sound.
+    """The end of the last whole append, the sequence of its last entry (0: none), and its id if it is sound.
 
-    Only the last append can be torn, for each was synced before the next one began. Power cuts leave it without its
-    end, or with holes of NULs, also with whole lines behind them (rule R14). Other damage is none of a crash's doing:
-    it stays where it is, and costs only its own line, which counts as one entry.
+    Only the last append can be torn, because each one was synced before the next one began. Power cuts leave it without
+    its end, or with holes of NULs, perhaps with whole lines behind them (rule R14). Other damage has other causes: it
+    stays in the file, and costs only its own line, which counts as one entry.
     """
     length, last, last_id, damaged_lines = size, 0, "", 0
     goes_on = False
@@ -211,7 +211,7 @@ def lines_before(fd: int, start: int, end: int) -> Iterator[tuple[int, bytes]]:
         held = held[:cut]
         if len(held) > LONGEST_LINE:
             raise StoreCorrupt(f"the line that ends at byte {position + len(held)} is longer than any that was written")
-        step = max(_BLOCK, len(held))  # doubles within a long line
+        step = max(_BLOCK, len(held))  # doubles inside a long line
     if held:
         yield start, held
 
@@ -232,24 +232,24 @@ class _Damaged(NamedTuple):
 
 
 class Placing:
-    """Turns the bytes of a file, from the beginning of some line on, into entries.
+    """Makes entries from the bytes of a file, from the beginning of a line on.
 
-    `without_place` counts damaged lines between neighbours that leave no place free for them.
+    `without_place` counts damaged lines whose neighbours leave no sequence free for them.
     """
 
     def __init__(self, offset: int, last: int) -> None:
-        """Begin at an offset, behind the entry with the sequence `last` (0: at the first entry)."""
+        """Begin at an offset, behind the entry with the sequence `last` (0: before the first entry)."""
         self.without_place = 0
         self._offset = offset
         self._unfinished: list[bytes] = []
         self._unfinished_length = 0
         self._last = last
         self._before: list[_Damaged] = []  # damaged lines between `_last` and `_sound`
-        self._sound: Placed | None = None  # waits for the next one, which must say a greater sequence
+        self._sound: Placed | None = None  # waits for the next sound line, which must have a greater sequence
         self._after: list[_Damaged] = []  # damaged lines behind `_sound`
 
     def feed(self, block: bytes) -> list[Placed]:
-        """The entries that are certain with these bytes.
+        """Add bytes. Returns the entries that are certain now.
 
         Raises:
             StoreCorrupt: a line is longer than any that we write.
@@ -271,7 +271,7 @@ class Placing:
         return placed
 
     def finish(self, last_sequence: int) -> list[Placed]:
-        """The last entries, up to this sequence: there are no more bytes."""
+        """End the file. Returns the last entries, up to this sequence."""
         placed: list[Placed] = []
         self._accept_sound(placed)
         self._place_damaged(placed, last_sequence + 1)
@@ -286,13 +286,13 @@ class Placing:
         elif entry is None or entry.sequence <= self._last or waiting == self._last + 1:
             if line.strip():
                 self._after.append(_Damaged(line, self._offset))
-        else:  # the one that waits left a gap before it, and this one would be in order: that one said too much
+        else:  # the waiting line left a gap, and this one would be in order: the waiting one has a wrong sequence
             assert self._sound is not None  # noqa: S101 - or `waiting` would be `_last`
             self._before += [_Damaged(self._sound.entry.encoded, self._sound.end), *self._after]
             self._sound, self._after = Placed(entry, self._offset), []
 
     def _accept_sound(self, placed: list[Placed]) -> None:
-        """Give out what waits, and before it the damaged lines for which there is a place."""
+        """Return the waiting entry, and before it the damaged lines for which a sequence is free."""
         if self._sound is not None:
             self._place_damaged(placed, self._sound.entry.sequence)
             placed.append(self._sound)
@@ -312,7 +312,7 @@ class Placing:
 
 
 def place_of(fd: int, transcript: Transcript, number: int) -> tuple[int, int]:
-    """Where to begin reading for what follows the sequence `number`: an offset, and the sequence before it."""
+    """Where to begin reading for the entries after the sequence `number`: an offset, and the sequence before it."""
     if number <= 0:
         return transcript.start, 0
     resumed, offset = transcript.resume
@@ -331,13 +331,13 @@ def place_of(fd: int, transcript: Transcript, number: int) -> tuple[int, int]:
 
 
 def place_of_newest(fd: int, transcript: Transcript, number: int) -> tuple[int, int]:
-    """Where to begin reading for the newest entries, so many of them: an offset, and the sequence before it."""
+    """Where to begin reading for the newest `number` entries: an offset, and the sequence before it."""
     counted = count(1)
     return _begin_before(fd, transcript, transcript.length, lambda _: next(counted) >= number)
 
 
 def _first_sound_line(file: BinaryIO, offset: int, end: int) -> tuple[int, int] | None:
-    """The first line that begins between two offsets and says its sequence: where it begins, and the sequence."""
+    """The first sound line that begins between two offsets: its offset, and its sequence."""
     file.seek(offset)
     begin = offset + len(file.readline(LONGEST_LINE))
     while begin < end and (line := file.readline(LONGEST_LINE)):
@@ -348,9 +348,9 @@ def _first_sound_line(file: BinaryIO, offset: int, end: int) -> tuple[int, int] 
 
 
 def _begin_before(fd: int, transcript: Transcript, end: int, is_early_enough: Callable[[int], bool]) -> tuple[int, int]:
-    """The last line before an offset at which one may begin to read: where it begins, and the sequence before its own.
+    """The last line before an offset at which reading may begin: its offset, and the sequence before its own.
 
-    Its sequence must agree with those around it: whoever began with a wrong one would misjudge all that follow.
+    Its sequence must agree with its neighbours': after a wrong one, all following lines would be misjudged.
     """
     lowest = sys.maxsize
     chosen: tuple[int, int] | None = None
@@ -368,7 +368,7 @@ def _begin_before(fd: int, transcript: Transcript, end: int, is_early_enough: Ca
 
 
 def entry_with_key(fd: int, transcript: Transcript, key: str) -> StoredEntry | None:
-    """The first entry with this idempotency key, or None; looks for its bytes, about 1 ms for each MB."""
+    """The first entry with this idempotency key, or None; searches the bytes of the file, about 1 ms for each MB."""
     needle = states_key(key)
     offset, held = transcript.start, b""
     while offset < transcript.length:
@@ -396,7 +396,7 @@ def _line_around(fd: int, transcript: Transcript, offset: int) -> bytes:
 
 
 def entries_after(fd: int, transcript: Transcript, after: int) -> Iterator[StoredEntry]:
-    """What follows a sequence, read in blocks."""
+    """The entries after a sequence, read in blocks."""
     offset, last = place_of(fd, transcript, after)
     placing = Placing(offset, last)
     while offset < transcript.length:
@@ -409,7 +409,7 @@ def entries_after(fd: int, transcript: Transcript, after: int) -> Iterator[Store
 
 
 def has_become_shorter(transcript: Transcript) -> StoreUnavailable:
-    """The error of a read of what was there a moment ago."""
+    """The error for a file that became shorter while it was read."""
     return StoreUnavailable(
         f"cannot read {transcript.name} to its end: another program has made it shorter; try again later"
     )
@@ -418,22 +418,22 @@ def has_become_shorter(transcript: Transcript) -> StoreUnavailable:
 # --- reading without holding up the event loop -----------------------------------------------------------------------
 
 STREAMED_BYTES = 128 * 1024
-"""Bytes that are read at a time: some 300 messages, which take the event loop less than a millisecond."""
+"""The size of a block: some 300 messages, which take the event loop less than a millisecond."""
 
 Open = Callable[[], tuple[int, Transcript] | None]
-"""Opens a transcript to be read; None: there is none."""
+"""Opens a transcript for reading; returns None if there is none."""
 
 Find = Callable[[int, Transcript], tuple[int, int]]
-"""Finds where to begin in a file that is open: an offset, and the sequence of the entry before it."""
+"""Finds where to begin in an open file: an offset, and the sequence of the entry before it."""
 
 
 class Stream:
-    """Iterates over lists of entries, each as they come with one block of the file.
+    """Iterates over lists of entries, one list for each block of the file.
 
-    Every step runs in a worker thread. One that asyncio's own cancellation left behind closes the file when it is done.
+    Each step runs in a worker thread. If a cancellation leaves a step behind, that step closes the file at its end.
 
     Attributes:
-        placing: tells, when the iteration is over, how many lines there was no place for.
+        placing: after the iteration, has the number of damaged lines without a free sequence.
     """
 
     transcript: Transcript
@@ -446,16 +446,16 @@ class Stream:
         self._in_use = Lock()
 
     async def open(self, open_transcript: Open, find: Find) -> bool:
-        """Open the file and find the place; False if there is no such transcript.
+        """Open the file and find where to begin. Returns False if there is no such transcript.
 
         Raises:
             OSError: it cannot be opened or read.
-            StoreCorrupt: no end of a line is found in it.
+            StoreCorrupt: it has no end of a line.
         """
         return await to_thread.run_sync(self._step, partial(self._open, open_transcript, find))
 
     def close(self) -> None:
-        """Close the file, or let the step do it that is under way."""
+        """Close the file, or let the running step close it."""
         self._is_closed = True
         self._close_unused()
 

@@ -1,4 +1,4 @@
-"""Which transcripts are in a directory, and what else has a session's name. Everything here blocks."""
+"""Finds the transcripts in a directory, and other files with a session's name. Everything here blocks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ log = get_logger(__name__)
 
 
 class Found(NamedTuple):
-    """What a directory holds.
+    """The content of a directory.
 
     Attributes:
-        known: the sessions, by their id.
-        refused: what has a session's name and is to be left alone, with the reason.
+        known: the transcripts, by session id.
+        refused: files with a session's name that must be left alone, with the reasons.
     """
 
     known: dict[str, Transcript]
@@ -31,10 +31,10 @@ class Found(NamedTuple):
 
 
 def recognize(path: Path) -> None:
-    """Refuse to make another program's directory private, and ours.
+    """Refuse to take over another program's directory.
 
     Raises:
-        ConfigError: it holds other things.
+        ConfigError: it holds other files.
     """
     names = os.listdir(path) if path.is_dir() else []
     if names and ".lock" not in names and not any(session_ids_of(names)):
@@ -45,12 +45,12 @@ def recognize(path: Path) -> None:
 
 
 def find_transcripts(directory: Directory) -> Found:
-    """Look at every file.
+    """Examine every file.
 
     Raises:
         SchemaTooNew: a newer version of this program wrote them.
-        StoreCorrupt: of some files it is not known whose they are.
-        OSError: a file cannot be read: it is not damaged, and not absent either (rule R20).
+        StoreCorrupt: the sessions of some files are not known.
+        OSError: a file cannot be read; that does not mean that it is damaged or absent (rule R20).
     """
     names = directory.names()
     found = Found({}, {})
@@ -66,7 +66,9 @@ def find_transcripts(directory: Directory) -> Found:
         except SchemaTooNew as error:
             too_new.append(f"cannot open {directory.path / session_id}{SUFFIX}: {error}")
             found.refused[session_id] = str(error)
-    if too_new and not found.known:  # among files of ours, one that says so is damaged: it alone is refused
+    if (
+        too_new and not found.known
+    ):  # among files of this version, one of a newer version is damaged: it alone is refused
         raise SchemaTooNew(too_new[0])
     if damaged:
         more = f", and {len(damaged) - 1} more are" if len(damaged) > 1 else ""
@@ -76,7 +78,7 @@ def find_transcripts(directory: Directory) -> Found:
 
 
 def damaged_files(path: Path) -> list[Path]:
-    """The files that keep the store from opening because it is not known whose they are.
+    """The files that keep the store from opening because their sessions are not known.
 
     Raises:
         StoreUnavailable: the directory or a file cannot be read.
@@ -95,7 +97,7 @@ def damaged_files(path: Path) -> list[Path]:
 
 
 def session_ids_of(names: Sequence[str]) -> Iterator[str]:
-    """The sessions whose files these names could be."""
+    """The session ids in file names."""
     for name in names:
         session_id = name.removesuffix(SUFFIX)
         if session_id != name and is_session_id(session_id):

@@ -1,17 +1,17 @@
-"""The lines of a transcript file, as plain functions: what they look like, and what they say.
+"""The lines of a transcript file: writing and reading them, as plain functions.
 
     {"type":"session","id":"telegram_1","version":1,...,"channel":"telegram","chat_id":"1","incarnation":...,"crc32":...}
     {"type":"message","id":...,"parent_id":null,"timestamp":...,"sequence":1,"message":{...},"crc32":"0a1b2c3d"}
 
-The first line says who the session is; every further one is an entry's JSON (document 003). Each ends with a field of
-the line itself, `"crc32"`: the CRC-32 of the line without that field, in hexadecimal. Without it the line is the
-entry's JSON byte for byte. A line of an older version, or of whoever edited it and took the checksum away, has none.
-An entry whose bytes are not one line of JSON that says its id and sequence is wrapped: `{"type":"opaque","id":...,
-"sequence":...,` and then its `"json"`, or its bytes in `"base64"`.
+The first line is the head of the session; each further one is the JSON of an entry (document 003). Each ends with the
+field `"crc32"`: the CRC-32 of the line without that field, in hexadecimal. Without the field the line is the entry's
+JSON byte for byte. Lines of older versions have no checksum, nor have lines from which an editor removed it. An entry
+whose bytes are not one line of JSON with its id and sequence is wrapped: `{"type":"opaque","id":..., "sequence":...,`
+and then its `"json"`, or its bytes in `"base64"`.
 
-What was appended together is there together or not at all, so every line but the last of an append ends in a space, and
-every line but the first begins with one: the hole that a power cut leaves may swallow either. JSON does not see the
-spaces, and an editor that strips them does no harm.
+The lines of one append count only together. So each line but the last of an append ends in a space, and each line but
+the first begins with one: the hole that a power cut leaves may swallow either. JSON ignores the spaces, and an editor
+that strips them does no harm.
 
 Lines end at the byte 0x0A and nowhere else (rule R13).
 """
@@ -36,16 +36,16 @@ from miniclaw_sessions.core.stores.base import LOST, SessionHead, StoredEntry, d
 from miniclaw_sessions.errors import InvalidKey, InvalidMessage, SchemaTooNew, StoreCorrupt, StoreError
 
 VERSION = 1
-"""Of the format. A later one keeps `type`, `version` and `incarnation` in the first line, so that this one knows it."""
+"""The version of the format. Later ones keep `type`, `version` and `incarnation` in the first line for this one."""
 
 LONGEST_LINE = 256 * 1024 * 1024
-"""Bytes. What is longer was not written by us; looking for its end could fill the memory."""
+"""The longest line that we write, in bytes; looking for the end of a longer one could fill the memory."""
 
 MORE_FOLLOWS = b" \n"
-"""How a line ends whose append goes on with the next line."""
+"""The end of a line whose append goes on with the next line."""
 
 GOES_ON = b" "
-"""How a line begins that goes on with the append of the line before it."""
+"""The beginning of a line that belongs to the append of the line before it."""
 
 Sequence64 = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 
@@ -59,7 +59,7 @@ _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class NotOurs(StoreCorrupt):
-    """A file under a session's name is another program's, or another session's; it is left alone."""
+    """A file with a session's name is another program's, or another session's; it is left alone."""
 
 
 class _Header(msgspec.Struct, frozen=True, tag="session", tag_field="type"):
@@ -72,7 +72,7 @@ class _Header(msgspec.Struct, frozen=True, tag="session", tag_field="type"):
 
 
 class _Says(msgspec.Struct, frozen=True, gc=False):
-    """What an entry's line says of its place; the rest of it is nobody's business here, as long as it is JSON."""
+    """The fields of an entry's line that are needed here; the rest only has to be JSON."""
 
     id: str
     sequence: Sequence64
@@ -111,12 +111,12 @@ def header_of(head: SessionHead) -> bytes:
 
 
 def head_in(line: bytes, session_id: str) -> SessionHead:
-    """Who a session is, from the first line of its file.
+    """The head of a session, from the first line of its file.
 
     Raises:
         SchemaTooNew: a newer version of this program wrote it.
-        NotOurs: it is another program's, or another session's.
-        StoreCorrupt: it is damaged.
+        NotOurs: the file is another program's, or another session's.
+        StoreCorrupt: the line is damaged.
     """
     line, is_sound = _without_checksum(line.strip(_SPACE))
     if not is_sound:
@@ -154,12 +154,12 @@ def _refusal(line: bytes) -> StoreError:
 
 
 def head_of_damaged(line: bytes, session_id: str, first: StoredEntry) -> SessionHead:
-    """Who a session is when the first line of its file is damaged: what it still says, its name and its first entry.
+    """The head of a session whose first line is damaged, from the rest of the line, the file name and the first entry.
 
-    Where the incarnation is lost, the session becomes another one than anybody may remember, and always the same.
+    If the incarnation is lost, the session gets a new one, which is the same at each start.
 
     Raises:
-        StoreCorrupt: that does not tell it.
+        StoreCorrupt: channel and chat id cannot be recovered.
     """
     with suppress(*_UNREADABLE, InvalidKey):
         header = _header_decoder.decode(line)
@@ -181,13 +181,13 @@ def lines_of(entries: Sequence[StoredEntry]) -> bytes:
     """The lines of one append.
 
     Raises:
-        StoreError: an entry has no form that would come back as it is.
+        StoreError: no form of an entry can be read back unchanged.
     """
     return (MORE_FOLLOWS + GOES_ON).join([_line_of(entry) for entry in entries]) + b"\n" if entries else b""
 
 
 def _line_of(entry: StoredEntry) -> bytes:
-    """The first form of the entry that reads back as exactly this entry."""
+    """The first form of the entry that reads back as the same entry."""
     with suppress(UnicodeEncodeError, OverflowError):
         for line in _forms(entry):
             if b"\n" not in line and len(line) < LONGEST_LINE and _is(entry, entry_in(line)):
@@ -204,31 +204,31 @@ def _forms(entry: StoredEntry) -> Iterator[bytes]:
 
 
 def _is(entry: StoredEntry, read: StoredEntry | None) -> bool:
-    """Whether an entry comes back as it is; an idempotency key that only its JSON states may come with it."""
+    """Whether an entry reads back unchanged; an idempotency key that only its JSON has may be added."""
     if read is None or (read.sequence, read.entry_id, read.encoded) != (entry.sequence, entry.entry_id, entry.encoded):
         return False
     return entry.idempotency_key in (None, read.idempotency_key)
 
 
 def entry_in(line: bytes) -> StoredEntry | None:
-    """The entry of a line, or None when the line is damaged."""
+    """The entry of a line, or None if the line is damaged."""
     text, is_sound = _without_checksum(line.strip(_SPACE))
     return _entry_of(text) if is_sound else None
 
 
 def damaged_in(line: bytes, sequence: int) -> StoredEntry:
-    """What stands for a damaged line at a sequence; with its own id, where it says that sequence too."""
+    """A damaged entry for a damaged line; with the id in the line, if the line has this sequence too."""
     text, _ = _without_checksum(line.strip(_SPACE))
     said = _entry_of(text)
     if said is not None and said.sequence == sequence:
         return damaged(said)
-    if (wrapped := _BASE64.search(text)) is not None:  # its other bytes may tell what it was
+    if (wrapped := _BASE64.search(text)) is not None:  # its other bytes may show what it was
         text = b64decode(_NO_BASE64.sub(b"A", wrapped[1][: len(wrapped[1]) // 4 * 4]))
     return damaged(StoredEntry(sequence, f"damaged-{sequence}", text))
 
 
 def was_line_of(entry: StoredEntry, line: bytes) -> bool:
-    """Whether a damaged line was this entry's: its checksum says so, or all the rest of it does; or it is lost."""
+    """Whether a damaged line was this entry's, by its checksum or by the rest of the line; or is lost."""
     right, text = _line_of(entry), line.strip(_SPACE)
     if text == right:
         return False
@@ -238,7 +238,7 @@ def was_line_of(entry: StoredEntry, line: bytes) -> bool:
 
 
 def is_whole(line: bytes) -> bool:
-    """Whether a line was written to its end, so that no crash has damaged it."""
+    """Whether a line was written completely, so that its damage has another cause than a crash."""
     return line.endswith(b"\n") and b"\0" not in line and _CRC in line.strip(_SPACE)[-_CRC_BYTES:]
 
 
@@ -247,7 +247,7 @@ def _with_checksum(text: bytes) -> bytes:
 
 
 def _without_checksum(text: bytes) -> tuple[bytes, bool]:
-    """The JSON of a line without its checksum, and whether they agree; without any they do."""
+    """The JSON of a line without its checksum, and whether they agree; True if there is no checksum."""
     if text[-_CRC_BYTES : -_CRC_BYTES + len(_CRC)] != _CRC:
         return text, True
     plain = text[:-_CRC_BYTES] + b"}"
@@ -267,5 +267,5 @@ def _entry_of(text: bytes) -> StoredEntry | None:
 
 
 def states_key(key: str) -> bytes:
-    """What stands in every line of an entry with this idempotency key, as we write it."""
+    """The bytes that each line with this idempotency key contains, as we write it."""
     return b'"idempotency_key":' + _encoder.encode(key)

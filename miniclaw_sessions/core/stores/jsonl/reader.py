@@ -1,7 +1,7 @@
-"""A directory of transcripts that is only read: beside whoever writes it, or where nobody can write.
+"""A directory of transcripts that is opened to be read only, while another process may write it.
 
-Nothing is locked, made or changed. Each file is looked at anew when it is read, up to its last whole append. Reading
-streams: a page costs what it holds and a short search for where it begins, however long the transcript is.
+Nothing is locked, created or changed. Each file is examined again when it is read, up to its last whole append. Reading
+streams: the cost of a page is its size and a short search for its beginning, however long the transcript is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from miniclaw_sessions.disk import Directory, NotRegular
 from miniclaw_sessions.errors import SessionUnavailable, StoreCorrupt
 
 READERS = 8
-"""How many transcripts may be read at once."""
+"""The number of transcripts that may be read at once."""
 
 Place = Callable[..., tuple[int, int]]
 """`place_of` or `place_of_newest`."""
@@ -68,13 +68,13 @@ class JSONLReader(ReadOnlyStore):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let go of it."""
+        """Close the directory."""
         directory, self._looked_at = self._looked_at, None
         if directory is not None:
             directory.close()
 
     async def heads(self) -> AsyncIterator[StoredHead]:
-        """All sessions in order of session_id, each file looked at; what is not a session's file is left out."""
+        """All sessions in order of session_id; each file is examined, and other files are left out."""
         for session_id in await self.session_ids():
             try:
                 stored = await self.head(session_id)
@@ -84,12 +84,12 @@ class JSONLReader(ReadOnlyStore):
                 yield stored
 
     async def session_ids(self) -> list[str]:
-        """The ids that the names of the files tell, in order."""
+        """The session ids in the file names, in order."""
         with failing("read", self.path):
             return await to_thread.run_sync(self._names)
 
     async def head(self, session_id: str) -> StoredHead | None:
-        """One session, or None; what has its name and is not ours is none."""
+        """One session, or None; also None if another program's file has its name."""
         with suppress(NotOurs):
             async with self._streaming(session_id, place_of, 0) as stream:
                 if stream is not None:
@@ -131,12 +131,12 @@ class JSONLReader(ReadOnlyStore):
         return None
 
     async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
-        """The oldest entry with this key, or None; looks through the file for its bytes, about 1 ms for each MB."""
+        """The oldest entry with this key, or None; searches the bytes of the file, about 1 ms for each MB."""
         async with self._turns:
             return await to_thread.run_sync(self._find_by_key, session_id, key)
 
     async def check(self) -> list[str]:
-        """Every file that has a session's name, and every entry in it."""
+        """Check each file with a session's name, and each entry in it."""
         problems = []
         for session_id in await self._checked():
             try:
@@ -146,7 +146,7 @@ class JSONLReader(ReadOnlyStore):
         return problems
 
     async def _checked(self) -> Sequence[str]:
-        """The sessions that a check looks at."""
+        """The sessions to check."""
         return await self.session_ids()
 
     async def _check(self, session_id: str) -> list[str]:
@@ -166,7 +166,7 @@ class JSONLReader(ReadOnlyStore):
 
     @asynccontextmanager
     async def _streaming(self, session_id: str, place: Place, number: int) -> AsyncIterator[Stream | None]:
-        """A session's transcript, opened where `place` says for this number; None when there is no such session."""
+        """A session's transcript, opened where `place` begins for this number; None if there is no such session."""
         async with self._turns:
             stream = Stream()
             try:
@@ -177,7 +177,7 @@ class JSONLReader(ReadOnlyStore):
                 stream.close()
 
     async def _begin(self, stream: Stream, session_id: str, find: Find) -> bool:
-        """Open a session's transcript to be read; whether there is one."""
+        """Open a session's transcript for reading. Returns whether there is one."""
         return await stream.open(partial(self._open, session_id), find)
 
     # --- in worker threads -------------------------------------------------------------------------------------------
@@ -189,11 +189,11 @@ class JSONLReader(ReadOnlyStore):
         return [] if self._looked_at is None else list(session_ids_of(self._looked_at.names()))
 
     def _open(self, session_id: str) -> tuple[int, Transcript] | None:
-        """A session's file, to be read and closed.
+        """The open file of a session, which the caller closes.
 
         Raises:
-            NotOurs: something else has its name.
-            StoreCorrupt: nobody knows whose it is.
+            NotOurs: another program's file has its name.
+            StoreCorrupt: the session of the file is not known.
             SchemaTooNew: a newer version of this program wrote it.
             OSError: it cannot be read.
         """

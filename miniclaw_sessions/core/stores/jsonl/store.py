@@ -1,7 +1,7 @@
 """The store `jsonl:`: one append-only JSON Lines file per session, in a directory of their own.
 
-Every durable step (write, sync, cut, unlink) is one call in one thread: a cancelled caller cannot interrupt it. Who the
-sessions are, and where they end, is kept in memory; listing them reads nothing. How they are read is `JSONLReader`'s.
+Each durable step (write, sync, truncate, unlink) is one call in one thread: a cancelled caller cannot interrupt it. The
+heads and ends of all sessions are in memory, so listing them reads no file. `JSONLReader` has the methods that read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class JSONLStore(JSONLReader):
-    """Transcripts in a directory, which it locks: two programs cannot have it open."""
+    """Transcripts in a directory, which is locked: two programs cannot have it open."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -40,26 +40,26 @@ class JSONLStore(JSONLReader):
 
     @property
     def files(self) -> Sequence[Path]:
-        """Those that keep the store from opening because nobody knows whose they are; no others need be set aside.
+        """The files that keep the store from opening because their sessions are not known; only these are set aside.
 
-        Looks at every file, so it takes as long as opening does.
+        It examines every file, so it takes as long as opening.
         """
         return damaged_files(self.path)
 
     async def __aenter__(self) -> Self:
-        """Open the directory, creating it if needed, and look at the beginning and the end of every file.
+        """Open the directory, create it if needed, and examine the beginning and the end of every file.
 
-        What crashes left at the ends is cut off and set aside in `torn`. What is not ours is left alone.
+        What crashes left at the ends is moved to `torn`. Files of other programs are left alone.
 
         Raises:
             DirectoryInUse: another process has it open.
             SchemaTooNew: a newer version of this program wrote one of the files; nothing was changed.
-            StoreCorrupt: of some files it is not known whose they are; `files` tells which.
+            StoreCorrupt: the sessions of some files are not known; `files` returns these files.
             StoreUnavailable: the directory cannot be opened or read.
         """
         try:
             await to_thread.run_sync(self._take)
-        except BaseException:  # cancelled when it was open already
+        except BaseException:  # such as a cancellation after it was opened
             if self._transcripts is not None:
                 self._transcripts.close()
                 self._transcripts = None
@@ -77,7 +77,7 @@ class JSONLStore(JSONLReader):
         transcripts = self._opened()
         with CancelScope(shield=True):
             taken = 0
-            try:  # asyncio's own cancellation may come at any of these
+            try:  # a cancellation may come at each of these
                 while taken < READERS:
                     await self._turns.acquire()
                     taken += 1
@@ -94,12 +94,12 @@ class JSONLStore(JSONLReader):
 
     @property
     def damage(self) -> Sequence[str]:
-        """What another program did to transcripts that are open, until all that was in them is there again."""
+        """Changes by other programs to open transcripts, until all their entries are there again."""
         changed = {} if self._transcripts is None else self._transcripts.changed
         return [_said_of(session_id, one) for session_id, one in list(changed.items())]
 
     async def still_there(self) -> None:
-        """Look whether the directory is still the one that is open; each file is looked at when it is appended to."""
+        """Check that the directory is still the open one; each append checks its own file."""
         await self._in_thread(self._opened().check_still_there)
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
@@ -109,7 +109,7 @@ class JSONLStore(JSONLReader):
         return await self._in_thread(self._opened().append, appends)
 
     async def heads(self) -> AsyncIterator[StoredHead]:
-        """All sessions in order of session_id, from memory; those that are refused are left out."""
+        """All sessions in order of session_id, from memory; refused ones are left out."""
         transcripts = self._opened()
         for number, session_id in enumerate(sorted(transcripts.known)):
             if number % PAGE == 0:
@@ -122,18 +122,18 @@ class JSONLStore(JSONLReader):
                 yield StoredHead(transcript.head, transcript.last_sequence)
 
     async def session_ids(self) -> list[str]:
-        """The ids of all sessions, in order, from memory; refused sessions are among them."""
+        """The ids of all sessions, in order, from memory; including refused ones."""
         await checkpoint()
         return sorted(self._opened().known)
 
     async def head(self, session_id: str) -> StoredHead | None:
-        """One session, or None; from memory."""
+        """One session, or None, from memory."""
         await self._clear_doubts(session_id)
         transcript = self._opened().find(session_id)
         return None if transcript is None else StoredHead(transcript.head, transcript.last_sequence)
 
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
-        """The entries after a sequence, oldest first; that there are none is known without the file."""
+        """The entries after a sequence, oldest first; if there are none, the file is not read."""
         stored = await self.head(session_id)
         return (
             []
@@ -142,19 +142,19 @@ class JSONLStore(JSONLReader):
         )
 
     async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
-        """The oldest entry with this key, or None; that a key is new is mostly known without the file."""
+        """The oldest entry with this key, or None; for most new keys the file is not read (`UsedKeys`)."""
         if session_id not in self._opened().changed and not await self._keys.may_have(session_id, key):
-            return None  # a file that lacks entries would be remembered without their keys
+            return None  # the keys of entries that the file lacks now would be missed later
         return await self._as_it_is_now(session_id, partial(super().find_by_idempotency_key, session_id, key))
 
     async def _begin(self, stream: Stream, session_id: str, find: Find) -> bool:
         return await self._as_it_is_now(session_id, partial(super()._begin, stream, session_id, find))
 
     async def _as_it_is_now(self, session_id: str, read: Callable[[], Awaitable[T]]) -> T:
-        """Read a transcript; what other programs have changed is looked at first.
+        """Read a transcript, after an examination of changes by other programs.
 
         Raises:
-            StoreCorrupt, SessionUnavailable: something else has its name.
+            StoreCorrupt, SessionUnavailable: another file has its name.
         """
         await self._clear_doubts(session_id)
         try:
@@ -164,27 +164,27 @@ class JSONLStore(JSONLReader):
             return await read()
 
     async def _clear_doubts(self, session_id: str) -> None:
-        """See whether what had a session's name is gone, or is again what it was."""
+        """Examine a refused session again: the other file may be gone, or the old one back."""
         await checkpoint()
         if (transcripts := self._opened()).is_refused(session_id):
             await self._in_thread(transcripts.look_again, session_id)
 
     async def _keys_of(self, session_id: str) -> KeyFilter:
-        await self._in_thread(self._opened)  # then everything that was on its way is in the file
+        await self._in_thread(self._opened)  # returns when everything that was on its way is in the file
         keys = {entry.idempotency_key async for entry in read_all(self, session_id)}
         return await to_thread.run_sync(KeyFilter, [key for key in keys if key is not None])
 
     async def mend(self, session_id: str, candidates: Sequence[StoredEntry]) -> int:
-        """Write the session's file anew, with right entries in the place of damaged lines."""
+        """Rewrite the session's file with right entries in place of damaged lines."""
         try:
             return await self._in_thread(self._opened().mend, session_id, candidates)
         finally:
             self._keys.forget(session_id)
 
     async def delete(self, session_id: str, *, known: StoredHead | None = None) -> bool:  # noqa: ARG002 - never shared
-        """Remove a session's file and what crashes had left of it; whether there was a session.
+        """Remove a session's file and what crashes had left of it. Returns whether there was a session.
 
-        The deletion is durable when this returns. The disk may keep the bytes until it uses their place again.
+        The deletion is durable when this returns. The disk may keep the bytes until it reuses their blocks.
         """
         self._keys.forget(session_id)
         return await self._in_thread(self._opened().delete, session_id)
@@ -199,7 +199,7 @@ class JSONLStore(JSONLReader):
         return problems if changed is None else [_said_of(session_id, changed), *problems]
 
     async def _in_thread(self, step: Callable[..., T], *arguments: Any) -> T:
-        """Run a durable step behind those that were called before; once begun it runs to its end."""
+        """Run a durable step after earlier ones. Once begun it runs to its end."""
         if self._thread is None:
             raise self._not_open()
         with CancelScope(shield=True):
