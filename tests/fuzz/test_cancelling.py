@@ -38,16 +38,11 @@ def test_every_public_coroutine_of_a_manager_is_cancelled() -> None:
         if not name.startswith("_") and (inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member))
     }
     elsewhere = {
-        "acknowledge_losses": "needs a lost store: tests/core/manager/test_health.py",
         "close": "is a scene of its own",
         "purge": "tests/service/client/test_erasing.py",
         "restore": "is a scene of its own",
         "hold": "is an append, which add_message is",
-        "import_file": "is import_stream",
-        "fork_from": "is import_stream",
-        "import_stream": "is called import here",
         "get_session_history": "is called history here",
-        "used_since": "is what usage goes through",
     }
     assert coroutines - CALLS.keys() == elsewhere.keys()
 
