@@ -54,7 +54,7 @@ async def restore(registry: SessionRegistry, archive: Archive, session_id: str) 
         async with registry.new_journal(key, purpose="restore", created_at=created_at) as journal:
             entries = ArchivedEntries()
             await _adopt(journal, entries.read(lines, journal))
-            if head is None and not journal.last_sequence:
+            if head is None and not entries.taken:
                 raise ImportRefused(f"the archived file {file} holds nothing that is an entry of a session")
             journal.touch()
     await archive.delete(file)
@@ -105,10 +105,12 @@ class ArchivedEntries:
     """Decodes the entries of one archived file; what is damaged is left out, and the tree stays whole.
 
     Attributes:
+        taken: how many lines were entries.
         set_aside: how many lines were left out or replaced.
     """
 
     def __init__(self) -> None:
+        self.taken = 0
         self.set_aside = 0
         self._known: set[int] = set()  # hashes of ids: there may be millions
         self._instead: dict[str, str | None] = {}  # which entry is meant by an id that names none, or a move
@@ -130,6 +132,7 @@ class ArchivedEntries:
     def _decoded(self, lines: Sequence[bytes], journal: Journal) -> list[Entry]:
         entries = [entry for line in lines if line.strip() and (entry := self._entry(line)) is not None]
         fitting, problems = storable(journal, entries)
+        self.taken += len(entries)
         self.set_aside += len(problems)
         return fitting
 

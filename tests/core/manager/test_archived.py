@@ -1,0 +1,116 @@
+"""Bringing sessions back from the archive: all that is sound in a file comes back, and its tree stays whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from miniclaw_sessions import Message, Session, SessionManager, SessionSettings
+from miniclaw_sessions.core.protocol.entries import INCOMPLETE, METADATA, Custom
+from miniclaw_sessions.core.session.copying import NOT_STORED
+from miniclaw_sessions.errors import ImportRefused, NotArchived
+from miniclaw_sessions.testing import FakeClock
+
+pytestmark = pytest.mark.anyio
+
+SETTINGS = SessionSettings(ttl_days=1.0, restore_archived=False, flush_interval_s=5e6)
+
+
+async def archive(directory: Path, *texts: str, settings: SessionSettings = SETTINGS) -> Path:
+    """A session of these messages in the archive of a workspace; its file."""
+    clock = FakeClock()
+    async with SessionManager(directory, settings=settings, clock=clock) as manager:
+        session = await manager.get_or_create("telegram", "1", metadata={"title": "Weather"})
+        for text in texts:
+            await session.add_message(Message.user(text))
+        await clock.advance(2 * 86_400.0)
+        await manager.sweep()
+    (file,) = (directory / "archive").iterdir()
+    return file
+
+
+def changed(file: Path, change: Callable[[list[bytes]], None]) -> None:
+    lines = file.read_bytes().splitlines(keepends=True)
+    change(lines)
+    file.write_bytes(b"".join(lines))
+
+
+async def restored(directory: Path, settings: SessionSettings = SETTINGS) -> tuple[Session, list[str]]:
+    async with SessionManager(directory, settings=settings, clock=FakeClock()) as manager:
+        session = await manager.restore("telegram_1")
+        assert list((directory / "archive").iterdir()) == []
+        branch = await session.tree.read_branch()
+        return session, [message.text for message in branch.messages()]
+
+
+def place_of(lines: list[bytes], text: bytes) -> int:
+    return next(place for place, line in enumerate(lines) if text in line)
+
+
+async def test_a_damaged_line_is_left_out_and_those_behind_it_follow_what_stands_before(tmp_path: Path) -> None:
+    file = await archive(tmp_path, "one", "two", "three")
+    changed(file, lambda lines: lines.__setitem__(place_of(lines, b'"two"'), b'{"type":"message","id":\n'))
+    session, texts = await restored(tmp_path)
+    assert texts == ["one", "three"]
+    assert session.title == "Weather"
+
+
+async def test_a_spoiled_character_costs_nothing_but_itself(tmp_path: Path) -> None:
+    file = await archive(tmp_path, "one", "tw\N{LATIN SMALL LETTER O WITH DIAERESIS}")
+    file.write_bytes(file.read_bytes().replace(b"tw\xc3\xb6", b"tw\xc3\x36"))
+    _, texts = await restored(tmp_path)
+    assert texts == ["one", "tw\N{REPLACEMENT CHARACTER}6"]
+
+
+async def test_a_line_that_stands_twice_is_taken_once(tmp_path: Path) -> None:
+    file = await archive(tmp_path, "one", "two")
+    changed(file, lambda lines: lines.append(lines[-1]))
+    _, texts = await restored(tmp_path)
+    assert texts == ["one", "two"]
+
+
+async def test_a_session_goes_by_its_id_where_the_first_line_is_damaged(tmp_path: Path) -> None:
+    file = await archive(tmp_path, "one")
+    changed(file, lambda lines: lines.__setitem__(0, b"{\n"))
+    session, texts = await restored(tmp_path)
+    assert (session.key, texts) == (("telegram", "1"), ["one"])
+
+
+async def test_a_file_that_holds_no_session_stays_and_is_refused(tmp_path: Path) -> None:
+    file = await archive(tmp_path, "one")
+    file.write_bytes(b"nothing of ours\n")
+    async with SessionManager(tmp_path, settings=SETTINGS, clock=FakeClock()) as manager:
+        with pytest.raises(ImportRefused, match="holds nothing"):
+            await manager.restore("telegram_1")
+        assert len(manager) == 0
+        with pytest.raises(NotArchived):
+            await manager.restore("telegram_2")
+    assert file.exists()
+
+
+async def test_an_entry_that_is_too_large_by_now_leaves_a_note_in_its_place(tmp_path: Path) -> None:
+    await archive(tmp_path, "one", "x" * 5_000, "three")
+    settings = SessionSettings(ttl_days=1.0, restore_archived=False, max_message_bytes=2_000, flush_interval_s=5e6)
+    async with SessionManager(tmp_path, settings=settings, clock=FakeClock()) as manager:
+        session = await manager.restore("telegram_1")
+        assert [message.text for message in session.messages()] == ["one", "three"]
+        entries = [entry async for entry in session.tree.read_entries()]
+        assert [entry.custom_type for entry in entries if isinstance(entry, Custom)].count(NOT_STORED) == 1
+
+
+async def test_what_said_that_it_was_unfinished_once_is_not_brought_back(tmp_path: Path) -> None:
+    """A crash in the middle would leave half of a session that says that it is finished."""
+    clock = FakeClock()
+    async with SessionManager(tmp_path, settings=SETTINGS, clock=clock) as manager:
+        source = await manager.get_or_create("telegram", "0")
+        await source.add_message(Message.user("one"))
+        fork = await source.fork("telegram_1")
+        await clock.advance(2 * 86_400.0)
+        await manager.sweep()
+        session = await manager.restore(fork.session_id)
+        entries = [entry async for entry in session.tree.read_entries()]
+        notes = [one for one in entries if isinstance(one, Custom) and one.custom_type == METADATA]
+        assert sum(INCOMPLETE in one.data for one in notes) == 2  # the restore's own, at both ends
+        assert [message.text for message in session.messages()] == ["one"]
