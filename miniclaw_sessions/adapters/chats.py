@@ -364,7 +364,7 @@ def _wire(new: New, place: int, *, one_turn: bool) -> NewMessage | NewCustom | N
 
 
 async def read_messages(session: Session) -> list[Message]:
-    """Everything that a model is told of the current branch, not made legal: compacted parts as their summary.
+    """The current branch as a model sees it, not made legal: compacted parts as their summary.
 
     Raises:
         StoreUnavailable: the store cannot be read.

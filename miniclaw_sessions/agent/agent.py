@@ -4,7 +4,7 @@
         async for event in events:
             ...
 
-What happens within a turn, and what survives of it however it ends, is told in `loop`; `resume` goes on where one
+What happens within a turn, and what survives of it however it ends, is described in `loop`; `resume` goes on where one
 was left.
 
 Why a context manager and not a bare async generator: a generator that its reader abandons is closed at some later time,
@@ -76,7 +76,7 @@ __all__ = [
 ]
 
 MAX_ITERATIONS = 200
-"""How often the model is asked within one turn unless told otherwise (document 004)."""
+"""The default limit of requests to the model within one turn."""
 
 
 class Agent:
@@ -86,20 +86,20 @@ class Agent:
         provider: the model.
         tools: what it may call.
         changing_tools: gives further ones, which come and go.
-        system_prompt: what it is told first.
+        system_prompt: its first instruction.
         hooks: who takes part in its turns.
         session: whose conversation it is, where a call names no other; without any, each call stands alone. Any object
             that has the methods of document 001's or 000's session will do: see `foreign_session`.
         max_iterations: how often it is asked within one turn.
         tool_timeout_s: seconds after which a tool is cancelled, and its call answered with an error.
         history_limit: how many messages from before the current one it is sent.
-        max_context_tokens: send as much of the transcript as has about so many tokens, in place of the window's
+        max_context_tokens: send about this many tokens of the transcript, in place of the window's
             `history_limit` messages; None: the window.
         limits: how much one reply may be, in size and time.
         clock: makes ids for calls that a model left without one; the machine's by default.
         observer: who counts and measures its turns.
         choices: other models, by the names that a session may have chosen (`Session.chosen_model`).
-        budgets: what may be spent; by default whatever it costs.
+        budgets: what may be spent; by default no limit.
 
     Raises:
         ConfigError: two tools have one name, or a limit is not positive.
@@ -203,7 +203,7 @@ class Agent:
     ) -> AbstractAsyncContextManager[Events]:
         """Go on with a turn that a crash, an error or a suspension left: `async with agent.resume(session) as events`.
 
-        Calls without a result are answered first. Those that wait for somebody need their answer in `results`; while
+        Calls without a result are answered first. Those that wait for a person need their answer in `results`; while
         one is missing, the turn is suspended again.
 
         Args:
@@ -255,7 +255,7 @@ class Agent:
         turn = chosen.turn(message, idempotency_key=idempotency_key)
         with nullcontext(_ignore) if self.observer is None else self.observer.turn(chosen) as observed:
 
-            def told(event: AgentEvent) -> None:
+            def publish(event: AgentEvent) -> None:
                 observed(event)
                 tell(event)
 
@@ -274,7 +274,7 @@ class Agent:
                 results=results or {},
                 unanswered=unanswered or (Unanswered.RUN if message is None else Unanswered.CLOSE),
                 approved=message.approved if isinstance(message, Approval) else {},
-                tell=told,
+                tell=publish,
             )
             end = await run_turn(turn, job)
             if give_back is not None:
@@ -316,7 +316,7 @@ async def _own_or_borrowed(
 
 
 def _ignore(_: AgentEvent) -> None:
-    """Nobody looks on."""
+    """Observes nothing."""
 
 
 @asynccontextmanager
@@ -328,7 +328,7 @@ async def _in_task(answer: Callable[..., Awaitable[TurnEnd]]) -> AsyncGenerator[
         with sender:
             try:
                 sender.send_nowait(await answer(tell=sender.send_nowait))
-            except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the reader
+            except Exception as error:  # noqa: BLE001 - every error belongs to the reader
                 sender.send_nowait(error)
 
     @asynccontextmanager

@@ -31,7 +31,7 @@ from miniclaw_sessions.errors import ConfigError, ContextOverflow, InvalidMessag
 from miniclaw_sessions.log import get_logger
 
 RESERVE_TOKENS = 16_384
-"""How much of the model's context stays free for its reply and for what a count misses, unless told otherwise."""
+"""The default part of the model's context that stays free for its reply and for errors of a count."""
 
 COMPACTION_TIMEOUT_S = 120.0
 """How long a summary may keep a turn waiting."""
@@ -125,7 +125,7 @@ class AgentSession:
         Args:
             entry_id: the message to be replaced.
             message: what is said instead.
-            summarize: tell the model what happened on the branch that is left.
+            summarize: give the model a summary of the branch that is left.
 
         Raises:
             EntryNotFound: the session has no such entry.
@@ -142,7 +142,7 @@ class AgentSession:
 
         Args:
             entry_id: where the conversation goes on.
-            summarize: let the model summarize what is left behind, and tell it on the new branch. Where that fails,
+            summarize: let the model summarize the branch that is left, for the new branch. If that fails,
                 the conversation goes back without a summary.
 
         Raises:
@@ -231,7 +231,7 @@ class AgentSession:
     async def _compact_in_turn(self, reason: str, keep_tokens: int) -> CompactionOutcome:
         """Compact; a summary that cannot be stored is no reason to end the turn, either.
 
-        What is kept is counted. Where the provider has told that the context is larger than it was counted, as much
+        What is kept is counted. If the provider reported a larger context than was counted, as much
         less is kept: else a Chinese conversation, counted at a quarter of its size, would be compacted at every step.
         """
         branch = await self._newest.read()

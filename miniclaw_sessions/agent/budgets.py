@@ -29,7 +29,7 @@ FRESH_S = 60.0
 """How long a channel's sum is believed."""
 
 _OVERLAP = timedelta(minutes=10)
-"""Whoever was used so long before the newest look is looked at again: clocks differ, and others tell of it late."""
+"""Seconds before the newest look in which a used session is looked at again: clocks differ, and reports come late."""
 
 _REMEMBERED = 1_000
 
@@ -124,7 +124,7 @@ class Budgets:
         for budget in await self.of(session):
             if 0 < budget.limit <= budget.spent:
                 raise BudgetSpent(
-                    f"the budget of {budget.of} for {budget.period} is {self.told(budget)}; "
+                    f"the budget of {budget.of} for {budget.period} is {self.described(budget)}; "
                     f"it goes on at {budget.until} 00:00 UTC, or when the budget is raised"
                 )
 
@@ -153,8 +153,8 @@ class Budgets:
             for one in (known.in_day, known.in_month):
                 one.add(session.journal.incarnation, self._amount(usage))
 
-    def told(self, budget: Budget) -> str:
-        """How much of a budget is spent, for whoever is in the chat: what others spend is not for him to know."""
+    def described(self, budget: Budget) -> str:
+        """How much of a budget is spent, for the person in the chat: other chats' spending stays hidden."""
         is_spent = "spent" if budget.spent >= budget.limit else "not spent yet"
         if budget.is_shared:
             return is_spent

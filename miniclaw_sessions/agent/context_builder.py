@@ -29,7 +29,7 @@ class ContextBuilder:
         limit: how many messages from before the current one are sent at most, newest first. What the turn has said
             since the current message is always sent whole: a model that forgets its own steps repeats them. The
             summary of what was compacted does not count.
-        max_tokens: in place of `limit` and the window: as much of the transcript as has about so many tokens.
+        max_tokens: in place of `limit` and the window: about this many tokens of the transcript.
         count: how tokens are counted.
         newest: knows the branch of the one session that this builder is for; by default the store is read each time.
 
@@ -61,7 +61,8 @@ class ContextBuilder:
 
         Args:
             turn: its session's history, the message that is being answered, and what was said since.
-            system_prompt: what the model is told first; empty: no system message. It is never stored in a session.
+            system_prompt: the first instruction to the model; empty: no system message. It is never stored in a
+                session.
 
         Raises:
             StoreUnavailable: the budget reaches beyond the window, and the store cannot be read.
@@ -103,7 +104,7 @@ def fitted(messages: Sequence[Message], current: Message, limit: int) -> list[Me
 
 
 def with_system(system_prompt: str, context: list[Message]) -> list[Message]:
-    """The context behind what the model is told first."""
+    """The context behind the first instruction."""
     return [Message.system(system_prompt), *context] if system_prompt else context
 
 
@@ -134,7 +135,7 @@ class NewestBranch:
         """The branch as it is now.
 
         Args:
-            max_tokens: only the newest part, of about so many tokens, and back to a user's message; None: all that is
+            max_tokens: only the newest part, of about this many tokens, and back to a user's message; None: all that is
                 known, which is at least what the constructor was asked for.
 
         Raises:

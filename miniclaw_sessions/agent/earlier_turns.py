@@ -1,7 +1,7 @@
 """What was said before, answered once more from where it was said: as it was, or in another wording.
 
-What has been said since stays on its branch. Going back and what is said there are one unit, committed when nobody else
-has the turn: a crash leaves the conversation as it was, or with a message that waits for its answer.
+What has been said since stays on its branch. Going back and what is said there are one unit, committed when no other
+task has the turn: a crash leaves the conversation as it was, or with a message that waits for its answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REWORDED = "reworded"
 
 
 def once_more(session: Session) -> Opening:
-    """The user's newest message, which is answered once more; `NothingToResume` where there is none."""
+    """The user's newest message, which is answered once more. Raises `NothingToResume` without one."""
 
     async def place() -> Place:
         if (newest := await _newest(session)) is None:
@@ -31,13 +31,13 @@ def once_more(session: Session) -> Opening:
 
 
 def in_place_of(session: Session, entry_id: str, message: Message, *, summary: str = "") -> Opening:
-    """A message that is said in place of another one; `EntryNotFound` where there is none.
+    """A message in place of another one. Raises `EntryNotFound` if that is missing.
 
     Args:
         session: the conversation.
         entry_id: what it stands in place of.
         message: what is said.
-        summary: what the model is told of the branch that is left; empty: nothing.
+        summary: the summary, for the model, of the branch that is left; empty: none.
     """
 
     async def place() -> Place:
@@ -50,8 +50,8 @@ def reworded(session: Session, message: Message, replaced: str) -> Opening:
     """Another wording of the user's newest message, as chat networks let people edit what they have said.
 
     A message that was never heard has nothing to go back to: the new wording is a message like any other. Of an older
-    one, or with the words that stand there already, it is a DuplicateMessage: the chat has gone on since, and nobody
-    expects what was said to be thrown away for a word of it; and networks tell of edits that change no word.
+    one, or with the words that stand there already, it is a DuplicateMessage: the chat has gone on since, and must
+    not be thrown away for a changed word; and networks report edits that change no word.
 
     Args:
         session: the conversation.

@@ -1,4 +1,4 @@
-"""What happens in a turn, as its reader is told; and the reader's end of it."""
+"""The events of a turn, and the reader's end of their stream."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class TurnStopped(msgspec.Struct, frozen=True, tag=True):
     """The turn was stopped (`Session.stop_turn`); the last event of such a turn, when the store has acknowledged it.
 
     Attributes:
-        message: what the model had said of its reply by then, perhaps nothing; its `stop_reason` is `ABORTED`.
+        message: the part of the reply that had come, perhaps empty; its `stop_reason` is `ABORTED`.
         usage: what the turn has cost; of the reply that was stopped, an estimate.
     """
 

@@ -72,7 +72,7 @@ async def borrow(
     """A session to work in, and what is called with the end of the turn and with what the agent has said in it.
 
     Args:
-        session: whose turn it is; None: nobody's, and nothing is kept.
+        session: the session of the turn; None: no session, and nothing is kept.
         message: what the turn begins with.
         idempotency_key: the sender's own id of the message.
 

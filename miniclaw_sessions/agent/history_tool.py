@@ -26,7 +26,7 @@ MAX_RESULTS = 10
 """Results of one call."""
 
 MAX_PAGES = 20
-"""So many pages without a result are passed over in one call."""
+"""How many pages without a result one call skips."""
 
 RESULT_LENGTH = 600
 """Characters of each message, about: enough to answer from, and ten of them cost a model some 2,000 tokens."""
@@ -48,8 +48,8 @@ def history_tool(everywhere: Reader | None = None) -> Tool:
     """The tool `search_history`, for agents that answer in sessions.
 
     Args:
-        everywhere: a manager, to search in all its sessions; None: in the session alone in which it is called. Whoever
-            talks to the agent can learn through it whatever was said in any chat: right for one person's own chats,
+        everywhere: a manager, to search in all its sessions; None: only in the session in which it is called. Every
+            person who talks to the agent can then learn the content of all chats: right for one person's own chats,
             and wrong where others talk to it too.
     """
     where = "this conversation" if everywhere is None else "all conversations"

@@ -26,7 +26,7 @@ class Generation:
     Attributes:
         session: whose turn it is.
         message: what is being answered.
-        system_prompt: what the model is told first; may be changed before the generation.
+        system_prompt: the first instruction to the model; may be changed before the generation.
         added: messages that `before_generation` adds behind the user's: the model sees them, and they are saved.
         reply: what the model said at last; `after_generation` may put another message in its place.
         usage: what the turn cost so far.
@@ -131,7 +131,7 @@ class InTurn(Hooks):
 
 
 class Observer(Protocol):
-    """Is told of every turn, and of every request to the models that it was given."""
+    """Observes every turn, and every request to the models that it was given."""
 
     def model(self, provider: Provider) -> Provider:
         """The same model, of which each request is observed: those of turns, and those for summaries."""

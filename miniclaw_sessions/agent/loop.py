@@ -2,9 +2,9 @@
 
 load -> hooks -> context -> model -> tools -> context -> model -> ... -> hooks -> save. The user's message is committed
 before the model is asked, every step with tool calls before its tools run and again with their results, and the reply
-before `TurnFinished` is told. However the turn ends (an error, the limit of iterations, a cancellation at any point, a
-power cut), the session keeps the user's message and every step that was complete, and what it keeps is legal to send to
-a model.
+before `TurnFinished` is published. However the turn ends (an error, the limit of iterations, a cancellation at any
+point, a power cut), the session keeps the user's message and every step that was complete, and what it keeps is legal
+to send to a model.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _FINAL = frozenset({Role.ASSISTANT})
 
 
 class ContextKeeper(Protocol):
-    """Whoever keeps a session within its model's context; asked while a turn goes on, between its steps."""
+    """Keeps a session within its model's context; called between the steps of a turn."""
 
     context: ContextBuilder
     """What the model is sent."""
@@ -86,11 +86,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         provider: the model.
-        budgets: what may be spent, asked before each request; None: whatever it costs.
+        budgets: what may be spent, asked before each request; None: no limit.
         tools: what it may call.
         hooks: who takes part.
         context: what the model is sent, unless a keeper decides.
-        system_prompt: what it is told first.
+        system_prompt: its first instruction.
         max_iterations: how often it is asked.
         limits: how much one reply may be.
         clock: makes ids for calls without one.

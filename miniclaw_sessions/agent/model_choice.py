@@ -1,4 +1,4 @@
-"""Which of the models that a chat may choose is meant, and what a person is told; the same wherever it is asked."""
+"""The choice of a chat's model, and the sentence for the person; the same on every channel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 
 def choose(models: Collection[str], wanted: str, chosen: str | None) -> tuple[str | None, str]:
-    """The model to change to, or None, and what a person is told.
+    """The model to change to, or None, and the sentence for the person.
 
     Args:
         models: the models that there are, first the one that answers where none was chosen.

@@ -55,7 +55,7 @@ async def ask(  # noqa: PLR0913 - options, each with a name and a default
         tools: what it may call.
         limits: beyond these it is cut off.
         on_piece: called with each piece of text, and of the thinking that is shown, as it arrives.
-        count: counts tokens, where the model does not end its reply and tell.
+        count: counts tokens, if the model does not end its reply and report them.
 
     Raises:
         ModelError: the model failed, gave no reply, or went beyond the limits. Its `usage` is what that has cost,
@@ -166,15 +166,15 @@ def estimate(
 
 
 class Bill:
-    """What is spent in a session: its budgets count it at once, and so does its account, whatever becomes of the reply.
+    """The spending of a session: its budgets and its account count it at once, also without a stored reply.
 
     Args:
         session: whose.
-        budgets: what may be spent; None: whatever it costs.
+        budgets: what may be spent; None: no limit.
         model: who is asked.
 
     Attributes:
-        owed: what no entry of the session tells of yet.
+        owed: usage that no entry of the session records yet.
     """
 
     def __init__(self, session: Session, budgets: Budgets | None, model: str) -> None:
@@ -187,7 +187,7 @@ class Bill:
         return f"<Bill of {self._session.session_id}, owes {self.owed}>"
 
     def add(self, usage: Usage | None) -> None:
-        """A request has ended; None: nobody says what it cost."""
+        """A request has ended; None: its cost is unknown."""
         if usage is None:
             return
         if self._budgets is not None:
@@ -223,11 +223,11 @@ class Bill:
             raise
 
     def paid(self) -> None:
-        """An entry of the session tells of it now."""
+        """An entry of the session records it now."""
         self.owed = None
 
     def settle(self) -> None:
-        """Note in the session what no entry tells of; it is accepted like a message, and waits for nothing."""
+        """Record in the session the usage without an entry; it is accepted like a message, and waits for nothing."""
         if (owed := self.owed) is None:
             return
         self.owed = None

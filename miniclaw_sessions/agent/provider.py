@@ -20,7 +20,7 @@ from miniclaw_sessions.errors import OptionRefused
 
 
 class Begun(msgspec.Struct, frozen=True, tag=True):
-    """The service has taken the request, and answers; a provider that cannot tell leaves it out."""
+    """The service has accepted the request, and answers; a provider that cannot know this leaves it out."""
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True, tag=True):
@@ -69,7 +69,7 @@ class Provider(Protocol):
         """Answer a context: text as it arrives, and at the end one `Reply` with everything.
 
         Usually an `async def` with `yield`. The loop reads it to its end, or closes it early when the turn is
-        cancelled; whatever it holds must then be let go.
+        cancelled; it must then release everything it holds.
 
         Args:
             messages: a legal context (`history.context`), the system prompt included.
@@ -114,7 +114,7 @@ class PricingProvider(Protocol):
     """A provider that knows what tokens cost."""
 
     def with_cost(self, usage: Usage) -> Usage:
-        """The usage with its cost, where there is a price and nobody has said the cost."""
+        """The usage with its cost, if it has a price and no cost was reported."""
         ...
 
 
@@ -138,7 +138,7 @@ def takes_items(provider: Provider) -> bool:
 
 
 class AroundProvider:
-    """The base of providers that stand around another one: whatever they do in `generate`, they go by its name.
+    """The base of providers that wrap another one: they have its name, and differ in `generate`.
 
     Args:
         provider: who answers.

@@ -2,7 +2,7 @@
 
 A tool with `needs_approval` does not run when the model calls it: the turn is suspended, and its call waits, with what
 the tool was when it was asked for. `Approval` is what such a turn goes on with. The answer is logged before anything
-runs: what a crash interrupts then is not run again unless somebody agrees once more.
+runs: what a crash interrupts then is not run again unless a person agrees once more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from miniclaw_sessions.errors import NothingToResume
 from miniclaw_sessions.printable import printable
 
 REFUSED = "error: The user did not agree to this call; it was not made. Do not make it again unless you are told to."
-"""What the model is told of a call that a person has refused."""
+"""The result, for the model, of a call that a person has refused."""
 
 MAX_ARGUMENTS = 1_000
 """Characters of a call's arguments that a question shows; it says how many it leaves out."""
@@ -64,7 +64,7 @@ class Approval(Opening):
         self._pending: list[PendingCall] = []
 
     async def _look(self) -> Place:
-        """Look what waits while nobody else has the turn; it goes on where it is."""
+        """Look at the waiting calls while holding the turn; the conversation stays where it is."""
         self._pending = await pending_calls(self._session)
         return UNSET
 

@@ -37,7 +37,7 @@ class SuspendTurn(Exception):
 
     Args:
         reason: what is waited for.
-        data: whatever is needed to recognize the answer; JSON.
+        data: JSON that the tool needs to recognize the answer.
     """
 
     def __init__(self, reason: str = "", data: Mapping[str, Any] | None = None) -> None:
@@ -124,7 +124,7 @@ class ToolRunner:
     async def _run(
         self, call: ToolCall, turn: Turn, generation: Generation, approved: Mapping[str, Any] | None
     ) -> Message | PendingCall:
-        """One call's result; whatever goes wrong becomes an error result that the model sees."""
+        """One call's result; every failure becomes an error result that the model sees."""
         try:
             chosen = await self._hooks.before_tool(generation, call)
             result = chosen if isinstance(chosen, Message) else await self._answer(call, chosen or call, approved)
@@ -139,7 +139,7 @@ class ToolRunner:
             return error_result(call, f"the result cannot be stored: {error}")
         except Exception as error:  # noqa: BLE001 - a tool may raise anything
             log.warning(
-                "a tool failed; the model is told",
+                "a tool failed; the model gets the error",
                 action="tool.failed",
                 session_id=turn.session_id,
                 tool=call.name,
@@ -194,13 +194,13 @@ class _UncallableError(Exception):
 
 
 def error_result(call: ToolCall, text: str) -> Message:
-    """What a model is told of a call that failed."""
+    """The result, for the model, of a call that failed."""
     shown = text[:MAX_ERROR_LENGTH].encode(errors="replace").decode()  # a lone surrogate could not be stored
     return Message.tool_result(call, f"error: {shown}", is_error=True)
 
 
 def _for_call(call: ToolCall, result: Message) -> Message:
-    """A hook's result answers the call that it was asked about, whatever it says itself."""
+    """A hook's result always answers the call that it was asked about."""
     if result.tool_call_id == call.id and result.is_tool_result:
         return result
     return Message.tool_result(call, result.content, is_error=result.is_error)

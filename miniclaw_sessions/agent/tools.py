@@ -1,6 +1,6 @@
 """Tools: what a model may call, and two of them, a clock and a calculator.
 
-A tool takes the arguments that the model chose and returns text or content parts. It may raise whatever it likes: the
+A tool takes the arguments that the model chose and returns text or content parts. It may raise any exception: the
 loop turns an exception into an error result that the model sees. Each runs in a task of its own, at the same time as
 the others that the same reply called, and is cancelled when its time is up.
 """
@@ -61,9 +61,9 @@ class Tool(msgspec.Struct, frozen=True):
 
     @property
     def fingerprint(self) -> str:
-        """Changes when the model is told something else of it: who has agreed to a call has agreed to this tool."""
-        told = msgspec.json.encode((self.name, self.description, self.parameters), order="deterministic")
-        return hashlib.sha256(told).hexdigest()
+        """Changes with the tool's description for the model: a person who agreed to a call agreed to this tool."""
+        described = msgspec.json.encode((self.name, self.description, self.parameters), order="deterministic")
+        return hashlib.sha256(described).hexdigest()
 
 
 # --- the clock -------------------------------------------------------------------------------------------------------

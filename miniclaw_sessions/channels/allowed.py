@@ -1,6 +1,6 @@
 """Who may speak to a bot, and when it answers in a group: one list for all networks.
 
-A bot that answers strangers is a bill, so nobody is allowed until he is named.
+A bot that answers strangers costs money, so only named people are allowed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class AllowSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Who may speak; the settings of a channel extend it.
 
     Attributes:
-        allow: ids of users and chats that are answered; "*": everybody. Empty: nobody, and the log names the ids that
+        allow: ids of users and chats that are answered; "*": all. Empty: none, and the log names the ids that
             were refused.
         groups: what is answered in chats of several people: what is "addressed" to the bot, by its name or as a reply
             to it; "all"; or "none".
@@ -45,7 +45,7 @@ class Allowed:
         self._refused: set[tuple[str, str]] = set()
 
     def admits(self, *, user_id: str, chat_id: str, is_group: bool = False, is_addressed: bool = True) -> bool:
-        """Whether a message is to be answered; who is not allowed is logged once, as what `allow` would have to name.
+        """Whether to answer a message; a person who is not allowed is logged once, with the entry for `allow`.
 
         Args:
             user_id: who speaks.
@@ -62,7 +62,7 @@ class Allowed:
                 self._refused.clear()
             self._refused.add((user_id, chat_id))
             log.warning(
-                "somebody who is not allowed to has written, and is not answered; `allow` would have to name him",
+                "a person who is not allowed has written, and gets no answer; `allow` would have to name them",
                 action="channel.refused",
                 channel=self._channel,
                 user_id=user_id,

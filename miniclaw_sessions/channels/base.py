@@ -1,4 +1,4 @@
-"""What a channel must offer: it hands over what people say, and tells them what becomes of it.
+"""What a channel must offer: it hands over people's messages, and delivers their outcomes.
 
 A channel is a chat network, a terminal, an HTTP interface. It knows how to talk there and nothing else: order, bounds,
 duplicates and failures are the dispatcher's business.
@@ -23,7 +23,7 @@ from miniclaw_sessions.core.session.turn import Opening
 
 
 class Answerer(Protocol):
-    """Who answers what is said in a chat: an `Assistant`, or somebody in its place."""
+    """Answers the messages of a chat: an `Assistant`, or a replacement."""
 
     async def answer(
         self,
@@ -45,12 +45,12 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
         message: what was said, with its `author` where the channel knows one; None: nothing was, and the turn that was
             left unanswered is to go on.
         message_id: the sender's or the network's own id of the message, by which a repeated delivery is recognized;
-            None: there is none, and each delivery is a message of its own.
+            None: without an id, each delivery is a message of its own.
         channel: in which channel's sessions the chat is kept; empty: in those of the channel that hands it over.
         answerer: who answers it, in its turn among the chat's messages; None: the dispatcher's assistant.
         session: the session itself, where it belongs to no manager and is gone with its answer; None: the manager's.
         approvals: a person's yes or no to calls that wait for it, by their `approval_id`s, in place of a message.
-        author: whose yes or no it is, where the message names nobody.
+        author: the author of a yes or no, if the message names none.
         replaces: the id of an earlier message that this is a new wording of. Where that is the user's newest, the chat
             goes on from before it; an older one is past, and its new wording a DUPLICATE, as are the same words again.
         must_exist: whether it is answered only where the chat's session is there when its turn comes; else one is made.
@@ -91,10 +91,10 @@ class Reason(StrEnum):
     """It was delivered before, or goes on in another message, and is answered once."""
 
     CUT_OFF = "cut_off"
-    """The answer took longer than somebody waited for it, or the program stops."""
+    """The answer took longer than its client waited, or the program stops."""
 
     STOPPED = "stopped"
-    """Somebody said stop before the model was asked. It need not be delivered again."""
+    """A person said stop before the model was asked. It need not be delivered again."""
 
     FAILED = "failed"
     """The model, a tool's turn or the store failed, or it is not a message that can be kept."""
@@ -108,7 +108,7 @@ class Accepted(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def text(self) -> str:
-        """What a person is told: nothing."""
+        """The text for the person: empty."""
         return ""
 
 
@@ -120,7 +120,7 @@ class Progress(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def text(self) -> str:
-        """What a person is told: nothing, unless the channel shows answers as they come."""
+        """The text for the person: empty, unless the channel shows answers as they come."""
         return ""
 
 
@@ -132,7 +132,7 @@ class Answered(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def text(self) -> str:
-        """What a person is told."""
+        """The text for the person."""
         if isinstance(self.event, TurnFinished):
             return self.event.message.text
         if isinstance(self.event, TurnStopped):
@@ -148,7 +148,7 @@ class Obeyed(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         incoming: the message.
-        text: what a person is told; of `/stop` nothing, where the answer that was stopped says so.
+        text: the text for the person; empty for `/stop`, if the stopped answer says so itself.
         stopped: whether it was `/stop`, and there was something to stop.
     """
 
@@ -166,7 +166,7 @@ class NotAnswered(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def text(self) -> str:
-        """What a person is told: one sentence, with what the model's service itself says; nothing of a duplicate."""
+        """The sentence for the person, with that of the model's service; empty for a duplicate."""
         if self.reason is Reason.FAILED:
             if isinstance(self.error, errors.BudgetSpent):
                 return f"{str(self.error)[:1].upper()}{str(self.error)[1:]}. Your message is kept."
@@ -177,7 +177,7 @@ class NotAnswered(msgspec.Struct, frozen=True, eq=False):
 
 
 Last = Answered | Obeyed | NotAnswered
-"""The last that is told of a message."""
+"""The final outcome of a message."""
 
 Outgoing = Accepted | Progress | Last
 
@@ -186,25 +186,25 @@ _NOT_DONE = (errors.TurnCutOff, errors.MessageUnderWay, errors.StoreUnavailable,
 
 
 def comes_again(last: Last) -> bool:
-    """Whether a network that keeps its messages is to deliver this one again; people are told `meanwhile` at most.
+    """Whether a network that keeps its messages should deliver this one again; people get at most `meanwhile`.
 
-    Otherwise the person is told `text`, and when he was, the message is done and the network forgets it. It is one of
+    Otherwise the person gets `text`; then the message is done and the network forgets it. It is one of
     the two, never both: who reads "please send it again" would be answered twice. It comes again where that helps:
 
     - CUT_OFF: the program stops; the next one takes the turn up where it was.
     - DUPLICATE, the first delivery being under way: that one may still be cut off, so it decides of both.
     - FAILED, because the store cannot be written or read now: an answer that was made already is saved when it can be,
-      and told then; and another process has the turn (`TurnTaken`): its answer, or the lack of one, is found.
+      and delivered then; and another process has the turn (`TurnTaken`): its answer, or the lack of one, is found.
 
-    All else is done. A DUPLICATE has its answer, and STOPPED was asked for. BUSY is told, because what came again and
-    again while a chat is flooded would hold up everybody else's, and `/stop`. FAILED for any other reason would fail
-    again, and cost as much; the message is in the session, for `/retry`.
+    All else is done. A DUPLICATE has its answer, and STOPPED was asked for. BUSY is delivered, because what came again
+    and again while a chat is flooded would hold up everybody else's, and `/stop`. FAILED for any other reason would
+    fail again, and cost as much; the message is in the session, for `/retry`.
     """
     return isinstance(last, NotAnswered) and isinstance(last.error, _NOT_DONE)
 
 
 def meanwhile(last: Last) -> str:
-    """What a person is told, once, of a message that comes again because the store cannot be written or read now."""
+    """The text for the person, once, if a message comes again because the store cannot be written or read now."""
     if isinstance(last, NotAnswered) and isinstance(last.error, errors.StoreUnavailable):
         return "I cannot save anything just now. Your message waits, and is answered when I can."
     return ""
@@ -261,7 +261,7 @@ class Channel(Protocol):
 
     It may have `send_timeout_s`, how long its `send` may take, where that is not 30 seconds; `async def aclose()`,
     called when nothing more will be sent; and `async def webhook(request: WebhookRequest) -> WebhookReply`, which is
-    given whatever comes to `/channels/NAME`, from anybody: it asks for the network's secret before it reads the body.
+    given every request to `/channels/NAME`, from any sender: it checks the network's secret before it reads the body.
 
     Attributes:
         name: names its sessions: `{name}_{chat_id}`.
@@ -272,15 +272,15 @@ class Channel(Protocol):
     def receive(self) -> AsyncGenerator[Incoming, None]:
         """Hand over what is said, as it comes.
 
-        Ending means that nothing more will come. An error is logged, and `receive` is called again after a while.
-        A network that repeats what was not confirmed should confirm a message when its `Last` was told, unless that
+        Ending means that nothing more will come. An error is logged, and `receive` is called again after a while. A
+        network that repeats what was not confirmed should confirm a message when its `Last` was delivered, unless that
         `comes_again`; then an answer that a crash interrupts is made after all. From `Accepted` on nothing is lost, but
         an interrupted answer has to be asked for (`/retry`).
         """
         ...
 
     async def send(self, chat_id: str, outgoing: Outgoing) -> None:
-        """Tell somebody in a chat what became of a message; `outgoing.text` is enough for most channels.
+        """Deliver an outcome to a chat; `outgoing.text` is enough for most channels.
 
         What is worth trying again is tried again here: an error is logged, and the answer stays in the session.
         """
@@ -303,4 +303,4 @@ class Watch:
         return nullcontext()
 
     def ended(self, channel: str, last: Last) -> None:
-        """This is the last that is told of a message that was handed over."""
+        """The final outcome of a message that was handed over."""

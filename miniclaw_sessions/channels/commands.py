@@ -34,7 +34,7 @@ WORDS = {**dict.fromkeys(("yes", "y", "ok"), True), **dict.fromkeys(("no", "n"),
 Question = Collection[str]
 """The `approval_id`s of the calls that a person was asked about; empty: no question was open."""
 
-_BEGUN_ANEW = "We begin anew."
+_BEGUN_AGAIN = "We begin anew."
 _FORM = re.compile(r"\s*(/[a-z]+)(?:\s+(.*?))?\s*", re.IGNORECASE | re.DOTALL)
 
 
@@ -161,10 +161,10 @@ async def _start_over(call: CommandCall) -> str | TurnEnd:
             unit = session.unit()
             unit.add(LeafMove, target_id=None)
             with suppress(TranscriptNotKept):  # without a transcript a repeated delivery could not find the entry
-                unit.add_custom(COMMAND, {"word": "/new", "told": _BEGUN_ANEW}, idempotency_key=key)
+                unit.add_custom(COMMAND, {"word": "/new", "told": _BEGUN_AGAIN}, idempotency_key=key)
             with suppress(LeafMoved):  # the entry that came between may be this very message, from another gateway
                 await unit.save(if_leaf=session.leaf_id or "")
-                return _BEGUN_ANEW
+                return _BEGUN_AGAIN
 
 
 def _rest_of_message(call: CommandCall) -> Message | None:
@@ -208,7 +208,7 @@ async def _show_usage(call: CommandCall) -> str:
         lines.append(f"{name}: {used.total:,} tokens{cost}{guess}")
     if budgets is not None:
         known = [one for one in await budgets.of(session) if one.limit]
-        lines += [f"Budget of {one.of} for {one.period}: {budgets.told(one)}" for one in known]
+        lines += [f"Budget of {one.of} for {one.period}: {budgets.described(one)}" for one in known]
     return "\n".join(lines)
 
 

@@ -27,7 +27,7 @@ from miniclaw_sessions.log import get_logger
 log = get_logger(__name__)
 
 MAX_UNREAD_CHARACTERS = 2**20
-"""How much text waits for a slow reader; what comes beyond it is not told piece by piece, only the end is."""
+"""How much text waits for a slow reader; text beyond it does not come piece by piece; only the end does."""
 
 _OF_AN_EVENT = 256  # characters that anything but text counts for
 
@@ -35,12 +35,12 @@ _OF_AN_EVENT = 256  # characters that anything but text counts for
 class Delivery:
     """One message; iterate over it once for what becomes of it, the last of which is a `Last`.
 
-    Pieces of text that nobody has read yet become one. A reader who goes away calls `abandon`; the answer then goes on
+    Unread pieces of text become one. A reader who goes away calls `abandon`; the answer then goes on
     for a while, and is saved.
 
     Attributes:
         incoming: what was said.
-        channel: which channel is told; None: whoever iterates.
+        channel: the channel that gets the events; None: the iterating reader.
         session_id: whose chat it is; empty where it cannot be one.
         session: the session, once it is there.
         answering: cancelled when the answer has taken too long.
@@ -95,7 +95,7 @@ class Delivery:
         return self._next()
 
     def abandon(self, patience_s: float) -> None:
-        """Nobody listens any more: the answer may take that many seconds, and is then cut off."""
+        """The reader is gone: the answer may take this many seconds, and is then cut off."""
         if self._last is None:
             self._is_abandoned = True
             self.cut_off(anyio.current_time() + patience_s, math.inf)
@@ -114,7 +114,7 @@ class Delivery:
     # --- for the dispatcher ------------------------------------------------------------------------------------------
 
     def put(self, outgoing: Outgoing) -> None:
-        """Tell the reader something; nothing is put behind a `Last`."""
+        """Give the reader an event; nothing is put behind a `Last`."""
         if isinstance(outgoing, Progress):
             if self._is_abandoned or self._unread_characters > MAX_UNREAD_CHARACTERS:
                 return
@@ -141,11 +141,11 @@ class Delivery:
         self.telling.deadline = min(self.telling.deadline, tell_at)
 
     def _log(self, last: NotAnswered) -> None:
-        """Log what nobody else sees: a reader who still listens logs failures as he reports them."""
+        """Log a failure without a reader: a reader that still listens reports it itself."""
         facts = {"channel": self.channel_name, "session_id": self.session_id}
         if last.reason is Reason.CUT_OFF:
             log.warning("a turn was cut off", action="turn.cut_off", **facts)
-        elif comes_again(last):  # which may be each second; whoever cannot store has said so
+        elif comes_again(last):  # which may be each second; the store's failure is logged already
             log.debug("a message waits to be delivered again", action="turn.failed", **facts)
         elif last.reason is Reason.FAILED and (self._is_abandoned or self.channel is not None):
             kind, detail = type(last.error).__name__, named(last.error)

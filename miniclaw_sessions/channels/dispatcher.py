@@ -1,12 +1,12 @@
 """The dispatcher: takes what all channels hand over and lets the assistant answer it.
 
     async with Dispatcher(manager, assistant) as dispatcher:
-        dispatcher.serve(channel)  # a network: it is told everything
-        delivery = dispatcher.ask(incoming)  # or somebody who waits: he reads what becomes of his message
+        dispatcher.serve(channel)  # a network: it gets every event
+        delivery = dispatcher.ask(incoming)  # or a caller that waits, and reads the outcome of its message
 
 Within a chat, messages are answered in the order in which they came; chats are answered at the same time. How much may
-wait is bounded, and who is beyond the bound is told so. A message that is delivered twice is answered once. A message
-that waits is only in memory: its channel is told `Accepted` when the store has it, and should keep it until then.
+wait is bounded, and a message beyond the bound gets BUSY. A message that is delivered twice is answered once. A message
+that waits is only in memory: its channel gets `Accepted` when the store has it, and should keep it until then.
 `/stop`, said in any chat, stops the answer that is under way there, and answers nothing of what waits behind it.
 """
 
@@ -81,7 +81,7 @@ BACKOFF_S = (1.0, 60.0)
 """How long it takes until a channel that failed is started again: at first, doubled each time, and at most."""
 
 _NOT_ENTERED = "the dispatcher is used within `async with Dispatcher(...) as dispatcher`"
-_REFUSALS = 64  # told at the same time, by one channel; then it is not listened to until some are told
+_REFUSALS = 64  # sent at the same time, by one channel; it is not listened to until some of them are out
 _LAST_WORDS_S = 1.0  # for telling channels that their answers were cut off
 
 
@@ -134,7 +134,7 @@ class Dispatcher:
 
     @property
     def assistant(self) -> Assistant:
-        """Who answers, unless a message brings somebody else."""
+        """The default answerer, for messages that bring none."""
         return self._assistant
 
     @property
@@ -218,7 +218,7 @@ class Dispatcher:
             delivery.cut_off(at, at + _LAST_WORDS_S)
 
     async def finished(self) -> None:
-        """Wait until nothing is under way; what has finished is told and saved."""
+        """Wait until nothing is under way; finished answers are delivered and saved."""
         while self._under_way:
             if self._idle.is_set():
                 self._idle = anyio.Event()
@@ -235,7 +235,7 @@ class Dispatcher:
             try:
                 with _ending_only_itself(), anyio.move_on_after(_LAST_WORDS_S, shield=True):
                     await getattr(channel, "aclose", checkpoint)()
-            except Exception as error:  # noqa: BLE001 - a channel's own code, and all is told
+            except Exception as error:  # noqa: BLE001 - a channel's own code, and the error is logged
                 log.debug("a channel was not closed", action="channel.not_closed", error_type=type(error).__name__)
         self._channels.clear()
 
@@ -279,7 +279,7 @@ class Dispatcher:
         self._listening.discard(scope)
 
     def _take(self, incoming: Incoming, delivery: Delivery) -> bool:
-        """Put a message behind those of its chat, or tell at once what becomes of it.
+        """Put a message behind those of its chat, or report its outcome at once.
 
         Does not wait, so that nothing can be lost here. Returns False if it is not to be answered.
         """
@@ -398,7 +398,7 @@ class Dispatcher:
                     end = await answer(said)
         except DuplicateMessage as error:
             return await self._answered_before(delivery, error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this message
+        except Exception as error:  # noqa: BLE001 - every error belongs to this message
             return NotAnswered(incoming, Reason.FAILED, error)
         return Obeyed(incoming, end) if isinstance(end, str) else Answered(incoming, end)
 
@@ -423,7 +423,7 @@ class Dispatcher:
     async def _question(self, delivery: Delivery, session: Session) -> Question:
         """What the person was asked when he said this; the same holds for what waits behind it, unless that is known.
 
-        Behind a message that is delivered again comes what was said nobody knows when: it answers no question.
+        Messages behind a repeated one are of unknown age: they answer no question.
         """
         key = delivery.incoming.message_id
         standing = await open_question(session)
@@ -440,12 +440,12 @@ class Dispatcher:
         is_redelivered = error.key == incoming.message_id  # else it is a new wording of what was said long ago
         if incoming.answer_again and is_redelivered and session is not None:
             try:
-                told = await command_reply(session, error.entry_id)
+                text = await command_reply(session, error.entry_id)
                 end = await end_of_turn(session, error.entry_id)
             except SessionsError as failure:
                 return NotAnswered(incoming, Reason.FAILED, failure)
-            if told is not None:
-                return Obeyed(incoming, told)
+            if text is not None:
+                return Obeyed(incoming, text)
             if end is not None:
                 return Answered(incoming, end)
         return NotAnswered(incoming, Reason.DUPLICATE, error)
@@ -457,7 +457,7 @@ class Dispatcher:
     # --- telling -----------------------------------------------------------------------------------------------------
 
     async def _tell(self, channel: Channel, delivery: Delivery) -> None:
-        """Tell a channel everything, in order; where it does not take something, only what matters."""
+        """Send a channel every event, in order; after a failure, only those that matter."""
         is_reached = True
         with delivery.telling:
             async for outgoing in delivery:
@@ -509,7 +509,7 @@ def _why(error: Exception) -> str:
 
 @contextmanager
 def _ending_only_itself() -> Iterator[None]:
-    """Make an ordinary error of what would end more than a channel: a cancellation that nobody asked for, or an exit.
+    """Make an ordinary error of what would end more than a channel: a stray cancellation, or an exit.
 
     Libraries leak the first from connections that close.
     """

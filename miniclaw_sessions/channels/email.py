@@ -1,8 +1,8 @@
 """The channel `email`: mail is read by IMAP, waited for by IDLE, and answered by SMTP.
 
 The mailbox is the queue: what is unread waits, and a mail is marked as read once its answer has gone out, or its sender
-was told why there is none. So nothing is lost when this program or a server fails, and what is left unread was answered
-by nobody. A mail whose answer is in the session already, and did not go out, is given the same answer again.
+got the reason for having none. So nothing is lost when this program or a server fails, and unread mail has no
+answer. A mail whose answer is in the session already, and did not go out, is given the same answer again.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class EmailSettings(AllowSettings, frozen=True, kw_only=True):
         max_mail_bytes: of a larger mail only the beginning is read.
         max_image_bytes: how large the images of a mail may be together; `sessions.max_message_bytes` must have room
             for a third more.
-        poll_s: seconds between two looks into the mailbox where the server does not tell of new mail, and until what
+        poll_s: seconds between two looks into the mailbox where the server does not announce new mail, and until what
             could not be done is tried again.
     """
 
@@ -126,7 +126,7 @@ class EmailChannel:
         self._uid_validity = 0
         self._in_hand: dict[Incoming, tuple[int, Mail]] = {}
         self._left: set[int] = set()  # unread mail that has no answer
-        self._answered: set[int] = set()  # and is to be marked as read
+        self._answered: set[int] = set()  # and must be marked as read
         self._times: dict[str, deque[float]] = {}
         self._settled = anyio.Event()
 
@@ -171,7 +171,7 @@ class EmailChannel:
             reason = mail if isinstance(mail, str) else self._refusal(mail, is_authentic=is_authentic)
             if not isinstance(mail, str) and reason is None:
                 for incoming, (known, other) in self._in_hand.items():
-                    if other.message_id == mail.message_id:  # numbered anew, or a copy, which waits until that is done
+                    if other.message_id == mail.message_id:  # renumbered, or a copy, which waits until that is done
                         self._in_hand[incoming] = (known or uid, other)
                         return None
                 if not self._may_have_more(mail.sender):
@@ -194,7 +194,7 @@ class EmailChannel:
             return None
         except Unreachable:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever the library's parser makes of a stranger's mail
+        except Exception as error:  # noqa: BLE001 - the library's parser may fail in any way on a stranger's mail
             reason = f"it cannot be read: {type(error).__name__}"
         self._left.add(uid)
         log.info("a mail is left unread and has no answer", action="mail.left", channel=self.name, detail=reason)
@@ -208,7 +208,7 @@ class EmailChannel:
         return mail, not server or (not isinstance(mail, str) and is_authenticated(header, server))
 
     def _refusal(self, mail: Mail, *, is_authentic: bool) -> str | None:
-        """Why nobody answers a mail of somebody."""
+        """The reason not to answer a sender's mail."""
         domain = "@" + mail.sender.rpartition("@")[2]
         copied = not mail.is_addressed
         if not self._allowed.admits(user_id=mail.sender, chat_id=domain, is_group=copied, is_addressed=not copied):
@@ -283,7 +283,7 @@ class EmailChannel:
                 log.error(event, action="mail.refused", channel=self.name, code=refused.code)
 
     async def _mark(self) -> None:
-        """Mark as read what has been answered; where that fails, it is done when `receive` begins anew."""
+        """Mark as read what has been answered; where that fails, it is done when `receive` begins again."""
         if uids := sorted(self._answered):
             with suppress(Unreachable):
                 if self._mailbox is not None:
@@ -294,7 +294,7 @@ class EmailChannel:
                 self._answered.difference_update(uids)
 
     def typing(self, chat_id: str) -> AbstractAsyncContextManager[None]:
-        """Mail shows nobody typing."""
+        """Mail has no sign of typing."""
         del chat_id
         return nullcontext()
 
@@ -378,7 +378,7 @@ class _Mailbox:
             client.login(settings.user or settings.address, password.reveal())
             return int(client.select_folder(settings.mailbox)[b"UIDVALIDITY"])
         finally:
-            if self._is_closed:  # nobody waits for it any more
+            if self._is_closed:  # its caller is gone
                 client.shutdown()
 
     async def close(self) -> None:
@@ -411,20 +411,20 @@ class _Mailbox:
         await self._call(lambda client: client.add_flags(uids, [b"\\Seen"], silent=True))
 
     async def begin_waiting(self) -> None:
-        """From now on the server tells of new mail, if it can."""
+        """From now on the server announces new mail, if it can."""
         if await self._call(lambda client: client.has_capability("IDLE")):
             await self._call(lambda client: client.idle())
             self._is_told = True
 
     async def wait(self) -> None:
-        """Wait until the server tells something."""
+        """Wait for an announcement of the server."""
         if not self._is_told or self._client is None:
             await anyio.sleep_forever()
         else:
             await anyio.wait_readable(self._client.socket())
 
     async def end_waiting(self) -> None:
-        """Let the server tell nothing more; this also finds out that the connection was lost meanwhile."""
+        """End the server's announcements; this also finds out that the connection was lost meanwhile."""
         if self._is_told:
             await self._call(lambda client: client.idle_done())
             self._is_told = False

@@ -1,7 +1,7 @@
 """One mail, as values: who sent it, whether anybody answers it, what it says, and the answer to it.
 
 A chat is one thread of one sender. A thread, because mails of another subject are another conversation; of one sender,
-because everybody can write the `References` of somebody else's thread into a mail, and would read his conversation.
+because every sender can write the `References` of another person's thread into a mail, and would read it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Mail(msgspec.Struct, frozen=True):
 
 
 def read_header(data: bytes, address: str) -> Mail | str:
-    """A mail's header; or why nobody answers it.
+    """A mail's header, or the reason why it is not answered.
 
     Args:
         data: the header's bytes, or the whole mail's.
@@ -176,7 +176,7 @@ def read_message(data: bytes, mail: Mail, size: int, max_image_bytes: int) -> Me
 
 
 def _leaves(part: MIMEPart) -> Iterator[MIMEPart]:
-    """The parts that are shown: of alternatives the plain text, beside it whatever else is in them."""
+    """The parts that are shown: of alternatives the plain text, and all other parts."""
     if not part.is_multipart() or part.get_content_maintype() == "message":
         yield part
         return
@@ -211,9 +211,9 @@ def answer_to(mail: Mail, address: str, text: str, now: datetime, said: Message 
     Args:
         mail: what is answered.
         address: our own.
-        text: what is told.
+        text: the text to send.
         now: when.
-        said: the model's message, if that is what is told: its text is HTML too, unless it is very long, and its images
+        said: the model's message, if the text is from it: its text is HTML too, unless it is very long, and its images
             are attached.
     """
     answer = EmailMessage(_FORMAT)

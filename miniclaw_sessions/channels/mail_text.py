@@ -19,7 +19,7 @@ _FROM = re.compile(
 _FIELD = re.compile(r"\*?[^:：]{1,20}[:：]")  # noqa: RUF001
 _RULE_CHARACTERS = 7
 _RULE_WORDS = 40  # characters of what stands in a line of dashes
-_ATTRIBUTION_LINES = 3  # "On Monday, somebody <address>\nwrote:" is wrapped as the writer's program likes
+_ATTRIBUTION_LINES = 3  # "On Monday, Ada <address>\nwrote:" is wrapped as the writer's program likes
 
 
 def text_of_html(html: str) -> str:
@@ -145,7 +145,7 @@ def _is_rule(line: str) -> bool:
 
 
 def _before_attribution(lines: list[str], end: int) -> int:
-    """Where the sentence before a quotation begins ("On Monday, somebody <address> wrote:"); `end` if there is none."""
+    """Where the sentence before a quotation begins ("On Monday, Ada <address> wrote:"); `end` without one."""
     while end and not lines[end - 1].strip():
         end -= 1
     if not end or not lines[end - 1].rstrip().endswith((":", "：")):  # noqa: RUF001 - as it is written in Chinese

@@ -23,7 +23,7 @@ def html_of(text: str) -> str:
 
 
 def model_message(last: Last) -> Message | None:
-    """The model's message that a chat is told; None: it is told something else.
+    """The model's message behind an outcome; None: its text is another one.
 
     A question for approval is not Markdown: a person would agree to something else than what he reads.
     """

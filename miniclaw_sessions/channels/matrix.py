@@ -51,7 +51,7 @@ _TYPING_S = 20.0
 _MAX_TEXT_BYTES = 16_000  # an event has at most 65,536 bytes, with the text once as it is and once as HTML
 _PEOPLE_OF_A_GROUP = 3
 _IN_HAND = 16  # messages of a chat that are handed over before their answers; the others wait here
-_HELD = 1000  # messages that wait here; of more the oldest are handed over, to be told that too much waits
+_HELD = 1000  # messages that wait here; beyond it the oldest are handed over, to be answered that too many wait
 _REFUSED_FOR_GOOD = {"M_FORBIDDEN", "M_TOO_LARGE", "M_NOT_FOUND", "M_BAD_JSON", "M_INVALID_PARAM"}
 _UNSEEN = {
     "m.audio": Unseen("a voice message, or another sound", "listen to"),
@@ -197,7 +197,7 @@ class MatrixChannel:
 
         def end(listening: asyncio.Task[SyncResponse]) -> None:
             if not listening.cancelled():
-                listening.exception()  # else asyncio logs it, where nobody asks for it any more
+                listening.exception()  # else asyncio logs it as never retrieved
             self._changed.set()
 
         listening = asyncio.create_task(self._synced(position))
@@ -254,7 +254,7 @@ class MatrixChannel:
         self._client.next_batch = ""  # else the library goes on from its own
         reply = await self._client.sync(_WAIT_MS if position else 0, _FILTER, since=position)
         if not isinstance(reply, SyncResponse):
-            raise Unreachable(f"{self._settings.homeserver} does not tell what was said: {_code_of(reply)}")
+            raise Unreachable(f"{self._settings.homeserver} does not give the messages: {_code_of(reply)}")
         return reply
 
     async def _accept_invitations(self, reply: SyncResponse) -> None:
@@ -267,7 +267,7 @@ class MatrixChannel:
             await self._join(room_id)
 
     async def _join(self, room_id: str) -> None:
-        """Come into a room; what only a proxy refuses is tried again with the next reply, and keeps nobody waiting."""
+        """Come into a room; a proxy's refusal is retried with the next reply, and blocks no other room."""
         from nio import JoinError  # noqa: PLC0415 - as above
 
         try:
@@ -296,7 +296,7 @@ class MatrixChannel:
                     said = await self._incoming(self._client.rooms[room_id], event)
                 except (Unreachable, OSError, ClientPayloadError):
                     raise
-                except Exception as error:  # noqa: BLE001 - whatever a stranger's homeserver sends
+                except Exception as error:  # noqa: BLE001 - a stranger's homeserver may send anything
                     kind = type(error).__name__
                     log.warning(
                         "an event cannot be read", action="channel.unreadable", channel=self.name, error_type=kind
@@ -317,13 +317,13 @@ class MatrixChannel:
         while start:
             page = await self._client.room_messages(room_id, start, position, limit=100)
             if not isinstance(page, RoomMessagesResponse):
-                raise Unreachable(f"{self._settings.homeserver} does not tell what was said: {_code_of(page)}")
+                raise Unreachable(f"{self._settings.homeserver} does not give the messages: {_code_of(page)}")
             events += page.chunk
             start = page.end or "" if page.chunk else ""
         return events[::-1]
 
     async def _incoming(self, room: MatrixRoom, event: Event) -> tuple[Incoming, _Place] | None:
-        """What was said, if it is to be answered."""
+        """The message, if it must be answered."""
         content, kind = event.source.get("content"), event.source.get("type")
         if event.sender == self._client.user_id or not isinstance(content, dict):
             return None
@@ -336,7 +336,7 @@ class MatrixChannel:
             content = _table(content, "m.new_content")
             original = await self._event(room.room_id, replaced)
             if original.get("sender") != event.sender:
-                return None  # nobody rewrites what somebody else said
+                return None  # an edit by another person does not count
             relation = _table(_table(original, "content"), "m.relates_to")
         said_as = str(content.get("msgtype"))
         if kind != "m.room.message" or said_as not in {"m.text", "m.image", *_UNSEEN}:
@@ -380,7 +380,7 @@ class MatrixChannel:
         return bool(said.get("sender") == user_id)
 
     async def _event(self, room_id: str, event_id: str) -> dict[str, Any]:
-        """An event that another one refers to; an empty one where there is none."""
+        """An event that another one refers to; an empty one if it is missing."""
         from nio import RoomGetEventResponse  # noqa: PLC0415 - as above
 
         found = await self._client.room_get_event(room_id, event_id)
@@ -451,7 +451,7 @@ class MatrixChannel:
     async def _answer(self, place: _Place, outgoing: Last) -> None:
         said = model_message(outgoing)
         text = with_notice(place.notice, outgoing.text)
-        told = hashlib.sha256(text.encode()).hexdigest()[:16]  # another answer to the same is not taken for it
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]  # another answer to the same is not taken for it
         for number, piece in enumerate(split(text, _MAX_TEXT_BYTES, size=lambda text: len(text.encode()))):
             content = {"msgtype": "m.notice", "body": piece}
             if said is not None:  # in a thread: brackets by the thousand take it a second
@@ -459,10 +459,10 @@ class MatrixChannel:
                     "format": "org.matrix.custom.html",
                     "formatted_body": await to_thread.run_sync(html_of, piece),
                 }
-            await self._put(place, f"{told}.{number}", content)
+            await self._put(place, f"{digest}.{number}", content)
         for number, image in enumerate(images_in(said)):
             if (uploaded := await self._uploaded(image)) is not None:
-                await self._put(place, f"{told}.image{number}", uploaded)
+                await self._put(place, f"{digest}.image{number}", uploaded)
 
     async def _put(self, place: _Place, part: str, content: dict[str, Any]) -> None:
         """Send an event, in the thread of what it answers; the homeserver takes each part of an answer once."""

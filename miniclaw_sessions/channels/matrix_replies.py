@@ -49,7 +49,7 @@ class Client(AsyncClient):  # type: ignore[misc]  # the library has no types
         """As the library's.
 
         Raises:
-            Unreachable: nobody knows what became of the request.
+            Unreachable: the outcome of the request is unknown.
         """
         response: ClientResponse = await super().send(method, path, *args, **options)
         if _PICTURE.search(path):

@@ -20,5 +20,5 @@ def make_channels(settings: Settings) -> tuple[list[Channel], list[PluginFailed]
     tables = settings.plugins.get("channels", {})
     made, failed = each_made(tables.values(), "name", "receive", "send", "typing")
     misnamed = [one for one in made if one.name not in tables]  # two of them would write into one chat
-    failed += [PluginFailed(f"a channel calls itself {one.name!r}, and not as it was told") for one in misnamed]
+    failed += [PluginFailed(f"a channel calls itself {one.name!r}, and not by its table's name") for one in misnamed]
     return [one for one in made if one not in misnamed], failed

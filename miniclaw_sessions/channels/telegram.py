@@ -81,7 +81,7 @@ _READ_S = 5.0
 _DOWNLOAD_S = 30.0  # then the others' messages have waited long enough
 _TYPING_EVERY_S = 4.0  # it is shown for five seconds
 _BACKOFF_S = (1.0, 60.0)
-_CROWDED_S = 10.0  # nobody is heard for so long because of a message that waits for its turn
+_CROWDED_S = 10.0  # how long a message that waits for its turn may keep others from being heard
 _MAY_BE_FORGOTTEN = "I am busy. If I do not answer this in a while, please send it again."
 _KINDS = ["message", "edited_message"]
 
@@ -98,7 +98,7 @@ class TelegramSettings(AllowSettings, frozen=True, kw_only=True):
         webhook_url: the https URL under which Telegram reaches `/channels/NAME` of this daemon; empty: long polling.
         stream: show an answer while it is written.
         max_image_bytes: how large an image may be; of a photograph a smaller version is taken, any other is left out,
-            and the model told so. `sessions.max_message_bytes` must have room for a third more.
+            and the model gets a note. `sessions.max_message_bytes` must have room for a third more.
         api_url: where the Bot API is served.
     """
 
@@ -240,7 +240,7 @@ class TelegramChannel:
     async def _make_room(self) -> None:
         """Where what waits behind a slow answer keeps all others from being heard: let Telegram forget the first of it.
 
-        It is answered in its turn all the same, but for a crash until then, and its sender is told so.
+        It is still answered in its turn, unless a crash comes first, and its sender gets a note.
         """
         from telegram.error import BadRequest, Forbidden  # noqa: PLC0415 - an extra
 
@@ -249,7 +249,7 @@ class TelegramChannel:
             return
         if self._clock.monotonic() - first.heard_at < _CROWDED_S:
             return
-        with suppress(BadRequest, Forbidden):  # nobody can be told
+        with suppress(BadRequest, Forbidden):  # the chat is unreachable
             await self._call("SendMessage", text=_MAY_BE_FORGOTTEN, **self._to(place_of(first.message), first))
         if first.state is State.HEARD:
             self._settle(first, State.KEPT)
@@ -301,7 +301,7 @@ class TelegramChannel:
             message = Update.de_json(dict(fields), self._bot).effective_message
             is_meant = message is not None and self._is_admitted(message)
             incoming = await self._incoming(message, exchange) if message is not None and is_meant else None
-        except Exception as error:  # noqa: BLE001 - whatever a new Telegram sends that the library does not know
+        except Exception as error:  # noqa: BLE001 - a new Telegram may send what the library does not know
             message = incoming = None
             kind = type(error).__name__
             log.warning("an update cannot be read", action="channel.unreadable", channel=self.name, error_type=kind)
@@ -328,7 +328,7 @@ class TelegramChannel:
     def _settle(self, exchange: Exchange, state: State) -> None:
         exchange.state = state
         exchange.settled.set()
-        if state is not State.HEARD:  # else nothing is to be confirmed, and what comes again has time
+        if state is not State.HEARD:  # else there is nothing to confirm, and a repeated message has time
             self._changed.set()
 
     # --- what is heard -----------------------------------------------------------------------------------------------
@@ -353,9 +353,9 @@ class TelegramChannel:
 
     async def _incoming(self, message: telegram.Message, exchange: Exchange) -> Incoming | None:
         text, images = text_of(self._bot, message), await self._images(message)
-        is_step = message.edit_date is not None and message.location is not None  # of somebody who shares where he is
+        is_step = message.edit_date is not None and message.location is not None  # of a live location
         if is_step or not (text or images):
-            return None  # somebody has joined, a message was pinned
+            return None  # a person has joined, a message was pinned
         content = tuple(part for part in (TextPart(text) if text else None, *images) if part is not None)
         sender = message.from_user
         said = Message(
@@ -435,7 +435,7 @@ class TelegramChannel:
                 await self._end(Place.of(chat_id), exchange, last)
 
     async def _end(self, place: Place, exchange: Exchange, last: Last) -> None:
-        """Tell the last; what is interrupted or not told is to come again, if it still can."""
+        """Send the final outcome; an interrupted or unsent one must come again, if it still can."""
         from telegram.error import BadRequest, Forbidden, TelegramError  # noqa: PLC0415 - an extra
 
         is_kept = not self._settings.webhook_url and exchange in self._exchanges.values()  # by Telegram
@@ -494,7 +494,7 @@ class TelegramChannel:
                     raise
             else:
                 return message_id
-        return await self._put(place, exchange, piece, None, insist=insist)  # somebody has deleted it
+        return await self._put(place, exchange, piece, None, insist=insist)  # a person has deleted it
 
     async def _send_images(self, place: Place, exchange: Exchange, message: Message) -> None:
         """Send the images of an answer; never a text in place of one, which the library takes for a file's path."""

@@ -27,14 +27,14 @@ class State(IntEnum):
     KEPT = 1
     """The store has the message, or its sender knows that it may be forgotten."""
     OVER = 2
-    """The person has its answer, or there is none to send."""
+    """The person has the answer, or no answer is due."""
 
 
 class Album:
     """The pictures that were sent together, as far as they came, by the ids of their messages.
 
     Attributes:
-        is_admitted: whether one of them is to be answered: the others belong to it.
+        is_admitted: whether one of them will be answered: the others belong to it.
     """
 
     def __init__(self) -> None:
@@ -75,12 +75,12 @@ class Exchange:
 
     Attributes:
         state: how far it is.
-        settled: set when that is more than heard, or when it is to be delivered again.
+        settled: set when that is more than heard, or when it must be delivered again.
         message: what was said; None: it was not handed over yet.
         album: what it is a picture of.
         message_id: that of the picture.
         notice: what the person is sent before the answer.
-        text: what the model has said of its reply so far.
+        text: the model's reply so far.
         is_verbatim: whether its answer is not the model's, and is shown to the letter, as what a person is to agree to.
         shown: the messages that show the answer, each with its part of the text.
         shown_at: when that was brought up to date, or the answer begun.

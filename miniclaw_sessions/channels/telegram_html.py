@@ -83,7 +83,7 @@ class _Renderer(RendererHTML):
         return f"{'  ' * ((token.level - 1) // 2)}{sign} "
 
     def blockquote_open(self, tokens: Sequence[Token], index: int, *_: Any) -> str:
-        """A quotation; there is none within another one."""
+        """A quotation; they do not nest."""
         return "" if tokens[index].level else "<blockquote>"
 
     def blockquote_close(self, tokens: Sequence[Token], index: int, *_: Any) -> str:

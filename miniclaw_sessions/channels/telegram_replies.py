@@ -1,6 +1,6 @@
 """What Telegram's reply confirms: a call is done when Telegram itself says so, and refused when Telegram itself does.
 
-Whatever else comes in its place, a proxy's page, half a document, one of another shape, says nothing of what became of
+Any other reply, a proxy's page, half a document, one of another shape, says nothing about the outcome of
 the call. It is a `NotTelegrams`, which is a `NetworkError`: what has to arrive is sent again.
 """
 
@@ -22,7 +22,7 @@ _SUCCESS = range(200, 300)
 
 
 class NotTelegrams(NetworkError):
-    """The reply is not Telegram's own, and nobody knows what became of the call."""
+    """The reply is not Telegram's own, and the outcome of the call is unknown."""
 
 
 class _Message(msgspec.Struct):

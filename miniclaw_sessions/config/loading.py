@@ -172,8 +172,8 @@ def load_settings(
     for section, kind in _CHECKED.items():
         values[section] = {}
         for name, table in tables[section].items():
-            values[section][name], told = check_table(table, kind)
-            sources |= told
+            values[section][name], places = check_table(table, kind)
+            sources |= places
     stated = [name for name, price in values["prices"].items() if price.currency]
     if stated and sources["sessions.currency"] == "default":
         values["sessions.currency"] = values["prices"][stated[0]].currency

@@ -55,7 +55,7 @@ class _LazyLogger:
     def __getattr__(self, method: str) -> Callable[..., None]:
         def write(*arguments: Any, **fields: Any) -> None:
             _configure()
-            structlog = sys.modules.get("structlog")  # whoever configured it has imported it
+            structlog = sys.modules.get("structlog")  # a program that configured it has imported it
             with contextlib.suppress(OSError, ValueError):  # ValueError: the stream was closed
                 if structlog is not None and structlog.is_configured():
                     getattr(structlog.get_logger(self._name), method)(*arguments, **fields)
@@ -79,7 +79,7 @@ def in_request(request_id: str) -> Iterator[None]:
 
 
 def current_request() -> str:
-    """The id of the request that is being answered; empty where there is none."""
+    """The id of the request that is being answered; empty without one."""
     return _request_id.get()
 
 
@@ -93,7 +93,7 @@ def configured_when_used(configure: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        _pending.clear()  # whoever runs a command in his own program keeps his own log
+        _pending.clear()  # a program that runs a command itself keeps its own log
 
 
 def _configure() -> None:
@@ -102,7 +102,7 @@ def _configure() -> None:
 
 
 def _to_standard_library(name: str, method: str, event: str, **fields: Any) -> None:
-    """Nobody has configured structlog, so this is somebody else's program: its own logging decides what is shown."""
+    """Without a configured structlog this is another program: its own logging decides what is shown."""
     facts = " ".join(f"{key}={value!r}" for key, value in fields.items())
     logging.getLogger(name).log(logging.getLevelName(method.upper()), "%s (%s)", event, facts)
 

@@ -30,15 +30,15 @@ _OPEN = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | 
 
 
 class Deed(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that somebody did, or tried to do.
+    """An operation that was done or refused.
 
     Attributes:
-        who: the token's name; `owner`: whoever may open the Unix socket; `retention`: the rules of the settings.
+        who: the token's name; `owner`: the user of the Unix socket; `retention`: the rules of the settings.
         token: the first digits of the token's SHA-256; None: there was none.
         operation: what, by its name in the table of operations.
         session_id: to which session; None: to none, or to all.
         made: the session that was made of it.
-        request_id: the id of the request, as its answer says it; it had none where nobody asked.
+        request_id: the id of the request, as its answer says it; empty without a request.
         status: the HTTP status; 0: the client went away before there was one.
         time, level, event, action, outcome: what the log adds.
     """

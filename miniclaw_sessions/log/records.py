@@ -35,7 +35,7 @@ REFUSED_KEYS = frozenset(
         *("token", "api_key", "key", "password", "secret", "authorization", "credential", "cookie"),
     }
 )
-"""Keys under which only numbers are written: anything else could be what somebody said, or a secret."""
+"""Keys under which only numbers are written: anything else could be a message or a secret."""
 
 MAX_VALUE_LENGTH = 300
 """Characters of one value that are written; the sentence itself may have more."""
@@ -120,7 +120,7 @@ def _name_request(logger: Any, method: str, record: EventDict) -> EventDict:
 
 
 class RepeatFilter:
-    """Drops warnings and errors that repeat themselves, and tells how many with the next one that passes."""
+    """Drops warnings and errors that repeat themselves, and counts them in the next one that passes."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -195,9 +195,9 @@ def _failure(exc_info: Any) -> dict[str, Any]:
     if not isinstance(error, BaseException):
         return {}
     frames = traceback.extract_tb(error.__traceback__)[-_MAX_FRAMES:]
-    told = {"error": _cut(str(error), MAX_VALUE_LENGTH)} if isinstance(error, SessionsError | OSError) else {}
+    text = {"error": _cut(str(error), MAX_VALUE_LENGTH)} if isinstance(error, SessionsError | OSError) else {}
     where = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
-    return {"error_type": type(error).__name__, **told, "where": where}
+    return {"error_type": type(error).__name__, **text, "where": where}
 
 
 def _cut(text: str, length: int) -> str:

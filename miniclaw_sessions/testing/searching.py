@@ -126,7 +126,7 @@ async def pages_of_a_search_follow_each_other(stores: StoreMaker) -> None:
 
 
 async def a_stretch_of_a_search_is_found_again(stores: StoreMaker) -> None:
-    """A page repeats up to its end, whatever came or went since: `Search.until`."""
+    """A page repeats up to its end, despite later changes: `Search.until`."""
     async with stores.new() as store:
         for chat in range(6):
             await _say(store, chat, [Message.user(f"word {n}") for n in range(5)], first=_NOON + timedelta(hours=chat))

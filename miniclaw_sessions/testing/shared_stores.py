@@ -132,7 +132,7 @@ async def a_turn_has_one_owner(stores: StoreMaker) -> None:
         await _refused(other, sample_entries(4, 4), TurnClaim(1, "other", _LONG_S))
         await _append(other, sample_head(), sample_entries(4, 4), TurnClaim(2, "other", _LONG_S))
         head = await one.head("telegram_1")
-        _expect(head is not None and head.turn == StoredTurn(2, "other", is_over=False), "a head tells the newest turn")
+        _expect(head is not None and head.turn == StoredTurn(2, "other", is_over=False), "a head has the newest turn")
 
 
 async def a_turn_is_taken_held_and_given_back_without_a_word(stores: StoreMaker) -> None:
@@ -230,7 +230,7 @@ async def _append(
 
 async def _refused(store: Store, entries: Sequence[StoredEntry], turn: TurnClaim) -> None:
     (outcome,) = await store.append([Append(sample_head(), entries, turn=turn)])
-    _expect(isinstance(outcome, StoreConflict), f"somebody else has the turn, so {turn} is refused")
+    _expect(isinstance(outcome, StoreConflict), f"another owner has the turn, so {turn} is refused")
 
 
 async def _not_deleted(store: Store, known: StoredHead) -> None:

@@ -92,7 +92,7 @@ async def a_head_comes_back_as_it_was_given(stores: StoreMaker) -> None:
         await _append(store, sample_head(1), sample_entries(1, 3))
         await _append(store, sample_head(2), [])
         await _append(store, sample_head(1), sample_entries(4, 4))
-        _expect(await store.head("telegram_1") == StoredHead(sample_head(1), 4), "a head tells the newest sequence")
+        _expect(await store.head("telegram_1") == StoredHead(sample_head(1), 4), "a head has the newest sequence")
         _expect(await store.head("telegram_2") == StoredHead(sample_head(2), 0), "a session may have no entries")
         heads = [stored async for stored in store.heads()]
         _expect(heads == [StoredHead(sample_head(1), 4), StoredHead(sample_head(2), 0)], "all sessions are listed")

@@ -1,6 +1,6 @@
 """The MCP servers of the settings: each is connected to, listed, called, and connected to again when it is gone.
 
-A server that does what it must not, or nothing at all, ends in a sentence that the log and the model are told; the
+A server that misbehaves, or does not answer, ends in a sentence for the log and the model; the
 others, and the chats, go on. Its tools are those that it listed last, also while it is away.
 """
 
@@ -40,7 +40,7 @@ SETTLE_S = 10.0
 """So long the servers are waited for at the start; who takes longer is there later."""
 
 MAX_PAGES = 50
-"""So many pages of a list of tools are read."""
+"""How many pages of a list of tools are read."""
 
 _LOOK_PAUSE_S = 0.5  # however often a server says that its tools have changed
 _MAX_SENTENCE = 300
@@ -113,7 +113,7 @@ class MCPServer:
             begun = anyio.current_time()
             try:
                 await self._live()
-            except Exception as error:  # noqa: BLE001 - whatever a server does, it is one sentence
+            except Exception as error:  # noqa: BLE001 - every fault of a server becomes one sentence
                 self.problem = _sentence(first_cause(error))
                 if anyio.current_time() - begun > longest:  # else it dies each time that it has started
                     delay = self._backoff_s[0]
@@ -208,7 +208,7 @@ class MCPServer:
 
 @contextmanager
 def _untraced() -> Iterator[None]:
-    """The package tells a server which trace a request belongs to; who runs it has no business with that."""
+    """Removes the trace's id from a request, which the package would send to the server."""
     before = contexts.attach(contexts.Context())
     try:
         yield
@@ -239,7 +239,7 @@ def _why(program: Program | None, error: Exception, said: str = "") -> str:
 
 
 def _sentence(error: Exception) -> str:
-    """What a log and a model may be told: nothing that a person has said."""
+    """The error's text for log and model: nothing that a person has written."""
     match error:
         case AgentError() | ReplyRefused():
             text = str(error)

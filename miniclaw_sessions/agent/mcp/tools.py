@@ -1,4 +1,4 @@
-"""What of an MCP server's tools is offered to a model, under which name; and what a model is told of their results."""
+"""An MCP server's tools as a model gets them: which ones, under which names, and the form of their results."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def offer(
 
     Args:
         server: its name in the settings; names of its tools begin with it.
-        settings: which tools are allowed, and for which somebody must agree.
+        settings: which tools are allowed, and which need a person's approval.
         listed: what it says that it has.
         call: calls one of them.
         chosen: which of the names that they have here are offered, `*` stands for anything.
@@ -126,7 +126,7 @@ class ToolFailed(AgentError):
 
 
 def content_of(result: mcp.types.CallToolResult, max_bytes: int) -> Content:
-    """What a model is told of a result: its texts, as far as they are not too long, and its images.
+    """A result for the model: its texts, as far as they are not too long, and its images.
 
     Raises:
         ToolFailed: it says of itself that it is an error.

@@ -1,4 +1,4 @@
-"""Ways to an MCP server, with bounds: what it sends is nobody's promise.
+"""Connections to an MCP server, with bounds: its output is not trusted.
 
 The official package has both ways; its pipe to a program, though, reads a line of any length, and as many messages as
 come. The ends of a program (its standard input closed, then SIGTERM, then SIGKILL) are those of the specification.
@@ -26,7 +26,7 @@ MAX_MESSAGE_BYTES = 8 * 2**20
 """How large one message of a server may be, and one reply over HTTP."""
 
 MAX_UNASKED = 2_000
-"""So many messages a program may send while nothing is sent to it."""
+"""How many messages a program may send while nothing is sent to it."""
 
 _GRACE_S = 2.0
 _TAIL_BYTES = 2_000
@@ -102,7 +102,7 @@ class Program:
             async for line in self._lines(process.stdout):
                 self._unasked += 1
                 if self._unasked > MAX_UNASKED:
-                    self.ended = f"it sent more than {MAX_UNASKED} messages that nobody had asked for"
+                    self.ended = f"it sent more than {MAX_UNASKED} messages without a request"
                     break
                 try:
                     await to_client.send(SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False)))
@@ -137,7 +137,7 @@ class Program:
                     self._unasked = 0
 
     async def _listen_to_errors(self, process: Process) -> None:
-        """Keep the end of what it writes there, for whoever wants to know why it did not start."""
+        """Keep the end of its error output, which may say why it did not start."""
         with suppress(*_BROKEN):
             if process.stderr is not None:
                 async for piece in process.stderr:
@@ -186,7 +186,7 @@ async def at_address(url: str, token: Secret | None) -> AsyncGenerator[Streams, 
 
 
 class _Bounded(httpx2.AsyncHTTPTransport):
-    """Breaks off replies that are larger than they may be, or compressed: nobody knows how large they get.
+    """Breaks off replies that are larger than they may be, or compressed: these may expand to any size.
 
     A redirection is not followed: a server could have us send requests of its making to addresses of our network.
     """

@@ -97,10 +97,10 @@ def fields_of(error: Exception) -> Mapping[str, Any]:
 def sentence_of(error: Exception) -> str:
     """The service's own sentence, from any of its places; empty without one."""
     body = getattr(error, "body", None) or getattr(error, "details", None)
-    told = body.get("error", body) if isinstance(body, dict) else body
-    if isinstance(told, dict):
-        told = next((told[name] for name in ("message", "detail", "error") if isinstance(told.get(name), str)), "")
-    return told.strip() if isinstance(told, str) and not told.lstrip().startswith("<") else ""
+    text = body.get("error", body) if isinstance(body, dict) else body
+    if isinstance(text, dict):
+        text = next((text[name] for name in ("message", "detail", "error") if isinstance(text.get(name), str)), "")
+    return text.strip() if isinstance(text, str) and not text.lstrip().startswith("<") else ""
 
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:
@@ -146,6 +146,6 @@ def _date(text: str | None) -> datetime | None:
 
 def _delay_in(details: Any) -> float | None:
     """The delay of Google's `RetryInfo`, such as "34s"."""
-    told = [one.get("retryDelay") for one in details if isinstance(one, dict)] if isinstance(details, list) else []
-    found = next((match for text in told if isinstance(text, str) and (match := _DURATION.fullmatch(text))), None)
+    delays = [one.get("retryDelay") for one in details if isinstance(one, dict)] if isinstance(details, list) else []
+    found = next((match for text in delays if isinstance(text, str) and (match := _DURATION.fullmatch(text))), None)
     return None if found is None else min(float(found[1]), MAX_RETRY_AFTER_S)

@@ -1,6 +1,6 @@
 """pydantic-ai's messages, from and to canonical ones.
 
-`from_model_messages` followed by `to_model_messages` gives back the same messages, as far as their own JSON tells. A
+`from_model_messages` followed by `to_model_messages` gives back the same messages, as far as they are JSON. A
 response becomes one message; a request becomes one for each of its parts, because a request carries what the system,
 the user and the tools said all at once. Both sides work on the JSON of `ModelMessagesTypeAdapter`, where a part of a
 later version of pydantic-ai is nothing special.
@@ -109,7 +109,7 @@ def _read_said(part: Any, fields: dict[str, Any]) -> Message:
 
 
 def _told_of(part: Any, fields: Mapping[str, Any], moment: datetime | None) -> Message:
-    """What others are told of a part that is kept whole."""
+    """The text, for other frameworks, of a part that is kept whole."""
     match fields["part_kind"]:
         case "retry-prompt" if fields.get("tool_name"):
             call_id, name = fields["tool_call_id"], fields["tool_name"]
@@ -211,9 +211,9 @@ def _read_item(item: Any) -> Part:
 
 
 def _differing(value: Any, fields: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that are neither what the canonical form tells nor the default of pydantic-ai."""
+    """The fields that are neither in the canonical form nor pydantic-ai's defaults."""
     defaults = {field.name: field.default for field in dataclasses.fields(value)}
-    return {name: told for name, told in fields.items() if plain.get(name, defaults.get(name)) != told}
+    return {name: value for name, value in fields.items() if plain.get(name, defaults.get(name)) != value}
 
 
 def _keeping(message: Message, kept: dict[str, Any]) -> Message:
@@ -246,7 +246,7 @@ def to_model_messages(messages: Iterable[Message]) -> list[ModelMessage]:
 def to_own_model(messages: Iterable[Message]) -> list[ModelMessage]:
     """The same for a model that this process itself asks: only of a reply it keeps what pydantic-ai alone knows of it.
 
-    Whatever else says that it came from there may be a stranger's, and name a file or an address of ours.
+    Every other such mark may be a stranger's, and name a file or an address of ours.
     """
     return to_model_messages(message if message.is_assistant else _without_kept(message) for message in messages)
 
@@ -264,7 +264,7 @@ def _validated_alone(group: Sequence[Message]) -> list[ModelMessage]:
 
 
 def _asking_for_no_local_file(value: Any) -> Any:
-    """What is stored may say that an address is to be fetched, but not that one of this machine's network may be."""
+    """A stored part may ask to fetch an address, but not to allow one of this machine's network."""
     if isinstance(value, dict):
         kept = {name: _asking_for_no_local_file(one) for name, one in value.items()}
         return {**kept, "force_download": True} if kept.get("force_download") == "allow-local" else kept
@@ -326,7 +326,7 @@ def _plain_said(message: Message) -> dict[str, Any]:
 
 
 def _plain_response(message: Message) -> dict[str, Any]:
-    """The fields of a response, but for its parts, that tell what a message tells."""
+    """The fields of a response, but for its parts, with the content of a message."""
     fields: dict[str, Any] = {"kind": "response", "usage": _write_usage(message.usage)}
     if message.timestamp is not None:
         fields["timestamp"] = _written_time(message.timestamp)

@@ -135,7 +135,7 @@ class ServiceProvider(ABC):
     def _key_to_send(self) -> str:
         """The key, or a stand-in: without one, the packages would take a key from the environment.
 
-        They would send that key to the address in `base_url`, whoever runs it.
+        They would send that key to any address in `base_url`.
         """
         return self._key or "none"
 
@@ -232,8 +232,8 @@ class ServiceProvider(ABC):
         if self._is_overflow(error, status):
             return self._overflowed()
         if status is not None and status >= FIRST_ERROR:
-            told = f"{self._host} refused to run {self.model} with status {status}: {advice_for(status)}"
-            return fault_of(status)(told)
+            sentence = f"{self._host} refused to run {self.model} with status {status}: {advice_for(status)}"
+            return fault_of(status)(sentence)
         if transport is not None:
             return self._about_connection(transport)
         if fields := fields_of(error):  # within a stream that had begun
