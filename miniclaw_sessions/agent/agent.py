@@ -89,7 +89,7 @@ class Agent:
         system_prompt: its first instruction.
         hooks: who takes part in its turns.
         session: whose conversation it is, where a call names no other; without any, each call stands alone. Any object
-            that has the methods of document 001's or 000's session will do: see `foreign_session`.
+            that has the methods of Dive's or the kernel's session will do: see `foreign_session`.
         max_iterations: how often it is asked within one turn.
         tool_timeout_s: seconds after which a tool is cancelled, and its call answered with an error.
         history_limit: how many messages from before the current one it is sent.

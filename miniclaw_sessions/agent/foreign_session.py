@@ -1,7 +1,7 @@
-"""Sessions that are kept by others: any object with the methods that documents 000 and 001 ask of a `Session`.
+"""Sessions that are kept by others: any object with the methods that the kernel and Dive ask of a `Session`.
 
 An agent works in a `Session` of ours. Another object's messages it loads into one in memory, and gives the turn back
-when it has ended: document 001's load, hooks, generation, hooks, save. What such an object cannot keep is not kept: a
+when it has ended: Dive's load, hooks, generation, hooks, save. What such an object cannot keep is not kept: a
 turn that fails leaves nothing in it, and a call that waits for an answer from outside waits for it no more.
 """
 
@@ -29,7 +29,7 @@ GiveBack = Callable[[TurnEnd, Sequence[Message]], Awaitable[None]]
 
 
 class KeepsTurns(Protocol):
-    """Document 001's `Session`: its id, its messages, and a way to save a turn's."""
+    """Dive's `Session`: its id, its messages, and a way to save a turn's."""
 
     @property
     def id(self) -> object:
@@ -46,7 +46,7 @@ class KeepsTurns(Protocol):
 
 
 class KeepsMessages(Protocol):
-    """Document 000's `Session`: its id, its messages, and a way to add one."""
+    """The kernel's `Session`: its id, its messages, and a way to add one."""
 
     @property
     def id(self) -> object:

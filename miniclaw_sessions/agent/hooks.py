@@ -1,4 +1,4 @@
-"""Where others take part in a turn: before and after the generation, before and after each tool call (document 001).
+"""Where others take part in a turn: before and after the generation, before and after each tool call, as in Dive.
 
 The order is fixed: the history is loaded, `before_generation`, the generation loop, `after_generation`, the reply is
 saved. A hook around the generation that raises ends the turn as a failing model does; one around a tool call does not:

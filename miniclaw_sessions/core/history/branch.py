@@ -1,6 +1,6 @@
 """What a model is told of one branch: the entries from the leaf upwards, with the newest compaction resolved.
 
-Document 003, section 8.2: of a branch's compactions only the newest counts; its summary comes first, then the messages
+Of a branch's compactions only the newest counts; its summary comes first, then the messages
 from its first kept entry on, to the leaf. A `BranchCollector` is fed the entries from the leaf towards the root, and
 says when it has seen enough, so that a context costs what it holds, however long the transcript is.
 """

@@ -1,11 +1,11 @@
-"""Where it is safe to cut, when a summary is to stand for the beginning of a branch (document 003, section 8.2).
+"""Where it is safe to cut, when a summary stands for the beginning of a branch.
 
 Compacting needs three steps, of which the middle one is not ours: `plan_compaction` chooses the cut, the caller lets a
 model summarize what stands before it, and `check_cut` is asked once more before the compaction entry is logged,
 because time has passed meanwhile. Nothing here changes a history.
 
 A cut comes before an entry, which becomes the first that is kept. It may come before everything but a tool result, and
-never between a call and its result, however far apart they are and whatever stands between them. Document 003 forbids
+never between a call and its result, however far apart they are and whatever stands between them. The Go manager forbids
 the place before an assistant's message with tool calls, too; this is stricter than its own reason asks, for call and
 results stay together behind such a cut, and without it a long turn could not be compacted at all. While calls wait for
 their results, no compaction may be logged.

@@ -186,7 +186,7 @@ def is_whole(call: ToolCall) -> bool:
 
 
 def _one_by_one(message: Message) -> Iterable[Message]:
-    """A result; one for each of its calls, where a source keeps several on one message (document 002)."""
+    """A result; one for each of its calls, where a source keeps several on one message, as in Lango."""
     if not message.tool_calls:
         return (_without_calls(message),)
     return [

@@ -1,7 +1,7 @@
 """Which result answers which call: the one place that says so, for windows, contexts, compaction and turns.
 
 A result answers the nearest call before it that has its id and no answer yet; ids may be used again later. A result
-without an id (document 004's sample has such) answers, in order, what no result with an id has answered of the newest
+without an id (miniclaw's sample has such) answers, in order, what no result with an id has answered of the newest
 message before it that calls tools.
 """
 
@@ -38,7 +38,7 @@ def pair(messages: Sequence[Message]) -> Mapping[tuple[int, str], int]:
 
 
 def answered_ids(result: Message) -> Sequence[str]:
-    """The ids of the calls that a result answers; several where a source keeps them on one message (document 002)."""
+    """The ids of the calls that a result answers; several where a source keeps them on one message, as in Lango."""
     if result.tool_calls:
         return [call.id for call in result.tool_calls]
     return [result.tool_call_id] if result.tool_call_id else []

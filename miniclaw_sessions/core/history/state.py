@@ -71,7 +71,7 @@ class Spent(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class Totals(msgspec.Struct, gc=False):
     """What all entries of a transcript add up to, on all branches.
 
-    `events` counts what was saved as one: turns, messages that were saved alone, and compactions (document 001).
+    `events` counts what was saved as one: turns, messages that were saved alone, and compactions, as in Dive.
     `usage` is of all messages and summaries; `spent` has what was spent for this very session: nothing that a fork has
     copied.
     """

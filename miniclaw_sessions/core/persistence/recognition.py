@@ -1,7 +1,7 @@
 """Whose is this directory? Told before anything in it is locked, made private, moved or written.
 
 A directory is ours if the lock file that every manager leaves there says so, or if it says how it is encrypted. Any
-other directory is only taken if there is nothing in it, or what document 004's original leaves: a directory `sessions`
+other directory is only taken if there is nothing in it, or what miniclaw's original leaves: a directory `sessions`
 that is empty or has sound session files. Where one of them is not sound, it is not ours to set aside, and everything is
 left as it is.
 """

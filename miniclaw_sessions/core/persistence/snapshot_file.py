@@ -1,6 +1,6 @@
-"""`sessions/<session_id>.json`: the snapshot file of document 004, read and written.
+"""`sessions/<session_id>.json`: the snapshot file of miniclaw, read and written.
 
-The keys are document 004's exactly, plus `schema_version` and our own. Files of the Rust original (nanosecond times,
+The keys are miniclaw's exactly, plus `schema_version` and our own. Files of the Rust original (nanosecond times,
 no `tool_calls` where there are none, no `schema_version`) and the document's sample (`"tool_calls": null`) load; what
 they lack is made up once. Unknown fields are written back as they came.
 
@@ -122,7 +122,7 @@ def _unusual_parents(entries: Sequence[Kept]) -> dict[str, tuple[str | None, int
 
 
 def _with_null(kept: Kept) -> bytes:
-    """The message as document 004 writes it: with a null where it calls no tools."""
+    """The message as miniclaw writes it: with a null where it calls no tools."""
     return kept.encoded if kept.calls_tools else kept.encoded[:-1] + _NULL
 
 

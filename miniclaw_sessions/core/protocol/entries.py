@@ -1,4 +1,4 @@
-"""What is logged: the entries of a session's transcript (document 003).
+"""What is logged: the entries of a session's transcript, as in the Go manager.
 
 An entry wraps what happened with an identity: its own id, its parent's id, when it was logged and its place in the
 session (`sequence`, 1 for the first). The parents make a tree of the entries; the leaf is where the conversation goes

@@ -1,6 +1,6 @@
 """How a session is named: the pair (channel, chat_id), and the one text that stands for it everywhere.
 
-`session_id` is `{channel}_{chat_id}` (document 004) with an injective escape, so that two pairs never share a text:
+`session_id` is `{channel}_{chat_id}`, as in miniclaw, with an injective escape, so that two pairs never share a text:
 `telegram` + `123456789` stays `telegram_123456789`, while the underscore in channel `a_b` becomes `%5F`. The same text
 is the file stem, the log field, the HTTP path segment and the argument on the command line. It is ASCII, holds no
 slash, never begins with a dot or a dash, and has at most 200 characters: a longer one ends in `~` and a SHA-256 of the
@@ -23,7 +23,7 @@ MAX_KEY_BYTES = 4096
 """Bytes of UTF-8 that a channel or a chat id may have."""
 
 NAMED = "session"
-"""The channel of the sessions that have one text for a name and no channel: documents 000, 001 and 003 name them so."""
+"""The channel of sessions that one text names, without a channel, as in the kernel, Dive and the Go manager."""
 
 MAX_SESSION_ID_LENGTH = 200
 _HASH_TAIL_LENGTH = 65  # "~" and 64 hexadecimal digits

@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 ABORTED = "aborted"
-"""The `stop_reason` of a reply that was stopped by a person: document 003's word."""
+"""The `stop_reason` of a reply that was stopped by a person: the Go manager's word."""
 
 
 _SYSTEM, _USER, _ASSISTANT, _TOOL_RESULT = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL_RESULT
@@ -99,7 +99,7 @@ class Message(Value, frozen=True, gc=False, metaclass=_MessageType):
         tool_call_id: on a tool result, the id of the call that it answers.
         name: on a tool result, the tool's name (Google needs it); elsewhere the speaker's name.
         is_error: on a tool result, whether the tool failed.
-        author: the agent that produced the message (document 002).
+        author: the agent that produced the message, as in Lango.
         model: the model that produced it.
         usage: what producing it cost.
         stop_reason: why the model stopped, in the provider's word.

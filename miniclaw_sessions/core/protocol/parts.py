@@ -26,7 +26,7 @@ Instant = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
 class Role(StrEnum):
-    """Who speaks. The text is document 004's spelling on disk (plus document 003's special roles).
+    """Who speaks. The text is miniclaw's spelling on disk (plus the Go manager's special roles).
 
     Other spellings are understood when reading: `tool`, `function` and `toolResult` are TOOL_RESULT, `model` is
     ASSISTANT. An unknown role becomes OTHER, with its text kept in `Message.role_text`; it is shown to a
@@ -121,7 +121,7 @@ class ToolCall(Value, frozen=True, gc=False):
     """A model's request to run a tool.
 
     `arguments` is the model's own JSON text, verbatim: it is never parsed and written again. `output` holds a
-    serialized function response where a source keeps it on the call (document 002).
+    serialized function response where a source keeps it on the call, as in Lango.
     """
 
     id: str

@@ -37,7 +37,7 @@ SUMMARY_TIMEOUT_S = 300.0
 log = get_logger(__name__)
 
 Summarizer = Callable[[Sequence[Message]], Awaitable[str | Message | Sequence[Message]]]
-"""Summarizes messages, oldest first: a text, or the messages that are to stand for them (document 001)."""
+"""Summarizes messages, oldest first: a text, or the messages that are to stand for them, as in Dive."""
 
 
 class CompactionStatus(StrEnum):

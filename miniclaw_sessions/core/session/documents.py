@@ -1,4 +1,4 @@
-"""A session in the exact words of documents 000 (the kernel), 001 (Dive) and 003 (the Go session manager).
+"""A session in the exact words of the kernel, Dive and the Go session manager.
 
 Thin: each object stands for a `Session` and adds nothing of its own. In these documents one text names a session, and
 it may be any: `SessionKey.named` says which key it stands for. An agent takes these objects as it takes a `Session`.
@@ -16,7 +16,7 @@ from miniclaw_sessions.core.session.tree import SessionTree
 
 
 class KernelSession:
-    """Document 000's `Session`: an id, and messages that are added, read and cleared."""
+    """The kernel's `Session`: an id, and messages that are added, read and cleared."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -45,7 +45,7 @@ class KernelSession:
 
 
 class DiveSession:
-    """Document 001's `Session`: messages, turns with usage, title, fork, compact."""
+    """Dive's `Session`: messages, turns with usage, title, fork, compact."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -98,7 +98,7 @@ class DiveSession:
 
 
 class GoSession(SessionTree):
-    """Document 003's `Session`: an append-only tree of entries. Calls that append return the new entry's id.
+    """The Go manager's `Session`: an append-only tree of entries. Calls that append return the new entry's id.
 
     `SessionTree` is in its words already; here is what the document asks of a session besides.
     """

@@ -1,4 +1,4 @@
-"""`session.tree`: the session's transcript as the tree of document 003: append, branch, label, compact, read back.
+"""`session.tree`: the session's transcript as the tree of the Go manager: append, branch, label, compact, read back.
 
 Every call that changes something is a coroutine and returns when the change is acknowledged; every call that reads sees
 what was accepted, acknowledged or not. Moving the leaf is an entry of its own, so that a restart remembers it; nothing
@@ -108,7 +108,7 @@ class SessionTree:
         await self.get_entry(target_id)
         return await self._append(Label, target_id=target_id, label=label)
 
-    async def append_compaction(  # noqa: PLR0913 - the fields of document 003 and of what came after it
+    async def append_compaction(  # noqa: PLR0913 - the fields of the Go manager and of what came after it
         self,
         summary: str,
         first_kept_entry_id: str | None,
@@ -131,7 +131,7 @@ class SessionTree:
         Raises:
             EntryNotFound: the session has no such entry.
             UnsafeCompaction: the entry is not on the current branch, the cut would part a call from its result, or a
-                call is still unanswered (document 003, section 8.2).
+                call is still unanswered.
             LeafMoved: another process has said something meanwhile, which the summary would stand for, too.
             StoreFull, StoreUnavailable, InvalidMessage, UnsavedLimit, SessionDeleted: as for `Session.add_message`.
         """

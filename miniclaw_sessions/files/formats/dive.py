@@ -1,4 +1,4 @@
-"""Dive's session files, document 001: a header, then one event per line, which is a turn or a compaction.
+"""Dive's session files: a header, then one event per line, which is a turn or a compaction.
 
 The messages of a turn become entries of which all but the first say that they continue it; by that the turns are put
 together again. What a turn cost stands on its last message of the assistant. A line that no entry can stand for is kept
@@ -439,7 +439,7 @@ def _written(message: Message) -> dict[str, Any]:
 
 
 def _written_output(message: Message, call: ToolCall) -> dict[str, Any]:
-    """A result that is kept with its call (document 002)."""
+    """A result that is kept with its call, as in Lango."""
     content = message.content if call.output is None else call.output
     return _written_result(msgspec.structs.replace(message, content=content), call.id)
 

@@ -1,9 +1,9 @@
-"""Sessions as JSON Lines, document 003: a header, then an entry per line, which name their parents and so make a tree.
+"""Sessions as JSON Lines, in the Go manager's form: a header, then an entry per line; the entries name their parents.
 
 This is also our own way of taking a session elsewhere. What an entry says is written under the name of its type, what
-document 003 has no field for beside that, and all of it comes back equal. Only the places in a store (`sequence` and
+the Go manager has no field for beside that, and all of it comes back equal. Only the places in a store (`sequence` and
 its like) are left out, because they hold for one store. Read are also lines that have all of it side by side, as the
-examples of document 003, our former exports and the lines that we store: the daemon's transcripts are made of those.
+examples of the Go manager, our former exports and the lines that we store: the daemon's transcripts are made of those.
 
 A tree needs its parents. The reader remembers which ids it has met, as one number each, and mends what it can: children
 of a line that was set aside become children of its parent, an unknown parent is taken to be the line that could not be
@@ -37,7 +37,7 @@ from miniclaw_sessions.files.formats.entry_message import KEPT, joined, piece_id
 from miniclaw_sessions.files.formats.json_lines import JsonLines, Tree, TreeReader
 
 VERSION = 1
-"""The version of document 003's form, and of ours."""
+"""The version of the Go manager's form, and of ours."""
 
 _HEADER = "session"
 _PIECE_OF = "piece_of"  # in the `extra` of a piece, under KEPT: the id of the first
@@ -232,7 +232,7 @@ class _Reader(TreeReader):
 
 
 def _flat(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """An entry's fields beside each other; document 003 has them under the name of the type, too."""
+    """An entry's fields beside each other; the Go manager has them under the name of the type, too."""
     payload = fields.get(kind)
     main = next(iter(_ALWAYS[kind]))
     if isinstance(payload, dict) and main in payload and (main == kind or main not in fields):
@@ -308,7 +308,7 @@ class _Writer:
         if kind == "message":
             fields["message"] = written_message(fields["message"])
         payload = {name: fields.pop(name, value) for name, value in _ALWAYS[kind].items()}
-        if not payload or kind == "leaf" or kind in fields:  # no payload of document 003, or its place is taken
+        if not payload or kind == "leaf" or kind in fields:  # no payload of the Go manager, or its place is taken
             return {**fields, **payload}
         return {**fields, kind: payload}
 

@@ -1,12 +1,12 @@
-"""A message within an entry, as document 003 writes it, from and to the form in which we store it.
+"""A message within an entry, as the Go manager writes it, from and to the form in which we store it.
 
-Document 003 nests what a part holds under the part's type and keeps calls and results among the parts:
+The Go manager nests what a part holds under the part's type and keeps calls and results among the parts:
 `{"type": "text", "text": {"content": "..."}}`. What it has no field for stands next to its fields under the names of
 our stored form, where its readers pass over it. Both forms are JSON here, as dicts: `protocol.encoding` alone decides
 what a message may be, and a message in our stored form is read as it is.
 
-A message of document 003 may answer several calls at once, ours answers one. Such a message is read as several pieces,
-one behind the other, and `joined` puts them together again.
+A message of the Go manager may answer several calls at once, ours answers one. Such a message is read as several
+pieces, one behind the other, and `joined` puts them together again.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from miniclaw_sessions.files.formats.codec import keeping, kept_fields, without
 from miniclaw_sessions.files.formats.tool_calls import PLACE, arguments_text, in_pieces
 
 KEPT = "jsonl"
-"""The key of `extra` under which we keep what others put into places of document 003 that are no places of ours."""
+"""The key of `extra` under which we keep what others put into places of the Go manager that are no places of ours."""
 
 PIECE_ID = "entry"
 """The key of a part with which a further piece begins, for that piece's id."""
 
 _FORM = "content_form"  # beside the content, where it is text or parts against what its parts look like
-_TOOL = "tool"  # document 003's name for the role of a result
+_TOOL = "tool"  # the Go manager's name for the role of a result
 _CALL_FIELDS = ("id", "name", "input", "arguments", "output")
 _RESULT_FIELDS = ("tool_use_id", "is_error", "content", "parts")
 _RESULT_NAMES = {"tool_call_id": "tool_use_id", "is_error": "is_error"}
@@ -37,7 +37,7 @@ _RESULT_NAMES = {"tool_call_id": "tool_use_id", "is_error": "is_error"}
 
 
 def written_message(stored: dict[str, Any]) -> dict[str, Any]:
-    """A message in our stored form as document 003 has it."""
+    """A message in our stored form as the Go manager has it."""
     fields = dict(stored)
     role, content = fields.pop("role"), fields.pop("content")
     if role == Role.TOOL_RESULT and not fields.get("tool_calls"):
@@ -81,7 +81,7 @@ def _written_part(part: dict[str, Any]) -> dict[str, Any]:
         case {"type": "tool_use" | "tool_result" | "jsonl"}:
             return {"type": KEPT, "part": part}  # or else it would be read as a call or a result
         case _:
-            return part  # thinking, and unknown parts: document 003 has neither
+            return part  # thinking, and unknown parts: the Go manager has neither
 
 
 def _written_image(part: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
@@ -137,8 +137,8 @@ def joined(whole: dict[str, Any], piece: dict[str, Any], piece_id: str) -> bool:
     """Add a further piece to a message that was read as several; whether that was possible.
 
     Args:
-        whole: the message so far, as document 003 has it; it is changed.
-        piece: the further piece, as document 003 has it.
+        whole: the message so far, as the Go manager has it; it is changed.
+        piece: the further piece, as the Go manager has it.
         piece_id: its id, by which it is found again.
     """
     parts, more = whole["content"], piece["content"]
@@ -207,7 +207,7 @@ def _read_message(message: dict[str, Any], content: list[Any]) -> dict[str, Any]
 
 
 def _looks_like_text(parts: Sequence[Any]) -> bool:
-    """Whether document 003's parts, calls left out, are those of a plain text."""
+    """Whether the Go manager's parts, calls left out, are those of a plain text."""
     said = [part for part in parts if not (isinstance(part, dict) and isinstance(part.get("tool_use"), dict))]
     if len(said) != 1:
         return len(parts) > len(said) == 0

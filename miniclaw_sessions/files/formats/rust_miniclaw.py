@@ -1,4 +1,4 @@
-"""Session files of the Rust miniclaw, document 004's original: `sessions/{channel}_{chat_id}.json`.
+"""Session files of the Rust miniclaw: `sessions/{channel}_{chat_id}.json`.
 
 Its files have nanosecond times, leave `tool_calls` out where there are none, and may have results without ids, which
 `history.context` pairs by their place. Our own snapshots are a superset of these files and are read here, too: with

@@ -1,4 +1,4 @@
-"""The stores and managers of documents 001, 003 and 004 in their exact words, over one `SessionManager`.
+"""The stores and managers of Dive, the Go manager and miniclaw in their exact words, over one `SessionManager`.
 
 Thin, as `session.documents` is: each call is one or two of the manager's. Where a document names a session by one text,
 `SessionKey.named` says which key that is. The table of all words is in docs/reference/other-names.md.
@@ -31,7 +31,7 @@ _OWN = ("sessions", "transcripts")
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Document 003's `SessionInfo`: one line of a list.
+    """The Go manager's `SessionInfo`: one line of a list.
 
     Attributes:
         id: its name.
@@ -82,7 +82,7 @@ def _directory_of(path: Path) -> Path:
 
 
 class DiveStore(_Documents):
-    """Document 001's `Store`; a session that it opens saves itself."""
+    """Dive's `Store`; a session that it opens saves itself."""
 
     async def open(self, name: str) -> DiveSession:
         """The session of this name, created if missing; see `SessionManager.get_or_create` for what it raises."""
@@ -103,7 +103,7 @@ class DiveStore(_Documents):
 
 
 class GoManager(_Documents):
-    """Document 003's `Manager`, of sessions as trees."""
+    """The Go manager's `Manager`, of sessions as trees."""
 
     async def new(self, parent_session_id: str = "") -> GoSession:
         """A new session with a UUID for its name, which may say what session it was made of."""
@@ -146,7 +146,7 @@ class GoManager(_Documents):
 
 
 class MiniclawManager(_Documents):
-    """Document 004's `SessionManager`; opening the manager itself is its `initialize`."""
+    """The `SessionManager` of miniclaw; opening the manager itself is its `initialize`."""
 
     async def get_or_create_session(self, channel: str, chat_id: str | int) -> Session:
         """The session of this chat, created if missing; see `SessionManager.get_or_create` for what it raises."""

@@ -150,7 +150,7 @@ async def _store(
 
 
 async def fork_from(manager: SessionManager, path: str | Path, *, key: SessionKey | None = None) -> Session:
-    """A session made of a file's history, in the words of document 003. Raises as `import_file`."""
+    """A session made of a file's history, in the Go manager's words. Raises as `import_file`."""
     return await manager.find((await import_file(manager, path, key=key)).session_id)
 
 

@@ -1,4 +1,4 @@
-"""A session's tree (document 003): look at it, go elsewhere in it, label, compact."""
+"""A session's tree: look at it, go elsewhere in it, label, compact."""
 
 from __future__ import annotations
 

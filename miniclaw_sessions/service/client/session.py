@@ -96,7 +96,7 @@ class ClientSession:
 
     Attributes:
         session_id: its id.
-        tree: the words of document 003 for its tree.
+        tree: the Go manager's words for its tree.
         loop: the event loop that its requests belong to.
     """
 
@@ -447,7 +447,7 @@ class ClientSession:
 
 
 class ClientTree:
-    """The tree of a client's session, in the words of document 003."""
+    """The tree of a client's session, in the Go manager's words."""
 
     def __init__(self, session: ClientSession, transport: Transport) -> None:
         self._session = session

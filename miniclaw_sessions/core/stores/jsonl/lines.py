@@ -3,7 +3,7 @@
     {"type":"session","id":"telegram_1","version":1,...,"channel":"telegram","chat_id":"1","incarnation":...,"crc32":...}
     {"type":"message","id":...,"parent_id":null,"timestamp":...,"sequence":1,"message":{...},"crc32":"0a1b2c3d"}
 
-The first line is the head of the session; each further one is the JSON of an entry (document 003). Each ends with the
+The first line is the head of the session; each further one is the JSON of an entry. Each ends with the
 field `"crc32"`: the CRC-32 of the line without that field, in hexadecimal. Without the field the line is the entry's
 JSON byte for byte. Lines of older versions have no checksum, nor have lines from which an editor removed it. An entry
 whose bytes are not one line of JSON with its id and sequence is wrapped: `{"type":"opaque","id":..., "sequence":...,`

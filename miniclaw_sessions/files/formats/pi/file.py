@@ -1,6 +1,6 @@
 """Reads pi's session files, line by line, in all versions and in any state, and writes them in version 3.
 
-Three kinds of files begin alike: pi's sessions (camelCase, `parentId`), the JSONL files of document 003 (snake_case,
+Three kinds of files begin alike: pi's sessions (camelCase, `parentId`), the JSONL files of the Go manager (snake_case,
 `parent_id`), and the event stream of pi's JSON mode, whose header is a session's.
 
 What is repaired, beside what `json_lines` repairs in a line:
