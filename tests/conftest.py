@@ -12,13 +12,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.event_loop import watching_the_event_loop
-from tests.postgresql import PostgreSQLServer, running_server
+from tests.postgresql import IN_MEMORY, PostgreSQLServer, running_server
 
 sys.dont_write_bytecode = False  # whatever the environment says: the tests start hundreds of processes, and each
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # would compile the whole package, and each worker all tests, anew
@@ -29,12 +30,8 @@ PROOFS = ("adapters", "container", "crash", "systemd")
 """Folders whose tests are proofs, all of them: they take long, or need root or what the round does not install."""
 
 _ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # how fast it is proves nothing
-settings.register_profile("proof", _ANY_MACHINE, max_examples=200)
-settings.register_profile("round", _ANY_MACHINE, max_examples=20)
-
-
-IN_MEMORY = Path("/dev/shm")
-"""Where the round writes if there is room: how long a disk takes to sync is no matter of ours. Proofs use the disk."""
+settings.register_profile("proof", _ANY_MACHINE, max_examples=int(os.environ.get("EXAMPLES", "200")))
+settings.register_profile("round", _ANY_MACHINE, max_examples=10)
 
 _ROOM_BYTES = 2 * 2**30
 
@@ -50,6 +47,19 @@ def pytest_xdist_auto_num_workers() -> int:
     return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `-n` alone each worker gets whole files, and takes over from others at the end.
+
+    What a file needs, such as a server or a package that takes a second to import, is made by one worker, not by all.
+    """
+    if config.option.dist != "load":
+        return None
+    from xdist.scheduler import WorkStealingScheduling  # noqa: PLC0415 - not every environment has it
+
+    return WorkStealingScheduling(config, log)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """A few examples of each property in the round of minutes, in memory; hundreds of the proofs', on the disk."""
     is_round = config.option.markexpr == "not proof"
@@ -62,8 +72,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let the collector never walk over seven thousand tests and all their libraries again."""
+    """Let the collector never walk over all tests and their libraries again, and seldom over what a test makes."""
     gc.freeze()
+    gc.set_threshold(10_000)
     gc.enable()
 
 
@@ -135,7 +146,15 @@ def postgresql() -> Iterator[PostgreSQLServer]:
 
 @pytest.fixture
 def postgresql_url(postgresql: PostgreSQLServer) -> Iterator[str]:
-    """The URL of an empty database of the test's own."""
+    """The URL of a database of the test's own; a store has made its tables there, and nothing is in them."""
+    name = asyncio.run(postgresql.database_with_tables())
+    yield postgresql.url(name)
+    asyncio.run(postgresql.drop_database(name))
+
+
+@pytest.fixture
+def empty_postgresql_url(postgresql: PostgreSQLServer) -> Iterator[str]:
+    """The URL of a database of the test's own without any tables."""
     name = asyncio.run(postgresql.new_database())
     yield postgresql.url(name)
     asyncio.run(postgresql.drop_database(name))

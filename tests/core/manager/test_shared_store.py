@@ -454,7 +454,10 @@ async def test_without_an_archive_nothing_is_left_of_what_expires(database: Data
 # --- reading only ----------------------------------------------------------------------------------------------------
 
 
-async def test_it_is_read_beside_those_who_write_and_nothing_is_changed(database: Database) -> None:
+async def test_it_is_read_beside_those_who_write_and_nothing_is_changed(
+    postgresql: PostgreSQLServer, empty_postgresql_url: str
+) -> None:
+    database = Database(postgresql, empty_postgresql_url)
     with pytest.raises(NotAWorkspace):
         await open_readonly(database.url).__aenter__()
     assert await database.execute("SELECT 1 FROM pg_tables WHERE schemaname = 'public'") == []

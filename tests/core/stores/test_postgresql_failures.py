@@ -224,12 +224,12 @@ def role(postgresql: PostgreSQLServer) -> Iterator[str]:
 
 
 async def test_a_missing_privilege_is_said_at_the_start_with_the_statement_that_grants_it(
-    postgresql: PostgreSQLServer, postgresql_url: str, role: str
+    postgresql: PostgreSQLServer, empty_postgresql_url: str, role: str
 ) -> None:
-    name, url = name_of(postgresql_url), postgresql_url.replace(f"user={OWNER}", f"user={role}")
+    name, url = name_of(empty_postgresql_url), empty_postgresql_url.replace(f"user={OWNER}", f"user={role}")
     with pytest.raises(ConfigError, match="permission denied for schema public; let its owner run GRANT"):
         await PostgreSQLStore(url).__aenter__()
-    async with PostgreSQLStore(postgresql_url) as store:
+    async with PostgreSQLStore(empty_postgresql_url) as store:
         assert await store.append(first_of(1)) == [None]
     with pytest.raises(ConfigError, match="GRANT"):  # it does not even see that there are tables
         await PostgreSQLStore(url).__aenter__()
@@ -265,6 +265,7 @@ async def test_a_server_without_connections_left_says_so_and_is_tried_again(
     await postgresql.execute(f"REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {role}", name)
 
 
+@pytest.mark.proof
 async def test_a_server_that_comes_to_promise_less_takes_no_more_until_it_promises_again(
     postgresql: PostgreSQLServer, postgresql_url: str
 ) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import orjson
 import pytest
-from anthropic.types import Message as Reply
-from anthropic.types import MessageParam, TextBlockParam
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
@@ -46,8 +45,14 @@ from tests.files.formats.pi_files import LARGE
 CALL = ToolCall("call_1", "weather", '{"city":  "Paris"}')
 SECOND = ToolCall("call_2", "camera", "{}")
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QUJD"}}
-MESSAGE_TYPE: TypeAdapter[Any] = TypeAdapter(MessageParam)
-SYSTEM_TYPE: TypeAdapter[Any] = TypeAdapter(str | list[TextBlockParam])
+
+
+@functools.cache
+def message_and_system_types() -> tuple[TypeAdapter[Any], TypeAdapter[Any]]:
+    """How the package types what it sends; importing its types takes longer than most files of tests."""
+    from anthropic.types import MessageParam, TextBlockParam  # noqa: PLC0415
+
+    return TypeAdapter(MessageParam), TypeAdapter(str | list[TextBlockParam])
 
 
 def written(*messages: Message) -> list[dict[str, Any]]:
@@ -63,9 +68,10 @@ def test_every_legal_context_is_acceptable(context: list[Message]) -> None:
     assert is_legal(context) == []
     request = orjson.loads(orjson.dumps(to_anthropic(context)))
     assert rejects_anthropic(request) == []
+    message_type, system_type = message_and_system_types()
     for message in request["messages"]:
-        assert everything_consumed(MESSAGE_TYPE.validate_python(message)) == message
-    assert SYSTEM_TYPE.validate_python(request.get("system", "")) is not None
+        assert everything_consumed(message_type.validate_python(message)) == message
+    assert system_type.validate_python(request.get("system", "")) is not None
 
 
 @given(legal_contexts())
@@ -284,6 +290,8 @@ def test_what_the_service_was_sent_goes_back_unchanged(wire: list[dict[str, Any]
 
 
 def test_a_reply_is_read_with_its_usage_and_goes_back_as_a_message() -> None:
+    from anthropic.types import Message as Reply  # noqa: PLC0415 - see `message_and_system_types`
+
     block = {"type": "text", "text": "hi", "citations": None}
     reply = Reply.model_validate(
         {

@@ -51,7 +51,7 @@ def server(postgresql_url: str, tmp_path: Path) -> Server:
 
 @pytest.fixture
 def another(postgresql: PostgreSQLServer, tmp_path: Path) -> Iterator[Server]:
-    name = asyncio.run(postgresql.new_database())
+    name = asyncio.run(postgresql.database_with_tables())
     yield Server(postgresql.url(name), tmp_path / "nowhere")
     asyncio.run(postgresql.drop_database(name))
 
