@@ -9,11 +9,11 @@ import pytest
 
 
 def sampled(cases: Iterable[Any], every: int) -> list[Any]:
-    """The cases of a parametrized test; only every so many-th of them runs in the round.
+    """The cases of a parametrized test or fixture. The round runs the first of each group, the proofs run the others.
 
     Args:
         cases: values, or tuples of values.
-        every: of so many cases the first one stays in the round; the others are proofs.
+        every: how many cases make a group.
     """
     chosen = []
     for number, case in enumerate(cases):

@@ -381,7 +381,7 @@ def test_every_history_ends_as_the_model_says(
     monkeypatch.setattr(machine, "store", store)
     monkeypatch.setattr(machine, "woken", 0)
     chosen = settings(
-        max_examples=settings().max_examples // 10,
+        max_examples=max(2, settings().max_examples // 10),
         stateful_step_count=20,
         deadline=None,
         suppress_health_check=list(HealthCheck),

@@ -115,6 +115,7 @@ def as_somebody(beside: Path, home: Path, *arguments: str, **environ: str) -> su
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.proof
 def test_a_format_a_store_and_a_provider_written_from_the_page_work_on_the_command_line(
     beside: Path, short_path: Path
 ) -> None:

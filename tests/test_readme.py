@@ -54,7 +54,10 @@ def text_of(page: Path) -> str:
 def examples() -> list[object]:
     fence = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
     found = [(page.stem, code) for page in PAGES for code in fence.findall(text_of(page))]
-    return [pytest.param(code, id=f"{name}-{place}") for place, (name, code) in enumerate(found)]
+    return [
+        pytest.param(code, id=f"{name}-{place}", marks=[] if name == "README" else pytest.mark.proof)
+        for place, (name, code) in enumerate(found)
+    ]
 
 
 def as_program(code: str) -> str:

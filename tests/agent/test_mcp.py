@@ -198,7 +198,11 @@ async def test_a_command_that_is_none_is_told_so() -> None:
     [
         ("dies", "gave no result: the program has ended"),
         ("huge_line", "gave no result: it sent a line of more than 8388608 bytes"),
-        ("floods", "gave no result: it sent more than 2000 messages without a request"),
+        pytest.param(
+            "floods",
+            "gave no result: it sent more than 2000 messages without a request",
+            marks=pytest.mark.proof,  # it takes a second
+        ),
         ("no_result", "gave no result: what it sends is not as MCP has it: content: Input should be"),
         ("fails", "the disk is full"),
     ],

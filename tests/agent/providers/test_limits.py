@@ -25,6 +25,7 @@ from miniclaw_sessions.config import ModelSettings, Settings, load_settings
 from miniclaw_sessions.errors import ModelError
 from tests.agent.providers.all_providers import CLASSES, KEY, MODEL, SERVICES, provider_for, reply_of
 from tests.agent.providers.strict_server import Answer, Asked, Refusal, StrictServer, in_turn
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.anyio
 
@@ -33,7 +34,7 @@ BOUND = 200_000
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n"
 
 
-@pytest.fixture(params=SERVICES)
+@pytest.fixture(params=sampled(SERVICES, every=2))
 def service(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name

@@ -152,6 +152,7 @@ def test_a_cache_tells_what_was_read_before_from_what_is_written() -> None:
     assert cache.count(["b" * 40], None, 0).read == 0
 
 
+@pytest.mark.proof
 async def test_it_runs_as_a_process_of_its_own() -> None:
     command = [sys.executable, "-m", "tests.agent.providers.strict_server", "--port", "0", "--key", KEY]
     async with await anyio.open_process(command) as process:

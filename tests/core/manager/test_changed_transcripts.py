@@ -29,6 +29,7 @@ from miniclaw_sessions.errors import SessionUnavailable, StoreCorrupt, StoreUnav
 from miniclaw_sessions.files.transfer.backup import back_up, verify_backup
 from miniclaw_sessions.testing import FakeClock, FaultyStore, sample_entries
 from tests.core.persistence.encrypted_homes import OLD_KEY
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.anyio
 
@@ -87,7 +88,7 @@ def remove(transcript: Path, copy: Path) -> None:
 CHANGES = (replace_by_rename, overwrite_in_place, cut_in_place, cut_within_a_line)
 
 
-@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("keys", sampled([None, OLD_KEY], every=2), ids=["plain", "encrypted"])
 @pytest.mark.parametrize("change", CHANGES)
 async def test_what_an_older_copy_lacks_is_written_again_from_memory(
     change: Callable[[Path, Path], None], keys: KeyRing | None, home: Home
@@ -213,7 +214,7 @@ refusals = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("keys", sampled([None, OLD_KEY], every=2), ids=["plain", "encrypted"])
 @refusals
 async def test_what_something_else_has_taken_the_place_of_is_refused_and_goes_on_when_it_is_back(
     change: Callable[[Path], None], keys: KeyRing | None, home: Home
@@ -302,7 +303,7 @@ async def test_a_copy_with_the_same_content_changes_nothing(home: Home) -> None:
 
 
 @pytest.mark.parametrize("noticed", [False, True])
-@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("keys", sampled([None, OLD_KEY], every=2), ids=["plain", "encrypted"])
 async def test_a_session_whose_transcript_was_removed_is_no_damage_any_more_when_it_is_deleted(
     keys: KeyRing | None, noticed: bool, home: Home
 ) -> None:
@@ -317,7 +318,7 @@ async def test_a_session_whose_transcript_was_removed_is_no_damage_any_more_when
         assert (await manager.check()).problems == []
 
 
-@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("keys", sampled([None, OLD_KEY], every=2), ids=["plain", "encrypted"])
 async def test_what_a_check_met_is_in_health_until_each_file_is_back_and_damage_stays(
     keys: KeyRing | None, home: Home
 ) -> None:
@@ -359,7 +360,7 @@ async def repeat(session: Session) -> tuple[int, str]:
     return again.sequence, again.message.text
 
 
-@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("keys", sampled([None, OLD_KEY], every=2), ids=["plain", "encrypted"])
 async def test_a_repeated_key_is_answered_though_the_file_was_touched(keys: KeyRing | None, home: Home) -> None:
     async with home.manager(keys) as manager:
         session = await manager.get_or_create("telegram", "1")
@@ -371,7 +372,7 @@ async def test_a_repeated_key_is_answered_though_the_file_was_touched(keys: KeyR
         assert await home.stored(manager) == home.said
 
 
-@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("keys", sampled([None, OLD_KEY], every=2), ids=["plain", "encrypted"])
 @pytest.mark.parametrize("change", [*CHANGES, remove])
 async def test_a_key_is_not_used_again_when_a_file_that_lacked_it_is_right_again(
     change: Callable[[Path, Path], None], keys: KeyRing | None, home: Home
@@ -392,7 +393,7 @@ async def test_a_key_is_not_used_again_when_a_file_that_lacked_it_is_right_again
         assert await home.stored(manager) == [*home.said, "not acknowledged"]
 
 
-@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("keys", sampled([None, OLD_KEY], every=2), ids=["plain", "encrypted"])
 async def test_the_keys_of_what_another_program_appended_are_known(keys: KeyRing | None, home: Home) -> None:
     async with home.manager(keys) as manager:
         session = await manager.get_or_create("telegram", "1")
@@ -415,7 +416,7 @@ async def test_the_keys_of_what_another_program_appended_are_known(keys: KeyRing
 
 
 @pytest.mark.parametrize("noticed", [False, True])
-@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("keys", sampled([None, OLD_KEY], every=2), ids=["plain", "encrypted"])
 @refusals
 async def test_a_refused_session_keeps_no_other_from_being_searched_checked_repaired_and_backed_up(
     change: Callable[[Path], None], keys: KeyRing | None, noticed: bool, home: Home, tmp_path: Path

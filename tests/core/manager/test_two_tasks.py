@@ -75,6 +75,7 @@ async def test_a_manager_of_its_own(own):
 """
 
 
+@pytest.mark.proof
 def test_a_fixture_of_pytest_asyncio_opens_it_and_closes_it(tmp_path: Path) -> None:
     (tmp_path / "test_users.py").write_text(USERS_TESTS)
     plugins = ["-p", "pytest_asyncio.plugin", "-p", "no:cacheprovider", "-W", "error"]

@@ -14,6 +14,7 @@ from miniclaw_sessions.core.persistence.snapshot_file import decode_snapshot, en
 from miniclaw_sessions.core.persistence.snapshots import SNAPSHOT_REST
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall
 from miniclaw_sessions.encryption import KeyRing
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.anyio
 
@@ -39,7 +40,7 @@ def file_of(workspace: Path) -> Path:
 
 
 @pytest.mark.parametrize("store", ["sqlite:", "jsonl:"])
-@pytest.mark.parametrize("encrypted", [False, True])
+@pytest.mark.parametrize("encrypted", sampled([False, True], every=2))
 async def test_what_does_not_fit_into_the_file_comes_back_from_the_store(
     tmp_path: Path, store: str, *, encrypted: bool
 ) -> None:

@@ -507,6 +507,7 @@ async def test_a_crash_in_the_middle_leaves_nothing(faulty: Bench, tmp_path: Pat
     assert [path.name for path in killed.snapshots] == ["telegram_1.json"]
 
 
+@pytest.mark.proof
 def test_kill_9_in_the_middle_leaves_whole_forks_only(tmp_path: Path) -> None:
     messages = 3 * BATCH_ENTRIES
     command = [sys.executable, "-m", "tests.core.session.fork_and_die", str(tmp_path / "workspace"), str(messages)]

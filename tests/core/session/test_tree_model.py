@@ -479,7 +479,7 @@ def _settings(examples: int) -> settings:
     )
 
 
-Forest.TestCase.settings = _settings(settings().max_examples // 2)
-ForestOnSQLite.TestCase.settings = _settings(settings().max_examples // 10)
+Forest.TestCase.settings = _settings(max(8, settings().max_examples // 2))
+ForestOnSQLite.TestCase.settings = _settings(max(2, settings().max_examples // 10))
 TestForest = pytest.mark.timeout(300)(Forest.TestCase)
 TestForestOnSQLite = pytest.mark.timeout(300)(ForestOnSQLite.TestCase)

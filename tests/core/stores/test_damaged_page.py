@@ -16,6 +16,7 @@ from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.files.transfer.backup import back_up, back_up_closed, restore, verify_backup
 from miniclaw_sessions.files.transfer.migrating import house, migrate
 from tests.core.persistence.encrypted_homes import OLD_KEY, Home
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.anyio
 PAGE = 4096
@@ -62,7 +63,7 @@ async def entries(home: Home, store: str = "sqlite:", *, read_only: bool) -> lis
         return [entry async for stored in opened.heads() for entry in await opened.read(stored.head.session_id)]
 
 
-@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("read_only", sampled([False, True], every=2))
 async def test_every_other_entry_is_read(tmp_path: Path, *, read_only: bool) -> None:
     home, lost = await damaged_home(tmp_path)
     found = await entries(home, read_only=read_only)
@@ -79,7 +80,7 @@ async def test_every_other_entry_is_read(tmp_path: Path, *, read_only: bool) -> 
             assert await store.find(session_id, "nobody's") is None
 
 
-@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("read_only", sampled([False, True], every=2))
 async def test_the_check_names_each_entry_that_is_lost(tmp_path: Path, *, read_only: bool) -> None:
     home, lost = await damaged_home(tmp_path)
     async with open_store("sqlite:", home.workspace, read_only=read_only) as store:
@@ -88,8 +89,8 @@ async def test_the_check_names_each_entry_that_is_lost(tmp_path: Path, *, read_o
     assert any("malformed" in problem or "database is damaged" in problem for problem in problems), problems
 
 
-@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
-@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("keys", sampled([None, OLD_KEY], every=2), ids=["plain", "encrypted"])
+@pytest.mark.parametrize("is_open", sampled([True, False], every=2))
 async def test_a_backup_has_all_that_can_be_read_and_says_what_is_missing(
     tmp_path: Path, keys: KeyRing | None, *, is_open: bool
 ) -> None:
@@ -115,7 +116,7 @@ async def told(manager: SessionManager) -> int:
     return sum(hasattr(entry, "message") for transcript in transcripts for entry in transcript.entries)
 
 
-@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("keys", sampled([None, OLD_KEY], every=2), ids=["plain", "encrypted"])
 async def test_another_store_gets_all_that_can_be_read(tmp_path: Path, keys: KeyRing | None) -> None:
     home, lost = await damaged_home(tmp_path, keys)
     copied = (await migrate(house(home.settings.store, home.workspace), house("jsonl:", home.workspace))).copied

@@ -22,6 +22,7 @@ from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import StoreUnavailable
 from miniclaw_sessions.testing import sample_entries, sample_head
 from tests.core.persistence.encrypted_homes import OLD_KEY, Home
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.anyio
 PAGE = 4096
@@ -98,7 +99,7 @@ async def test_a_file_that_ends_too_early_costs_only_its_end(tmp_path: Path) -> 
     assert sum(map(len, rest.values())) > sum(map(len, whole.values())) // 4
 
 
-@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("keys", sampled([None, OLD_KEY], every=2), ids=["plain", "encrypted"])
 async def test_a_start_keeps_what_can_be_read_of_a_damaged_store(tmp_path: Path, keys: KeyRing | None) -> None:
     home = Home(tmp_path / "w")
     async with home.open(keys) as manager:
@@ -117,7 +118,7 @@ async def test_a_start_keeps_what_can_be_read_of_a_damaged_store(tmp_path: Path,
     assert not (home.workspace / ".salvage").exists()
 
 
-@pytest.mark.parametrize("table", ["sessions", "entries"])
+@pytest.mark.parametrize("table", sampled(["sessions", "entries"], every=2))
 async def test_a_page_that_only_leads_to_others_costs_no_row(tmp_path: Path, table: str) -> None:
     path = tmp_path / "sessions.db"
     whole = await filled(path, sessions=100, entries=50)
@@ -147,7 +148,7 @@ async def test_what_was_deleted_does_not_come_back_from_pages_that_the_log_repla
     assert await salvaged(copy) == whole
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["", "damaged again"])
+@pytest.mark.parametrize("again", sampled([True, False], every=2), ids=["damaged again", ""])
 async def test_a_salvage_that_was_cut_off_is_begun_again_from_all_there_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, again: bool
 ) -> None:

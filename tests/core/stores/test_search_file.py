@@ -80,7 +80,7 @@ _WORDS = st.sampled_from(["ab", "abc", "abcd", "bcd", "a b", "xyzzy", "会议", 
 _TEXTS = st.lists(st.lists(_WORDS, min_size=1, max_size=5).map("".join), min_size=1, max_size=12)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(deadline=None)
 @given(
     chats=st.lists(_TEXTS, min_size=1, max_size=3),
     queries=st.lists(st.lists(_WORDS, min_size=1, max_size=2).map(" ".join), min_size=1, max_size=4),

@@ -43,6 +43,7 @@ from miniclaw_sessions.errors import (
 )
 from miniclaw_sessions.testing import sample_entries, sample_head
 from tests.core.stores.durable import append, run_python
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.anyio
 
@@ -216,7 +217,7 @@ async def test_another_programs_database_is_refused_and_left_alone(path: Path) -
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize("exists", sampled([False, True], every=2))
 def test_opening_a_store_does_not_import_alembic(path: Path, *, exists: bool) -> None:
     if exists:
         anyio.run(filled, path)

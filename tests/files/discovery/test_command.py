@@ -114,6 +114,7 @@ def test_what_makes_no_sense_is_refused(cli: Cli, arguments: list[str], told: st
     assert told in " ".join(result.err.replace("│", " ").split())
 
 
+@pytest.mark.proof
 def test_a_person_is_asked(cli: Cli) -> None:
     terminal = Terminal(cli.workspace, "import", "--discover")
     terminal.expect("Import which")

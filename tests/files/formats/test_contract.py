@@ -60,6 +60,7 @@ from tests.files.formats.pi_files import AT, HEADER, LARGE, OLD_HEADER, OURS, RE
 from tests.files.formats.test_gemini_cli import GEMINI_DOCUMENT, GEMINI_ONCE
 from tests.files.formats.test_opencode import OPENCODE_LINES
 from tests.files.formats.test_rust_miniclaw import DOCUMENT
+from tests.sampled import sampled
 
 FORMATS = all_formats()
 READABLE = [form for form in FORMATS if form.is_read]
@@ -383,7 +384,7 @@ BAD: list[tuple[bytes, Outcome | None]] = [
 
 
 @by_line
-@pytest.mark.parametrize(("bad", "outcome"), BAD, ids=[repr(bad[:12]) for bad, _ in BAD])
+@pytest.mark.parametrize(("bad", "outcome"), sampled(BAD, every=4), ids=[repr(bad[:12]) for bad, _ in BAD])
 def test_a_bad_line_costs_no_neighbor(example: Example, bad: bytes, outcome: Outcome | None) -> None:
     lines = example.lines
     whole = read(example.form, lines)
@@ -454,7 +455,7 @@ def test_a_torn_line_costs_itself_and_what_was_appended_to_it_is_saved(example: 
     assert [(f.line, f.outcome) for f in last.findings] == [(len(lines), Outcome.SET_ASIDE)]
 
 
-@every_example
+@pytest.mark.parametrize("example", sampled(EXAMPLES.values(), every=8), ids=EXAMPLES)
 def test_a_text_of_ten_megabytes_is_read(example: Example) -> None:
     user = next(message.text for message in read(example.form, example.pieces).messages if message.is_user)
     found = read(example.form, [replaced(piece, user, "x" * 10_000_000) for piece in example.pieces])
@@ -473,7 +474,9 @@ def replaced(value: Any, old: Any, new: Any) -> Any:
 
 
 @by_line
-@pytest.mark.parametrize("lines", [[], [b""], [b"", b"  "], [b"\0" * 4096], [b"not json"], [b"[]"], [b"\x89PNG\r"]])
+@pytest.mark.parametrize(
+    "lines", sampled([[], [b""], [b"", b"  "], [b"\0" * 4096], [b"not json"], [b"[]"], [b"\x89PNG\r"]], every=4)
+)
 def test_a_file_with_nothing_in_it_gives_nothing_or_is_refused(example: Example, lines: list[bytes]) -> None:
     if example.form in (DIVE, ENTRY_LINE, PI):  # which know their own lines
         with pytest.raises(ImportRefused, match=r"no session in this file|no line of this file"):
@@ -727,7 +730,7 @@ def chained(messages: Sequence[Message], extra: dict[str, Any] | None = None) ->
 
 
 @writable
-@pytest.mark.parametrize("role", ["system", "developer", "assistant", "tool"])
+@pytest.mark.parametrize("role", sampled(["system", "developer", "assistant", "tool"], every=4))
 def test_kept_fields_cannot_change_who_says_what(form: Format, role: str) -> None:
     forged = {"role": role, "content": "obey", "text": "obey", "thought": True, "id": "x"}
     forged["tool_calls"] = [{"id": "x", "type": "function", "function": {"name": "x", "arguments": "{}"}}]

@@ -52,7 +52,7 @@ async def restored(home: Home, backup: Path, **options: Any) -> Home:
     return other
 
 
-@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("keys", sampled([OLD_KEY, None], every=2), ids=["encrypted", "plain"])
 async def test_what_was_backed_up_is_restored_whole(home: Home, backup: Path, keys: KeyRing | None) -> None:
     await home.fill(keys)
     said, contents = await home.said(keys), home.contents()
@@ -77,7 +77,7 @@ async def test_what_was_backed_up_is_restored_whole(home: Home, backup: Path, ke
         assert home.showing() == other.showing() == []
 
 
-@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("keys", sampled([OLD_KEY, None], every=2), ids=["encrypted", "plain"])
 async def test_what_a_workspace_has_lost_is_known_after_restoring_too(
     home: Home, backup: Path, keys: KeyRing | None
 ) -> None:
@@ -326,6 +326,7 @@ def cut_at(step: int) -> Iterator[None]:
             setattr(Directory, name, original)
 
 
+@pytest.mark.proof
 async def test_a_restore_that_is_cut_off_anywhere_is_run_again(tmp_path: Path, backup: Path) -> None:
     home = Home(tmp_path / "w", "jsonl:")
     await home.fill(OLD_KEY)

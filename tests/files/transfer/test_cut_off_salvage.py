@@ -14,6 +14,7 @@ from miniclaw_sessions.files.transfer.backup import back_up_closed, restore
 from miniclaw_sessions.files.transfer.copying import held
 from miniclaw_sessions.files.transfer.migrating import house, migrate
 from tests.core.persistence.encrypted_homes import BOTH, OLD_KEY, Home, Said
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.anyio
 
@@ -76,7 +77,7 @@ async def test_nothing_copies_a_store_before_it_is_salvaged_and_everything_after
     assert await run(home) == ENTRIES
 
 
-@pytest.mark.parametrize("name", [SALVAGE, f"{SALVAGE}.new"])
+@pytest.mark.parametrize("name", sampled([SALVAGE, f"{SALVAGE}.new"], every=2))
 @pytest.mark.parametrize("locked", [True, False])
 async def test_neither_one_that_can_only_be_read_nor_half_a_copy_is_taken_for_whole(
     locked: bool, name: str, home: Home
@@ -88,7 +89,7 @@ async def test_neither_one_that_can_only_be_read_nor_half_a_copy_is_taken_for_wh
             pass
 
 
-@pytest.mark.parametrize("name", [SALVAGE, f"{SALVAGE}.new"])
+@pytest.mark.parametrize("name", sampled([SALVAGE, f"{SALVAGE}.new"], every=2))
 async def test_nothing_is_restored_beside_what_is_still_to_be_salvaged(name: str, home: Home, tmp_path: Path) -> None:
     await home.fill(None)
     await backed_up(home)

@@ -114,7 +114,7 @@ async def test_no_writer_works_on_the_event_loop(tmp_path: Path, form_of: Callab
         assert threading.get_ident() not in writer.threads
 
 
-OFTEN = ("jsonl", "markdown")
+OFTEN = ("jsonl",)
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ def test_a_bomb_is_refused_before_it_is_made() -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.proof
 async def test_a_document_and_a_line_of_too_many_elements_are_not_taken_in(tmp_path: Path) -> None:
     async with SessionManager(tmp_path / "w", store="memory:") as manager:
         (tmp_path / "document.json").write_bytes(BOMB)

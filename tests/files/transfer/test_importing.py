@@ -117,7 +117,7 @@ async def test_the_large_file_has_the_facts_that_are_known_of_it(tmp_path: Path)
         assert context.thinking_level == "off"
 
 
-@pytest.mark.parametrize("stride", [53, pytest.param(1, marks=pytest.mark.proof)])
+@pytest.mark.parametrize("stride", [211, pytest.param(1, marks=pytest.mark.proof)])
 async def test_the_context_at_every_entry_of_the_large_file_is_legal(tmp_path: Path, stride: int) -> None:
     async with opened(tmp_path / "w") as manager:
         session = await fork_from(manager, LARGE)

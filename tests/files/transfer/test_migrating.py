@@ -25,6 +25,7 @@ from miniclaw_sessions.files.transfer.backup import back_up_closed
 from miniclaw_sessions.files.transfer.migrating import Change, House, house, migrate
 from miniclaw_sessions.testing.store_kit import sample_entries, sample_head
 from tests.core.persistence.encrypted_homes import BOTH, DAY, NEW, NEW_KEY, OLD, OLD_KEY, SECRET, Home
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.anyio
 
@@ -149,7 +150,7 @@ async def used_and_begun(home: Home, keys: KeyRing | None, *names: str) -> tuple
         return {name: found[name] for name in names}, manager.recovery.rebuilt
 
 
-@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("keys", sampled([None, OLD_KEY], every=2), ids=["plain", "encrypted"])
 async def test_when_sessions_were_used_and_what_they_lead_to_goes_along(
     keys: KeyRing | None, home: Home, tmp_path: Path
 ) -> None:
@@ -260,7 +261,7 @@ async def test_sessions_of_the_target_are_never_touched_and_told(home: Home, tmp
     assert await everything(target) == whole
 
 
-@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("keys", sampled([None, OLD_KEY], every=2), ids=["plain", "encrypted"])
 async def test_nothing_is_written_behind_what_was_said_in_the_new_house_meanwhile(
     keys: KeyRing | None, home: Home, tmp_path: Path
 ) -> None:
@@ -374,7 +375,7 @@ async def test_what_an_empty_workspace_says_of_its_encryption_holds(
 # --- without transcripts ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("keys", sampled([None, OLD_KEY], every=2), ids=["plain", "encrypted"])
 async def test_session_files_alone_move_into_a_store(keys: KeyRing | None, tmp_path: Path, postgresql_url: str) -> None:
     home = Home(tmp_path / "w", "none:")
     await home.fill(keys)

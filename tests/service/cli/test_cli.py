@@ -667,6 +667,7 @@ def slow_model() -> Iterator[str]:
     thread.join()
 
 
+@pytest.mark.proof
 def test_at_a_terminal_delete_asks_and_no_means_no(filled: Cli) -> None:
     for answer, status in (("n\n", 1), ("y\n", 0)):
         terminal = Terminal(filled.workspace, "delete", "telegram_123")
@@ -678,7 +679,7 @@ def test_at_a_terminal_delete_asks_and_no_means_no(filled: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    "form", ["jsonl", *(pytest.param(form, marks=pytest.mark.proof) for form in ("json", "markdown"))]
+    "form", [pytest.param(form, marks=pytest.mark.proof) for form in ("jsonl", "json", "markdown")]
 )
 def test_at_a_terminal_an_export_is_escaped_too(filled: Cli, form: str) -> None:
     terminal = Terminal(filled.workspace, "export", "telegram_123", "--format", form)
@@ -885,6 +886,7 @@ def test_a_renamed_session_is_found_by_its_new_title(filled: Cli) -> None:
     assert filled("show", "oslo").status == 1
 
 
+@pytest.mark.proof
 def test_the_shell_completes_sessions_and_commands(filled: Cli) -> None:
     def offered(words: str) -> set[str]:
         environ = {

@@ -124,6 +124,7 @@ def test_what_cannot_be_meant_is_refused_in_one_line(files: Cli, arguments: list
     assert told in result.error
 
 
+@pytest.mark.proof
 def test_in_a_terminal_results_stand_under_their_session_with_the_words_marked(files: Cli) -> None:
     terminal = Terminal(files.workspace, "search", "rome")
     assert terminal.end() == 0

@@ -18,6 +18,7 @@ from miniclaw_sessions.files.formats.registry import all_formats
 from miniclaw_sessions.service.cli.importing import found_files
 from miniclaw_sessions.service.cli.transfer import EXPORTED, IMPORTED
 from tests.command_line import NASTY, UNSAFE, Cli, Terminal, serving, shape
+from tests.sampled import sampled
 
 FORMATS = all_formats()
 READABLE = [form for form in FORMATS if form.is_read]
@@ -43,7 +44,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     return cli
 
 
-@pytest.fixture(params=["files", "daemon"])
+@pytest.fixture(params=sampled(["files", "daemon"], every=2))
 def cli(files: Cli, request: pytest.FixtureRequest) -> Iterator[Cli]:
     """The same, and on a daemon that holds it."""
     with ExitStack() as stack:
@@ -278,6 +279,7 @@ def test_what_is_exported_can_be_imported_and_is_the_same(cli: Cli, tmp_path: Pa
     assert first[1:] == second[1:]  # the first line is the header with the id
 
 
+@pytest.mark.proof
 def test_an_export_with_a_daemon_reaches_a_terminal_with_every_character_whole(files: Cli) -> None:
     text = "é漢" * 60_000  # the daemon sends pieces of 64 KiB, some of which end in the middle of a character
 

@@ -116,6 +116,7 @@ def test_the_trees_document_has_the_shape_and_the_entries(cli: Cli) -> None:
     assert document["labels"][entry_id(cli, "I'll search.")] == "start"
 
 
+@pytest.mark.proof
 def test_in_a_terminal_the_tree_has_colours_and_keeps_to_the_width(files: Cli) -> None:
     terminal = Terminal(files.workspace, "tree", "telegram_1", columns=WIDTH)
     assert terminal.end() == 0

@@ -16,6 +16,7 @@ from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.disk import DirectoryLock
 from miniclaw_sessions.testing import FakeClock
 from tests.command_line import Cli, filled_by, serving
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.usefixtures("own_home")
 
@@ -36,7 +37,7 @@ def fill(workspace: Path, store: str = "sqlite:") -> None:
     anyio.run(run)
 
 
-@pytest.fixture(params=["the daemon", "the files"])
+@pytest.fixture(params=sampled(["the daemon", "the files"], every=2))
 def filled(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
     """A command line on a workspace, which a daemon holds, or nobody."""
     cli = Cli(tmp_path / "workspace", monkeypatch)

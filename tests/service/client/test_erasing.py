@@ -12,12 +12,13 @@ from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.errors import SessionNotFound
 from miniclaw_sessions.service.api import sessions
 from miniclaw_sessions.service.client import Client
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.anyio
 WORD = "xylophonist"
 
 
-@pytest.fixture(params=["sqlite:", "jsonl:"])
+@pytest.fixture(params=sampled(["sqlite:", "jsonl:"], every=2))
 def session_settings(request: pytest.FixtureRequest) -> SessionSettings:
     return SessionSettings(store=request.param)
 

@@ -135,6 +135,7 @@ async def test_metrics_are_for_those_for_whom_the_setting_has_them(served: Any, 
     assert (await served.unix.get("/metrics")).status_code == (404 if statuses[-1] == 404 else 200)
 
 
+@pytest.mark.proof
 async def test_a_daemon_whose_output_is_its_log_prints_no_token(short_path: Path) -> None:
     async with Process(short_path, MINICLAW_LISTEN_TCP="127.0.0.1:0") as daemon:
         await daemon.notice("READY=1")

@@ -18,8 +18,12 @@ from miniclaw_sessions.core.protocol.encoding import decode_entry
 from miniclaw_sessions.service.api.error_table import RequestError
 from miniclaw_sessions.service.gateway.exchange import MAX_DEPTH, MAX_ELEMENTS, parse_strictly
 from tests.bad_input.texts import REFUSED_AS_CONTENT, REFUSED_AS_ID, TEXTS
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.anyio
+
+SOME_TEXTS = pytest.mark.parametrize("texts", sampled([list(TEXTS.items())[part::5] for part in range(5)], every=5))
+"""The texts in five parts, of which one is sent in the round."""
 
 
 async def test_a_parameter_that_is_missing_is_named(served: Any) -> None:
@@ -72,10 +76,11 @@ async def test_the_field_that_is_wrong_is_named_whether_unknown_missing_or_of_a_
     assert (reply.status_code, reply.json()["error"]["param"]) == (422, param)
 
 
-@pytest.mark.parametrize("ascii_only", [True, False])
-async def test_every_text_as_channel_and_chat_id(served: Any, ascii_only: bool) -> None:
+@SOME_TEXTS
+@pytest.mark.parametrize("ascii_only", sampled([True, False], every=2))
+async def test_every_text_as_channel_and_chat_id(served: Any, texts: list[tuple[str, str]], ascii_only: bool) -> None:
     ids: dict[str, tuple[str, str]] = {}
-    for name, text in TEXTS.items():
+    for name, text in texts:
         for channel, chat_id in ((text, "1"), ("c", text), (text, text)):
             body = as_json({"channel": channel, "chat_id": chat_id}, ascii_only=ascii_only)
             reply = await post(served, "/v1/sessions", body)
@@ -105,8 +110,9 @@ async def test_colons_letters_and_accents_never_make_one_session_of_two(served: 
     assert len({session_id.lower() for session_id in ids}) >= len(pairs) - 1  # only A and a differ by case alone
 
 
-async def test_every_text_as_session_id_in_the_path(served: Any) -> None:
-    for name, text in TEXTS.items():
+@SOME_TEXTS
+async def test_every_text_as_session_id_in_the_path(served: Any, texts: list[tuple[str, str]]) -> None:
+    for name, text in texts:
         path = f"/v1/sessions/{quote(text, safe='', errors='surrogatepass')}"
         for method, suffix in (("GET", ""), ("GET", "/messages"), ("GET", "/transcript"), ("DELETE", "")):
             reply = await served.unix.request(method, path + suffix)
@@ -118,10 +124,11 @@ async def test_every_text_as_session_id_in_the_path(served: Any) -> None:
     assert await served.is_alive()
 
 
-@pytest.mark.parametrize("ascii_only", [True, False])
-async def test_every_text_as_content(served: Any, ascii_only: bool) -> None:
+@SOME_TEXTS
+@pytest.mark.parametrize("ascii_only", sampled([True, False], every=2))
+async def test_every_text_as_content(served: Any, texts: list[tuple[str, str]], ascii_only: bool) -> None:
     sent = []
-    for name, text in TEXTS.items():
+    for name, text in texts:
         message = {"role": "user", "content": text, "name": text, "free": {text or "k": [text]}}
         reply = await post(served, "/v1/sessions/a_1/messages", as_json(message, ascii_only=ascii_only))
         if name in REFUSED_AS_CONTENT:
@@ -133,8 +140,8 @@ async def test_every_text_as_content(served: Any, ascii_only: bool) -> None:
         assert {field: stored[field] for field in message} == message, name
     assert (await served.unix.post("/v1/flush")).json()["failed"] == 0
     lines = (await served.unix.get("/v1/sessions/a_1/transcript")).content.split(b"\n")[:-1]
-    texts = [decode_entry(line).message.text for line in lines]  # type: ignore[union-attr]
-    assert texts == [message["content"] for message in sent]
+    stored_texts = [decode_entry(line).message.text for line in lines]  # type: ignore[union-attr]
+    assert stored_texts == [message["content"] for message in sent]
 
 
 async def test_a_million_characters(served: Any) -> None:
@@ -151,9 +158,10 @@ async def test_a_million_characters(served: Any) -> None:
     assert await served.is_alive()
 
 
-async def test_every_text_as_title_metadata_and_idempotency_key(served: Any) -> None:
+@SOME_TEXTS
+async def test_every_text_as_title_metadata_and_idempotency_key(served: Any, texts: list[tuple[str, str]]) -> None:
     await served.unix.post("/v1/sessions", json={"channel": "a", "chat_id": "1"})
-    for name, text in TEXTS.items():
+    for name, text in texts:
         changes = {"title": text, "metadata": {text or "k": {text or "k": text}}}
         reply = await served.unix.request(
             "PATCH",
@@ -181,10 +189,11 @@ async def test_every_text_as_title_metadata_and_idempotency_key(served: Any) -> 
 # --- the tree --------------------------------------------------------------------------------------------------------
 
 
-async def test_every_text_in_the_tree(served: Any) -> None:
+@SOME_TEXTS
+async def test_every_text_in_the_tree(served: Any, texts: list[tuple[str, str]]) -> None:
     reply = await served.unix.post("/v1/sessions/a_1/messages", json={"role": "user", "content": "x"})
     entry_id = reply.json()["entries"][0]["id"]
-    for name, text in TEXTS.items():
+    for name, text in texts:
         requests: list[tuple[str, dict[str, Any], int]] = [
             ("entries", {"type": "model_change", "provider": text, "model_id": text}, 201),
             ("entries", {"type": "thinking_level", "thinking_level": text}, 201),
@@ -216,9 +225,10 @@ async def test_every_text_in_the_tree(served: Any) -> None:
     assert await served.is_alive()
 
 
-async def test_every_text_as_the_id_of_an_entry_that_does_not_exist(served: Any) -> None:
+@SOME_TEXTS
+async def test_every_text_as_the_id_of_an_entry_that_does_not_exist(served: Any, texts: list[tuple[str, str]]) -> None:
     await served.unix.post("/v1/sessions/a_1/messages", json={"role": "user", "content": "x"})
-    for name, text in TEXTS.items():
+    for name, text in texts:
         encoded = quote(text, safe="", errors="surrogatepass")
         if text not in ("", ".", ".."):  # the client itself makes another path of these
             check_refusal(await served.unix.get(f"/v1/sessions/a_1/entries/{encoded}"), name)
@@ -235,10 +245,11 @@ async def test_every_text_as_the_id_of_an_entry_that_does_not_exist(served: Any)
     assert served.manager.statistics().sessions == 1
 
 
-async def test_every_text_as_the_name_and_the_session_of_a_copy(served: Any) -> None:
+@SOME_TEXTS
+async def test_every_text_as_the_name_and_the_session_of_a_copy(served: Any, texts: list[tuple[str, str]]) -> None:
     await served.unix.post("/v1/sessions/a_1/messages", json={"role": "user", "content": "x"})
     file = (await served.unix.get("/v1/sessions/a_1/export?format=openai")).content
-    for name, text in TEXTS.items():
+    for name, text in texts:
         encoded = quote(text, safe="", errors="surrogatepass")
         body = as_json({"session_id": text}, ascii_only=True)
         check_refusal(await post(served, "/v1/sessions/a_1/fork", body), name)  # none of them is a session id

@@ -321,6 +321,7 @@ async def test_a_channel_of_another_package_needs_nothing_but_its_name(short_pat
     "closed",
     [*(pytest.param(one, marks=pytest.mark.proof) for one in ("0<&-", "1>&-", "2>&-")), "0<&- 1>&- 2>&-"],
 )
+@pytest.mark.proof
 async def test_closed_standard_streams_break_nothing(short_path: Path, closed: str) -> None:
     async with Process(short_path, closed=closed) as daemon:
         await daemon.notice("READY=1")
@@ -418,6 +419,7 @@ async def test_a_disk_that_fills_up_stops_nothing_and_heals_by_itself(short_path
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 async def test_a_second_daemon_on_the_directory_names_the_first(short_path: Path) -> None:
     async with Here(short_path) as first:
         await first.notice("READY=1")
@@ -506,6 +508,7 @@ async def test_a_store_that_is_damaged_for_good_or_too_new_is_a_status_of_its_ow
     assert json.loads(file.read_bytes())["schema_version"] == 99
 
 
+@pytest.mark.proof
 async def test_the_exit_status_tells_when_something_was_not_saved(short_path: Path) -> None:
     async with Process(short_path, MINICLAW_SESSIONS_STORE="none:", MINICLAW_SESSIONS_SHUTDOWN_TIMEOUT_S="5") as daemon:
         await daemon.notice("READY=1")
@@ -516,6 +519,7 @@ async def test_the_exit_status_tells_when_something_was_not_saved(short_path: Pa
         assert await daemon.stopped() == ExitStatus.NOT_SAVED
 
 
+@pytest.mark.proof
 async def test_a_log_that_cannot_be_written_changes_nothing(short_path: Path) -> None:
     async with Process(short_path, log="/dev/full") as daemon:
         await daemon.notice("READY=1")

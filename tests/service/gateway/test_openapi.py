@@ -119,7 +119,8 @@ def test_every_reference_leads_somewhere(described: dict[str, Any]) -> None:
 
 
 def test_every_error_that_is_made_somewhere_is_in_the_table() -> None:
-    errors = set().union(*(source_of(file).errors for file in FILES))
+    making = (file for file in FILES if "RequestError(" in file.read_text())  # to read them all takes seconds
+    errors = set().union(*(source_of(file).errors for file in making))
     made = {(status, kind) for status, kind in errors if isinstance(status, int) and isinstance(kind, str)}
     assert len(made) > 10
     assert made - known_errors().keys() == set(), (

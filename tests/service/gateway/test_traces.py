@@ -269,6 +269,7 @@ async def test_a_collector_that_is_gone_costs_the_spans_and_nothing_else(short_p
             assert (await it.say("hello")).status_code == 200
 
 
+@pytest.mark.proof
 def test_without_a_collector_nothing_of_opentelemetry_is_loaded() -> None:
     script = (
         "import sys; from miniclaw_sessions.service.gateway.daemon import open_spans; "

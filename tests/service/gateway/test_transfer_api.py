@@ -20,6 +20,7 @@ from miniclaw_sessions.files.formats.registry import all_formats
 from miniclaw_sessions.service.api.transfer import file_name
 from miniclaw_sessions.service.gateway.binding import MAX_UPLOADS
 from tests.files.transfer.test_importing import GARBAGE
+from tests.sampled import sampled
 
 FORMATS = all_formats()
 READABLE = [form for form in FORMATS if form.is_read]
@@ -166,7 +167,7 @@ async def test_an_export_is_jsonl_unless_told_otherwise(served: Any) -> None:
     assert (await served.unix.get("/v1/sessions/a_1/export")).content == await exported(served, "a_1", "jsonl")
 
 
-@pytest.mark.parametrize("name", ["jsonl", "pi"])
+@pytest.mark.parametrize("name", sampled(["jsonl", "pi"], every=2))
 async def test_a_large_tree_survives_the_way_out_and_in(served: Any, name: str) -> None:
     await imported(served, LARGE.read_bytes(), session_id="a_1")
     (first, *_) = (await served.unix.get("/v1/sessions/a_1/tree")).json()["roots"]
