@@ -21,13 +21,7 @@ from msgspec.structs import replace
 from miniclaw_sessions.clock import Clock, derived_id
 from miniclaw_sessions.core.persistence.recovery import ids_for
 from miniclaw_sessions.core.protocol.entries import FOLLOWED, Entry, LeafMove
-from miniclaw_sessions.errors import (
-    ImportRefused,
-    SessionExists,
-    SessionExpired,
-    SessionNotFound,
-    Unreachable,
-)
+from miniclaw_sessions.errors import ImportRefused, SessionExists, SessionExpired, SessionNotFound, Unreachable
 from miniclaw_sessions.files.discovery.databases import lines_of
 from miniclaw_sessions.files.discovery.growing_file import GrowingFile
 from miniclaw_sessions.files.discovery.names import Names

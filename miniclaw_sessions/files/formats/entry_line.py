@@ -23,16 +23,7 @@ from miniclaw_sessions.core.protocol.encoding import decode_entry, encode_entry
 from miniclaw_sessions.core.protocol.entries import Entry, LeafMove, MessageEntry, OtherEntry
 from miniclaw_sessions.core.protocol.json_values import STORED_DEPTH
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
-from miniclaw_sessions.files.formats.codec import (
-    IS_PART,
-    Chain,
-    Format,
-    Sample,
-    SessionFacts,
-    moment_of,
-    stated,
-    taken,
-)
+from miniclaw_sessions.files.formats.codec import IS_PART, Chain, Format, Sample, SessionFacts, moment_of, stated, taken
 from miniclaw_sessions.files.formats.entry_message import KEPT, joined, piece_ids, read_messages, written_message
 from miniclaw_sessions.files.formats.json_lines import JsonLines, Tree, TreeReader
 

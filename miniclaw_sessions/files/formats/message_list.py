@@ -90,11 +90,7 @@ class MessageListReader:
     """Reads a document that is, or holds, a list of messages; what is no message is set aside, the others are taken."""
 
     def __init__(
-        self,
-        chain: Chain,
-        name: str,
-        reader: MessageReader,
-        find: Callable[[Any], MessageList | None],
+        self, chain: Chain, name: str, reader: MessageReader, find: Callable[[Any], MessageList | None]
     ) -> None:
         self.facts = SessionFacts(format=name)
         self.findings: list[Finding] = []

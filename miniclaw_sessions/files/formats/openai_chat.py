@@ -29,12 +29,7 @@ from miniclaw_sessions.files.formats.tool_calls import fitting_id, fitting_name
 KEPT = "openai"
 """The key of `extra` under which fields without a canonical place are kept."""
 
-_ROLES = {
-    Role.SYSTEM: "system",
-    Role.USER: "user",
-    Role.ASSISTANT: "assistant",
-    Role.TOOL_RESULT: "tool",
-}
+_ROLES = {Role.SYSTEM: "system", Role.USER: "user", Role.ASSISTANT: "assistant", Role.TOOL_RESULT: "tool"}
 _ROLE_TEXTS = (*_ROLES.values(), "developer", "function")  # no set: what is no text cannot be looked up in one
 _FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")
 _CALL_FIELDS = ("id", "type", "function")

@@ -20,9 +20,4 @@ def _page(facts: SessionFacts) -> PageWriter:
     return HtmlPage(facts)
 
 
-HTML = Format(
-    name="html",
-    about="a page for people, with the whole tree; written only",
-    suffix=".html",
-    page=_page,
-)
+HTML = Format(name="html", about="a page for people, with the whole tree; written only", suffix=".html", page=_page)
