@@ -126,7 +126,7 @@ def sessions_in(program: str, path: Path) -> list[DatabaseSession]:
     """The sessions of a database; it is asked only when its files have changed since.
 
     Raises:
-        ImportRefused: it cannot be read, or is none of this program.
+        ImportRefused: it cannot be read, or is not of this program.
         TimeoutError: it was refused before, and took so long for that that it is left alone.
     """
     looks = _looks(path)
@@ -377,7 +377,7 @@ def _conversation_lines(database: _Database, session_id: str) -> Iterator[dict[s
     while ids := [row["id"] for row in database.rows(page, session_id, after, _PAGE)]:
         for one in ids:
             row = database.first(response, one) or {}
-            if has_fragments:  # what was said before the prompt
+            if has_fragments:  # context before the prompt
                 said = [fragment["content"] for fragment in database.rows(_FRAGMENTS, one)]
                 row["prompt"] = "\n".join([*said, *([row["prompt"]] if row["prompt"] else [])])
             yield {"response": row, **{table: list(database.rows(query, one)) for table, query in beside.items()}}

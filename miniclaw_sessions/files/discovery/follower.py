@@ -52,7 +52,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         path: the file, or the database with the session's id in it.
-        program: whose it is.
+        program: the name of its program.
         bytes: how many of them were read, up to the end of a line.
         modified, inode: of the file at that time.
         tail: what stood before that place (`open_files.tail`).
@@ -122,14 +122,14 @@ class Follower:
 
         Args:
             workspace: where the sessions are kept.
-            programs: whose sessions.
+            programs: the programs.
             environ: the environment variables that may name the directories of the sessions.
             home: the home directory, which has them otherwise.
             clock: the time.
             only: the id of the only session that is wanted, even if it was deleted here; None: all of them.
         """
         self._only = only
-        self._problems: dict[str, str] = {}  # what could not be read as it is now, by its path
+        self._problems: dict[str, str] = {}  # by path: the last problem that was reported
         self._workspace = workspace
         self._programs = {program.name: program for program in programs}
         self._environ = environ

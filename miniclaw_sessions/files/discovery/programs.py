@@ -22,7 +22,7 @@ class Source(msgspec.Struct, frozen=True):
     """A session of another program.
 
     Attributes:
-        program: whose it is.
+        program: the name of its program.
         path: its file, or the database that it is in.
         size: of the file in bytes; in a database, how many messages the session has.
         modified: when it last changed, in nanoseconds since 1970, as its file or the database says.

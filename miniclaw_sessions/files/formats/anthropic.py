@@ -90,7 +90,7 @@ class _Turn:
 def to_anthropic(messages: Sequence[Message]) -> dict[str, Any]:
     """A legal context as the `messages`, and where there is one the `system`, of a request.
 
-    All system messages go to `system`, in their order, wherever they stood. Text blocks without text are left out, and
+    All system messages go to `system`, in their order, from any place. Text blocks without text are left out, and
     so is thinking that the service did not sign. Images in a result that is an error follow the results.
 
     Args:

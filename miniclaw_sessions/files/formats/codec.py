@@ -191,7 +191,7 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: as the command line has it, such as `pi`.
-        about: whose files these are, and what a round trip loses; one sentence.
+        about: which program's files these are, and what a round trip loses; one sentence.
         suffix: how such files are called.
         recognize: whether a sample is the beginning of such a file. May raise `ImportRefused` to say that the file is
             something else that only looks like one.

@@ -222,7 +222,7 @@ class _Reader(LineReader):
             self._count = event
 
     def _drop_count(self) -> None:
-        """A count whose reply never came is kept as the event that it is."""
+        """Keep a count whose reply never came as an event."""
         count, self._count = self._count, None
         if count is not None:
             self._add_event(count)

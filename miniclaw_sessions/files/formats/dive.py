@@ -475,7 +475,7 @@ def _written_block(piece: Part | ToolCall) -> Iterable[Any]:
 
 
 def _input(arguments: str) -> Any:
-    """A call's arguments as Dive has them, which is any JSON; what is none becomes an object that holds its text."""
+    """A call's arguments as Dive has them: any JSON; text that is no JSON becomes an object that holds it."""
     if not arguments.strip():
         return {}
     try:
@@ -488,7 +488,7 @@ def _input(arguments: str) -> Any:
 
 
 def _read_usage(fields: Any) -> Usage | None:
-    """A turn's usage; None for what is none."""
+    """A turn's usage; None if it cannot be read as one."""
     if not isinstance(fields, dict):
         return None
     counts = {ours: fields.get(theirs, 0) for theirs, ours in COUNTS.items()}

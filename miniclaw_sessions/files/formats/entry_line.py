@@ -304,7 +304,7 @@ class _Writer:
         return {**fields, kind: payload}
 
     def _joins(self, piece: dict[str, Any]) -> bool:
-        """Put a further piece of the held message where it was; False if it is none."""
+        """Join a further piece to the held message; False if the entry is no such piece."""
         held = self._held
         if held is None or piece.get(KEPT) != {_PIECE_OF: held["id"]}:
             return False

@@ -156,7 +156,7 @@ class _History:
 
 
 def _shows(part: Part) -> bool:
-    """Whether a part is none of the images that services refuse, and with it the whole request."""
+    """Whether a part is no image of the kinds for which services refuse a whole request."""
     if not isinstance(part, ImagePart):
         return True
     if part.data is None:

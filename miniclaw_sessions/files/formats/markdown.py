@@ -132,7 +132,7 @@ _WORDS_TOLD = 60
 
 
 class MarkdownWriter:
-    """Writes a session as it comes: all entries in the order of logging, with a line wherever the order is not the way.
+    """Writes a session as it comes: all entries in the order of logging, with a line wherever the conversation jumps.
 
     Such a line names the entry from which the conversation goes on by its speaker, its time and its first words; labels
     and branch summaries name theirs in the same way. After a session with branches stands where it goes on. Of an entry

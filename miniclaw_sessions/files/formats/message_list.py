@@ -32,7 +32,7 @@ class MessageReader(Protocol):
     """Reads a service's messages one after the other; one of theirs may be several of ours, or a piece of one."""
 
     def feed(self, fields: Mapping[str, Any]) -> Iterable[Message]:
-        """The next one. Raises `InvalidMessage` for what is none, and is then as it was before."""
+        """The next one. Raises `InvalidMessage` for anything else; the reader is then unchanged."""
         ...
 
     def finish(self) -> Iterable[Message]:

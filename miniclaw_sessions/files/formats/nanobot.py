@@ -53,7 +53,7 @@ _METADATA = "metadata"
 _SUMMARY = "_last_summary"
 _KEPT_BEHIND_SUMMARY = 8  # nanobot sends at least this many messages with a summary
 _CHAT_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")
-_NOT_KEPT = (*_CHAT_FIELDS, "_type")  # a message of a type is none, to nanobot
+_NOT_KEPT = (*_CHAT_FIELDS, "_type")  # nanobot takes a line with a type for no message
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 

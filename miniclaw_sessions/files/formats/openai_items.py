@@ -7,7 +7,7 @@ other formats is never sent. The items of one response (reasoning, messages, cal
 
 Not everything goes into items: that a result is an error is lost, as is thinking of other services.
 
-`to_messages` is `from_items` for those who keep items for others: what it gives back from a store is exactly what was
+`to_messages` is `from_items` for programs that store items for others: the store gives back exactly what was
 given, also where that is something that no message can hold.
 """
 

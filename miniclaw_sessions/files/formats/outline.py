@@ -82,7 +82,7 @@ class Fold(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_landmark(self) -> bool:
-        """What is folded away is none."""
+        """Always False: landmarks are never folded away."""
         return False
 
     @property
@@ -91,7 +91,7 @@ class Fold(msgspec.Struct, frozen=True, kw_only=True):
         return sum(row.count for row in self.rows)
 
 
-# --- who follows whom ------------------------------------------------------------------------------------------------
+# --- the tree by numbers ---------------------------------------------------------------------------------------------
 
 _LABEL, _MOVES, _ANSWER, _SUMMARY, _USER = 1, 2, 4, 8, 16
 _CALLING = 4_096
@@ -191,7 +191,7 @@ def outline_of(shape: Shape, leaf: int | None, *, folds: bool = True) -> list[Nu
 
 
 class _Outline:
-    """The state of one outline: who follows whom, how much hangs on each, and which way leads to the leaf."""
+    """The state of one outline: the children of each entry, their number, and the way to the leaf."""
 
     def __init__(self, shape: Shape, leaf: int | None, *, folds: bool) -> None:
         self._shape = shape

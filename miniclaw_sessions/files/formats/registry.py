@@ -1,7 +1,7 @@
 """All formats of session files, in the order in which a file is compared with them: ours, then other packages'.
 
-A codec is loaded when its format is meant. Which one is meant, a file's signs decide first: names of fields without
-which the codec would not recognize the file. Then the codec itself looks, so that its `recognize` has the last word.
+A codec is loaded only when it may be needed. A file's signs decide that: names of fields without which the codec would
+not recognize the file. Then the codec itself looks: its `recognize` has the last word.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ OURS = (
 FAILED: dict[str, str] = {}
 """The formats of other packages that cannot be used, by name, and why."""
 
-_failing: set[str] = set()  # the names of those whose `recognize` has failed, which was logged
+_failing: set[str] = set()  # the names of formats whose `recognize` has failed and was logged
 
 
 @cache
@@ -120,7 +120,7 @@ def recognize(sample: Sample) -> Format:
     """The format of a file that begins like this.
 
     Raises:
-        ImportRefused: it is none of them, or something that is known not to be a session.
+        ImportRefused: no format recognizes it, or it is known not to be a session.
     """
     names = [*_names_in(sample)]
     for ours in OURS:

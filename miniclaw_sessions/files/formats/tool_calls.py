@@ -84,7 +84,7 @@ def in_pieces(blocks: Iterable[Any], is_result: Callable[[Any], bool]) -> list[l
 
 
 def arguments_object(arguments: str) -> dict[str, Any]:
-    """A call's arguments as the object that a service wants; what is none is sent as one, under `NOT_AN_OBJECT`."""
+    """A call's arguments as the object that a service wants; other JSON or text is put into one, as `NOT_AN_OBJECT`."""
     if not arguments.strip():
         return {}
     try:
@@ -125,7 +125,7 @@ class CallIds:
         self._current: dict[str, str] = {}
 
     def keep(self, call_id: str) -> None:
-        """Leave the id of a call that goes back to whom it came from as it is, and its results' too."""
+        """Leave the id of a call that goes back to its own service as it is, and its results' too."""
         self._used.add(call_id)
         self._current[call_id] = call_id
 

@@ -110,7 +110,7 @@ async def back_up(manager: Holder, target: Path, on_progress: Report = lambda *_
     """Back a workspace up that is open in this process, while it is used.
 
     Args:
-        manager: who has it open.
+        manager: has it open.
         target: a directory that does not exist yet, or is empty.
         on_progress: gets the progress, on the event loop.
 

@@ -71,7 +71,7 @@ async def held(
         is_target: nothing is copied from it; the caller refuses what is in it.
 
     Raises:
-        NotAWorkspace: it is none, or another program's directory; it was not touched.
+        NotAWorkspace: the directory is no workspace, or another program's; it was not touched.
         DirectoryInUse: a process has it.
         ConfigError: no store goes by this URL, the workspace has its transcripts in another one, or that one was set
             aside and what can be read of it is not in the new one yet.
@@ -123,7 +123,7 @@ class Copy:
         """Copy everything; session files first, for the store may get ahead of them, and never they of it.
 
         Args:
-            workspace: whose files are copied; None: it has none.
+            workspace: the directory with the files to copy; None for a store without one.
             source: its store, opened; None if it has none.
             torn: where the source keeps what crashes left, if it does.
             sealing: what everything gets sealed with, while `source` gives entries that are not; None: everything stays

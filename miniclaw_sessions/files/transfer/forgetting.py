@@ -271,7 +271,7 @@ async def forget(manager: SessionManager, chosen: list[SelectedSession]) -> Forg
         chosen: some of the sessions from `select_sessions`.
 
     Raises:
-        StoreUnavailable: not all of it could be done; what is left is found again.
+        StoreUnavailable: not all could be deleted; a later selection finds the rest again.
     """
     fates: dict[str, list[SelectedSession]] = {"gone": [], "held": [], "changed": []}
     for one in chosen:

@@ -268,7 +268,7 @@ class Import:
         return self._reader.facts.header.get(IS_PART) is True
 
     def is_of(self, session: Session) -> bool:
-        """Whether a session was made of a file of the same program and id, wherever that lay."""
+        """Whether a session was made of a file of the same program and id, at any path."""
         facts, form = self._reader.facts, self._form
         about = facts.source or {"format": form.name if form else "", "id": facts.source_id or None}
         known = session.metadata.get(SOURCE)
@@ -296,7 +296,7 @@ class Import:
             left, followed = session.leaf_id, session.metadata.get(FOLLOWED) or {}
             async with aclosing(self._entries(journal, known)) as entries:
                 await adopt_all(journal, self._then_place(journal, entries), known)
-            if journal.log.units is None:  # else it is looked at where it came to stand
+            if journal.log.units is None:  # in a shared store the sequence is only known when it is committed
                 known.covered = journal.last_sequence
         if self.report.entries and left != followed.get("leaf", left):
             await session.tree.branch(left)

@@ -99,8 +99,8 @@ def house(text: str, workspace: Path, store: str = "") -> House:
         store: the URL of that workspace's store, where that may lie elsewhere.
 
     Raises:
-        ConfigError: it is none, or the directory has more than one store. A mere word is no directory unless there is
-            one of this name: it may be a store's that lacks its colon.
+        ConfigError: it is neither, or the directory has more than one store. A mere word is only a directory if one of
+            this name exists: it may be a store's URL that lacks its colon.
     """
     if ":" not in text.partition("/")[0]:
         directory = Path(text).expanduser().absolute()

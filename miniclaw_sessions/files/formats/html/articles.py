@@ -88,7 +88,7 @@ def article(row: Row, *, number: int, parent: int | None, ways: Iterable[tuple[i
 
 
 def moment(time: datetime) -> str:
-    """A time in UTC, to the minute; to the second for those who point at it."""
+    """A time in UTC, to the minute; to the second when the pointer is on it."""
     utc = in_utc(time)
     exact = f"{utc:%Y-%m-%d %H:%M:%S}"
     return f'<time datetime="{exact.replace(" ", "T")}Z" title="{exact} UTC">{utc:%Y-%m-%d %H:%M}</time>'

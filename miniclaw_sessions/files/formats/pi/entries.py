@@ -374,7 +374,7 @@ def _write_custom(entry: Custom) -> bytes:
 
 
 def _at_place(line: str, entry: EntryBase) -> bytes | None:
-    """A kept line as it came; only if its entry has another id or parent, they are put into it. None if it is none."""
+    """A kept line as it came, with the id and parent of its entry if these differ. None if it is no line."""
     encoded = line.encode()
     try:
         fields = msgspec.json.decode(encoded, type=dict[str, msgspec.Raw])

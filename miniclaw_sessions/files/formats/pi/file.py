@@ -7,9 +7,9 @@ What is repaired, beside what `json_lines` repairs in a line:
 
 - Entries without ids, as in version 1, get some, and each follows the one before. A compaction of version 1 names the
   first entry it keeps by its index; pi counts the header as 0, and only lines that are JSON.
-- Of entries with the same id the later gets a new one; who names that id after it means the later, as in pi.
-- A parent that does not stand before its child is none, as in pi: the child begins a branch. Only where lines were set
-  aside is it taken to be among them; then the child follows what stands before the damage. So there is never a loop.
+- Of entries with the same id the later one gets a new id; later lines that name the id mean the later one, as in pi.
+- A parent that does not stand before its child is ignored, as in pi: the child begins a branch. Only if lines were set
+  aside it is taken to be among them; then the child follows what stands before the damage. So there is never a loop.
 - A line that is not what its type says, or a label on nothing, is kept as it is, like one of an unknown type.
 
 The model in force on a branch is that of the newest model change or assistant's message on it, as in pi; the thinking
@@ -61,7 +61,7 @@ _EVENTS = frozenset(
 """The types of lines in which pi's JSON mode reports what it is doing."""
 
 _ROLES = frozenset({"user", "assistant", "toolResult", "bashExecution", "hookMessage", "custom"})
-_TREE_VERSION = 2  # the first whose entries have ids, and whose header states the version
+_TREE_VERSION = 2  # the first version with ids on entries, and with the version in the header
 _FEW = 3  # events that may stand in a file before its first entry
 _BEGINNING = re.compile(b'{"type":"(?:session|%s)"' % "|".join(sorted(TYPES)).encode())
 
@@ -96,7 +96,7 @@ def _is_header(line: Mapping[str, Any]) -> bool:
 
 
 def _is_entry(line: Mapping[str, Any]) -> bool:
-    """An entry of pi's: with a parent, or one of version 1, whose message has a time in milliseconds."""
+    """Whether a line is an entry of pi's: with a parent, or of version 1: a message with a time in milliseconds."""
     kind = line.get("type")
     if not isinstance(kind, str) or kind not in TYPES:
         return False
@@ -346,7 +346,7 @@ class PiReader(TreeReader):
 
 # --- writing ---------------------------------------------------------------------------------------------------------
 
-_NO_TIME = "1970-01-01T00:00:00.000Z"  # pi cannot list a session whose header has none
+_NO_TIME = "1970-01-01T00:00:00.000Z"  # pi cannot list a session without a time in its header
 
 
 class PiWriter:

@@ -67,7 +67,7 @@ _ROLES = {
 _ROLES_BACK = {text: role for role, text in _ROLES.items() if role is not Role.OTHER}
 _ROLES_BACK["hookMessage"] = Role.CUSTOM  # version 2's name
 _SUMMARIES = (Role.BRANCH_SUMMARY, Role.COMPACTION_SUMMARY)
-_IN_PARTS = (Role.ASSISTANT, Role.TOOL_RESULT)  # whose content pi always has as a list
+_IN_PARTS = (Role.ASSISTANT, Role.TOOL_RESULT)  # pi always has their content as a list
 
 BASH_FIELDS = ("command", "output", "excludeFromContext")
 """What `history.context` reads of a shell command, at the top of a message's `extra`."""
@@ -110,8 +110,8 @@ class Setting(NamedTuple):
 
     Attributes:
         moment: when its entry was logged.
-        provider: whose model is in force.
-        model: which one.
+        provider: the provider of the model in force.
+        model: the model in force.
     """
 
     moment: datetime

@@ -121,7 +121,7 @@ def take_own(rest: dict[str, Any]) -> Mapping[str, Any]:
 
 
 def with_own(fields: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an object with those that only we know; the same when there are none."""
+    """The fields of an object with those that only we know, if there are any."""
     return {**fields, OWN: dict(own)} if own else fields
 
 
