@@ -34,7 +34,7 @@ from agents.memory.session_settings import SessionSettings, coerce_session_setti
 
 from miniclaw_sessions.adapters.chats import chat_of
 from miniclaw_sessions.adapters.home_loop import HomeLoop, at_home
-from miniclaw_sessions.core.history.branch import Branch, summary_messages, told
+from miniclaw_sessions.core.history.branch import Branch, shown_message, summary_messages
 from miniclaw_sessions.core.protocol.entries import Entry
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
@@ -184,7 +184,7 @@ def _without_newest(branch: Branch, items: Sequence[dict[str, Any]]) -> tuple[li
     takes until what is left of the items is their beginning.
     """
     summary = summary_messages(branch.compaction)
-    entries = [(entry, message) for entry in branch.entries if (message := told(entry)) is not None]
+    entries = [(entry, message) for entry in branch.entries if (message := shown_message(entry)) is not None]
     for place in range(len(entries) - 1, -1, -1):
         kept = [*summary, *(message for _, message in entries[:place])]
         before = to_items(presented(kept, KEPT))

@@ -15,7 +15,7 @@ from miniclaw_sessions.agent.model_request import Bill
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.agent.tools import Content
 from miniclaw_sessions.config import ModelSettings
-from miniclaw_sessions.core.history.branch import told
+from miniclaw_sessions.core.history.branch import shown_message
 from miniclaw_sessions.core.history.compaction import (
     KEEP_TOKENS,
     TokenCounter,
@@ -158,7 +158,7 @@ class AgentSession:
         """What the model says of the entries between the target and the leaf; empty where it says nothing."""
         path = await self.session.tree.get_branch()
         kept = {entry.id for entry in await self.session.tree.get_branch(entry_id)} if entry_id is not None else set()
-        left = [message for entry in path if entry.id not in kept and (message := told(entry)) is not None]
+        left = [message for entry in path if entry.id not in kept and (message := shown_message(entry)) is not None]
         if not left:
             return ""
         try:

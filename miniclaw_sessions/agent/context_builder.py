@@ -12,7 +12,7 @@ from itertools import takewhile
 import msgspec
 
 from miniclaw_sessions.config import MAX_MESSAGES
-from miniclaw_sessions.core.history.branch import Branch, BranchCollector, summary_messages, told
+from miniclaw_sessions.core.history.branch import Branch, BranchCollector, shown_message, summary_messages
 from miniclaw_sessions.core.history.compaction import TokenCounter, count_by_characters, tokens_of, tokens_with
 from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.protocol.entries import Entry, MessageEntry
@@ -81,7 +81,7 @@ class ContextBuilder:
             branch = await self._newest.read(max_tokens)
         entries: dict[str, Entry] = {entry.id: entry for entry in (*branch.entries, *turn.entries())}
         in_order = sorted(entries.values(), key=lambda entry: entry.sequence)
-        said = (message for entry in in_order if (message := told(entry)) is not None)
+        said = (message for entry in in_order if (message := shown_message(entry)) is not None)
         return [*summary_messages(branch.compaction), *said, *turn.staged]
 
 
@@ -188,4 +188,4 @@ class NewestBranch:
         return msgspec.structs.replace(collector.branch(), compaction=self._branch.compaction)
 
     def _size(self, entries: Sequence[Entry]) -> int:
-        return sum(self._count(message) for entry in entries if (message := told(entry)) is not None)
+        return sum(self._count(message) for entry in entries if (message := shown_message(entry)) is not None)

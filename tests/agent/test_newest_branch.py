@@ -11,7 +11,7 @@ import pytest
 
 from miniclaw_sessions.agent.context_builder import NewestBranch
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.core.history.branch import Branch, told
+from miniclaw_sessions.core.history.branch import Branch, shown_message
 from miniclaw_sessions.core.history.compaction import count_by_characters, tokens_of
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.messages import Message, Role, Usage
@@ -31,7 +31,7 @@ async def session(tmp_path: Path) -> AsyncIterator[Session]:
 
 
 def said(branch: Branch) -> list[tuple[str, Message]]:
-    return [(entry.id, message) for entry in branch.entries if (message := told(entry)) is not None]
+    return [(entry.id, message) for entry in branch.entries if (message := shown_message(entry)) is not None]
 
 
 def following(session: Session, max_tokens: int) -> NewestBranch:

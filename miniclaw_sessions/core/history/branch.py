@@ -1,8 +1,8 @@
-"""What a model is told of one branch: the entries from the leaf upwards, with the newest compaction resolved.
+"""The part of one branch that a model sees: the entries from the leaf upwards, with the newest compaction resolved.
 
-Of a branch's compactions only the newest counts; its summary comes first, then the messages
-from its first kept entry on, to the leaf. A `BranchCollector` is fed the entries from the leaf towards the root, and
-says when it has seen enough, so that a context costs what it holds, however long the transcript is.
+Of a branch's compactions only the newest counts: its summary comes first, then the messages
+from its first kept entry to the leaf. A `BranchCollector` is fed the entries from the leaf towards the root until it
+has enough, so that the cost of a context depends on its size, not on the length of the transcript.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
     """One branch, as far as it matters at its leaf.
 
     Attributes:
-        entries: what is kept, oldest first: from the compaction's first kept entry (or the root) to the leaf. The
-            compaction itself stands among them, at its own place.
-        compaction: the newest compaction; None when there is none.
-        is_whole: whether the entries are all that a model is told of the branch, and not only the newest.
-        provider, model, thinking_level: what was in force at the leaf, as far as these entries tell.
-        problems: what is wrong with the branch, one sentence each.
+        entries: the kept entries, oldest first: from the compaction's first kept entry (or the root) to the leaf,
+            including the compaction itself.
+        compaction: the newest compaction; None if there is none.
+        is_whole: whether the entries are all that a model sees of the branch, and not only the newest.
+        provider, model, thinking_level: the settings at the leaf, as far as these entries have them.
+        problems: the problems of the branch, one sentence each.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -44,13 +44,13 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
     def messages(self) -> list[Message]:
-        """The summary, if there is one, and what is kept; not yet made legal for a model."""
-        told_entries = (told(entry) for entry in self.entries)
-        return [*summary_messages(self.compaction), *(message for message in told_entries if message is not None)]
+        """The summary, if there is one, and the kept messages; not yet made legal for a model."""
+        shown = (shown_message(entry) for entry in self.entries)
+        return [*summary_messages(self.compaction), *(message for message in shown if message is not None)]
 
 
-def told(entry: Entry) -> Message | None:
-    """What a model is told of an entry at its place: a message, or what happened on a branch that was left."""
+def shown_message(entry: Entry) -> Message | None:
+    """The message that a model sees for an entry: its own, or the summary of a branch that was left; None: nothing."""
     if isinstance(entry, MessageEntry):
         return entry.message
     if isinstance(entry, BranchSummary) and entry.summary:
@@ -59,10 +59,10 @@ def told(entry: Entry) -> Message | None:
 
 
 def as_message_entry(entry: MessageEntry | BranchSummary) -> MessageEntry | None:
-    """An entry as the window holds it; None for a summary that says nothing."""
+    """An entry as the window holds it; None for an empty summary."""
     if isinstance(entry, MessageEntry):
         return entry
-    message = told(entry)
+    message = shown_message(entry)
     if message is None:
         return None
     return MessageEntry(
@@ -83,7 +83,7 @@ def says_what_is_in_force(entry: Entry) -> bool:
 
 
 def summary_messages(compaction: Compaction | None) -> list[Message]:
-    """What stands in a context for everything that a compaction replaced."""
+    """The messages in a context that replace everything before a compaction."""
     if compaction is None:
         return []
     summary = [Message(Role.COMPACTION_SUMMARY, compaction.summary, compaction.timestamp)] if compaction.summary else []
@@ -91,11 +91,11 @@ def summary_messages(compaction: Compaction | None) -> list[Message]:
 
 
 def rejoined(entries: Sequence[Entry], *, stored: int = 0) -> list[Entry]:
-    """Entries of one branch, oldest first, of which those between are lost: each becomes the child of the one before.
+    """Entries of one branch with lost entries between them: each becomes the child of the one before.
 
     Args:
-        entries: what is left.
-        stored: up to this place nothing is lost.
+        entries: the remaining entries, oldest first.
+        stored: up to this sequence nothing is lost.
     """
     joined: list[Entry] = []
     before: Entry | None = None
@@ -121,7 +121,7 @@ def _child_of(parent: Entry | None, entry: Entry) -> Entry:
 
 
 def _keeping(entries: Sequence[Entry], entry: Entry, stored: int) -> Entry:
-    """A compaction whose first kept entry is lost keeps what is left of what it kept."""
+    """A compaction whose first kept entry is lost keeps the rest of the entries that it kept."""
     if not isinstance(entry, Compaction) or entry.first_kept_entry_id is None:
         return entry
     if _is_stored(entry.first_kept_sequence or 0, stored) or any(e.id == entry.first_kept_entry_id for e in entries):
@@ -135,13 +135,13 @@ def _keeping(entries: Sequence[Entry], entry: Entry, stored: int) -> Entry:
 
 
 class BranchCollector:
-    """Gathers a branch from its leaf upwards.
+    """Collects a branch from its leaf upwards.
 
     Args:
-        at_most: gather no more once the messages have reached this size, and a user's is among them; None: all.
-        size: how large a message is, such as its tokens; without it, messages are counted.
-        needs_compaction: whether to look for the newest compaction even where the messages do not reach up to it.
-        needs_state: whether to look on towards the root until model and thinking level are known.
+        at_most: stop when the messages have reached this size, and a user's is among them; None: collect all.
+        size: returns the size of a message, such as its tokens; None: messages are counted.
+        needs_compaction: whether to look for the newest compaction even if the messages do not reach up to it.
+        needs_state: whether to go on towards the root until model and thinking level are known.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class BranchCollector:
         self._entries: list[Entry] = []  # newest first
         self._has_user = False
         self._compaction: Compaction | None = None
-        self._after_compaction = 0  # how many of the entries are not older than the compaction
+        self._after_compaction = 0  # number of entries that are not older than the compaction
         self._is_complete = False
         self._left_out = False
         self._provider: str | None = None
@@ -184,12 +184,12 @@ class BranchCollector:
         has_messages = self._has_messages
         if not has_messages:
             self._entries.append(entry)
-            if (message := told(entry)) is not None:
+            if (message := shown_message(entry)) is not None:
                 self._has_user = self._has_user or message.is_user
                 if self._at_most is not None:
                     self._size += self._size_of(message)
         elif not self._is_complete:
-            self._left_out = self._left_out or told(entry) is not None
+            self._left_out = self._left_out or shown_message(entry) is not None
         if self._compaction is None and isinstance(entry, Compaction):
             self._compaction = entry
             self._after_compaction = len(self._entries)
@@ -198,7 +198,7 @@ class BranchCollector:
             self._is_complete = True
 
     def branch(self, problems: Iterable[str] = ()) -> Branch:
-        """What was gathered; to be asked for when there is enough, or the branch has ended."""
+        """The collected branch; call it when there is enough, or the branch has ended."""
         found = list(problems)
         entries = self._entries
         if self._compaction is not None and not self._is_complete and not self.has_enough:
@@ -218,9 +218,9 @@ class BranchCollector:
         )
 
     def _note_state(self, entry: Entry) -> None:
-        """The newest change counts, which is the first that is met; an assistant's message names its model, too.
+        """Note model and thinking level: the newest change counts, which comes first, or the model of a message.
 
-        An empty text is an answer as well: it was removed.
+        An empty text counts as well: the value was removed.
         """
         match entry:
             case ModelChange():
@@ -233,13 +233,13 @@ class BranchCollector:
                 pass
 
     def _note_model(self, provider: str | None, model: str) -> None:
-        """A message that names its model may leave the provider open: then an older entry says it."""
+        """Note a model. A message may name its model without the provider: then an older entry has it."""
         self._provider = provider if self._provider is None else self._provider
         self._model = model if self._model is None else self._model
 
 
 def resolve(path: Iterable[Entry]) -> Branch:
-    """The branch whose entries are all at hand, root first."""
+    """The branch with all these entries, root first."""
     collector = BranchCollector()
     for entry in reversed(list(path)):
         collector.feed(entry)
@@ -247,7 +247,7 @@ def resolve(path: Iterable[Entry]) -> Branch:
 
 
 def provider_of(message: Message) -> str | None:
-    """Who served the model that wrote a message, as pi and others say beside it; None where nobody says."""
+    """The provider of a message's model, which pi and others keep with the message; None if it is not known."""
     for kept in (message.extra, *((message.extra or {}).values())):
         if isinstance(kept, dict) and isinstance(provider := kept.get("provider"), str):
             return provider

@@ -1,4 +1,4 @@
-"""Which entries of a session are on its current branch, and which were cleared, without holding any of them."""
+"""The current branch of a session, and its cleared entries, as ranges of sequences, without holding entries."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from miniclaw_sessions.core.protocol.entries import LeafMove, moves_leaf, place_
 from miniclaw_sessions.errors import InvalidMessage
 
 _MARKS = (b'"parent_sequence":', b'"parent_id":null', b'"type":"leaf"', b'"type":"custom"')
-"""An entry without any of them follows the one before it and is the new leaf; nothing of it need be decoded."""
+"""An entry without these bytes follows the one before it and is the new leaf; it need not be decoded."""
 
 
 class BranchMap:
-    """The places at which a session's entries do not follow the one before; it is fed all of them, in order.
+    """The sequences at which entries do not follow the one before; it is fed all entries of a session, in order.
 
     Attributes:
         up_to: the sequence of the last entry that it was fed.
-        leaf: the place of the leaf; 0: the root.
-        cleared_at: where the session was cleared last; 0: never.
+        leaf: the sequence of the leaf; 0: the root.
+        cleared_at: the sequence at which the session was cleared last; 0: never.
     """
 
     __slots__ = ("_jumps", "_parents", "cleared_at", "leaf", "up_to")
@@ -38,7 +38,7 @@ class BranchMap:
             return
         try:
             entry = msgspec.structs.replace(decode_entry(encoded), sequence=sequence)
-        except InvalidMessage:  # it is damaged: whoever follows it says so
+        except InvalidMessage:  # it is damaged: the entry after it has the parent
             self.leaf = sequence
             return
         if isinstance(entry, LeafMove):
@@ -51,7 +51,7 @@ class BranchMap:
             self.leaf = sequence
 
     def path(self) -> list[tuple[int, int]]:
-        """The current branch as stretches of places, from the leaf to the root, both ends included."""
+        """The current branch as ranges of sequences, from the leaf to the root, both ends included."""
         stretches = []
         place = self.leaf
         while place > 0:

@@ -1,16 +1,16 @@
-"""Where it is safe to cut, when a summary stands for the beginning of a branch.
+"""Where a summary may replace the beginning of a branch.
 
-Compacting needs three steps, of which the middle one is not ours: `plan_compaction` chooses the cut, the caller lets a
-model summarize what stands before it, and `check_cut` is asked once more before the compaction entry is logged,
-because time has passed meanwhile. Nothing here changes a history.
+Compacting takes three steps: `plan_compaction` chooses the cut, the caller lets a model summarize the messages before
+it, and `check_cut` checks the cut again before the compaction entry is logged, because the session may have changed
+meanwhile. Nothing here changes a history.
 
-A cut comes before an entry, which becomes the first that is kept. It may come before everything but a tool result, and
-never between a call and its result, however far apart they are and whatever stands between them. The Go manager forbids
-the place before an assistant's message with tool calls, too; this is stricter than its own reason asks, for call and
-results stay together behind such a cut, and without it a long turn could not be compacted at all. While calls wait for
-their results, no compaction may be logged.
+A cut comes before an entry, which becomes the first kept one. It may come before everything but a tool result, and
+never between a call and its result, however far apart they are. The Go manager also forbids a cut before an assistant's
+message with tool calls. That is stricter than its reason requires: call and results stay together behind such a cut,
+and without it a long turn could not be compacted at all. While calls wait for their results, no compaction may be
+logged.
 
-Which result answers which call is decided in one place, `history.pairing`, over the list that a model will be sent.
+`history.pairing` decides which result answers which call, over the list that a model will be sent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from itertools import accumulate
 
 import msgspec
 
-from miniclaw_sessions.core.history.branch import Branch, resolve, summary_messages, told
+from miniclaw_sessions.core.history.branch import Branch, resolve, shown_message, summary_messages
 from miniclaw_sessions.core.history.context import build_context, is_whole, legal
 from miniclaw_sessions.core.history.pairing import open_calls
 from miniclaw_sessions.core.protocol.entries import Entry
@@ -31,15 +31,17 @@ KEEP_TOKENS = 20_000
 """How many of the newest tokens stay as they are, unless told otherwise (pi's number)."""
 
 CHARACTERS_PER_TOKEN = 4
-"""What a token is taken for where nothing counts better: right for English, too few tokens for Chinese or Japanese."""
+"""Characters of a token for the estimate: right for English, too few tokens for Chinese or Japanese."""
 
 TOKENS_PER_IMAGE = 1_200
-"""What an image costs, or any other part that is not text."""
+"""Tokens of an image, or of any other part that is not text."""
 
 TokenCounter = Callable[[Message], int]
-"""How many tokens a message costs."""
+"""Counts the tokens of a message."""
 
-_USER = Message.user("-")  # in front of a list, it keeps build_context from dropping what no user's message precedes
+_USER = Message.user(
+    "-"
+)  # before a list, it keeps build_context from dropping messages that no user's message precedes
 _KNOWN_TO_MODELS = frozenset({Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL_RESULT})
 _WITHIN_TURN = frozenset({Role.SYSTEM, Role.ASSISTANT, Role.TOOL_RESULT})
 _ENDS_WAITING = frozenset({Role.USER, Role.BRANCH_SUMMARY})
@@ -47,16 +49,16 @@ _CAME_TO_NOTHING = frozenset({"aborted", "error"})
 
 
 class SummaryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be summarized, and what is kept.
+    """The messages to summarize, and the messages to keep.
 
     Attributes:
-        first_kept_entry_id: the entry before which the cut comes; None: it comes behind everything.
-        messages: what is to be summarized, oldest first, without the turn that is cut. The previous compaction's
+        first_kept_entry_id: the entry before which the cut comes; None: it comes after everything.
+        messages: the messages to summarize, oldest first, without the turn that is cut. The previous compaction's
             summary and messages come first, because the new compaction replaces them.
-        turn_prefix: the beginning of the turn that the cut splits; it follows `messages` and is to be summarized,
-            too. Empty when the cut splits no turn, or one whose beginning was summarized before.
-        tokens_before: the size of the context now, as `tokens_of` gives it.
-        tokens_kept: the size of what is kept, as it is counted; without the new summary.
+        turn_prefix: the beginning of the turn that the cut splits, which follows `messages` and must be summarized
+            too. Empty if the cut splits no turn, or the beginning was summarized before.
+        tokens_before: the size of the context now, by `tokens_of`.
+        tokens_kept: the size of the kept messages, without the new summary.
     """
 
     first_kept_entry_id: str | None = None
@@ -67,12 +69,12 @@ class SummaryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def summarized(self) -> list[Message]:
-        """What the summary is made of: everything before the cut but the system's instructions."""
+        """The messages of the summary: everything before the cut but system messages."""
         return [message for message in (*self.messages, *self.turn_prefix) if message.role is not Role.SYSTEM]
 
     @property
     def instructions(self) -> list[Message]:
-        """The system's messages before the cut, which no summary replaces."""
+        """The system messages before the cut, which no summary replaces."""
         return [message for message in (*self.messages, *self.turn_prefix) if message.role is Role.SYSTEM]
 
 
@@ -83,7 +85,7 @@ class CompactionPlan(SummaryPlan, frozen=True, kw_only=True):
 
     @property
     def is_split_turn(self) -> bool:
-        """Whether a turn's beginning is summarized and its end kept."""
+        """Whether the beginning of a turn is summarized and its end kept."""
         return bool(self.turn_prefix)
 
 
@@ -91,7 +93,7 @@ class CompactionPlan(SummaryPlan, frozen=True, kw_only=True):
 
 
 def count_by_characters(message: Message) -> int:
-    """A quarter of its characters, rounded up: text, thinking, tool calls and results; images at a constant."""
+    """A quarter of the characters, rounded up: text, thinking, tool calls and results; images at a constant."""
     characters = sum(map(len, _texts(message)))
     return -(-characters // CHARACTERS_PER_TOKEN) + TOKENS_PER_IMAGE * _other_parts(message)
 
@@ -99,8 +101,8 @@ def count_by_characters(message: Message) -> int:
 def tiktoken_counter(encoding: str = "o200k_base") -> TokenCounter:
     """A counter that uses OpenAI's tokenizer; images count as in `count_by_characters`.
 
-    tiktoken downloads an encoding's table when it is first used, and keeps it in the directory that the environment
-    variable TIKTOKEN_CACHE_DIR names. It happens here and not while counting.
+    tiktoken downloads the table of an encoding at its first use, and keeps it in the directory that the environment
+    variable TIKTOKEN_CACHE_DIR names. That happens in this call, not while counting.
 
     Raises:
         ConfigError: tiktoken is not installed, does not know the encoding, or cannot get its table.
@@ -128,34 +130,34 @@ def tiktoken_counter(encoding: str = "o200k_base") -> TokenCounter:
 
 
 def count_tokens(messages: Iterable[Message], count: TokenCounter = count_by_characters) -> int:
-    """What messages cost; those of roles that no model knows, as `build_context` words them, if it shows them."""
+    """The tokens of messages; roles that no model knows are counted as `build_context` presents them, if it does."""
     return sum(count(shown) for message in messages for shown in _shown(message))
 
 
 def tokens_of(path: Iterable[Entry], count: TokenCounter = count_by_characters) -> int:
-    """The size of the context that a branch gives now.
+    """The size of the context of a branch.
 
-    What the provider said for the newest reply is what was really sent, with system prompt and tools; only what came
-    later is counted. All of it is counted where no reply since the newest compaction tells: the older ones tell of
-    what the compaction has replaced.
+    The provider's number of the newest reply is the size that was really sent, with system prompt and tools; only later
+    messages are counted. If no reply since the newest compaction has a number, all messages are counted: older numbers
+    include what the compaction replaced.
 
     Args:
         path: the branch, root first, or from the newest compaction's first kept entry on.
-        count: counts what no provider has counted.
+        count: counts messages without a provider's number.
     """
     return _size(resolve(path), count)
 
 
 def tokens_with(tokens: int, said: Iterable[Entry], count: TokenCounter = count_by_characters) -> int:
-    """What `tokens_of` a branch becomes when these entries follow, no compaction among them.
+    """`tokens_of` a branch after further entries, without a compaction among them.
 
     Args:
-        tokens: its size without them.
-        said: oldest first.
-        count: counts what no provider has counted.
+        tokens: the size before.
+        said: the further entries, oldest first.
+        count: counts messages without a provider's number.
     """
     for entry in said:
-        if (message := told(entry)) is not None:
+        if (message := shown_message(entry)) is not None:
             tokens = _reported(message) or tokens + count_tokens((message,), count)
     return tokens
 
@@ -165,7 +167,7 @@ def _size(branch: Branch, count: TokenCounter) -> int:
     is_current = True
     for entry in reversed(branch.entries):
         is_current = is_current and entry is not branch.compaction
-        message = told(entry)
+        message = shown_message(entry)
         if message is None:
             continue
         if is_current and (reported := _reported(message)):
@@ -175,15 +177,15 @@ def _size(branch: Branch, count: TokenCounter) -> int:
 
 
 def _reported(message: Message) -> int:
-    """The size of a context with this reply, if its provider told; a reply that broke off tells nothing."""
+    """The size of a context with this reply, by its provider; 0 if it is not known, as of a reply that broke off."""
     usage = message.usage
     if usage is None or not message.is_assistant or message.stop_reason in _CAME_TO_NOTHING:
         return 0
-    return usage.total if usage.total > usage.output_tokens else 0  # some count the reply alone
+    return usage.total if usage.total > usage.output_tokens else 0  # some providers count the reply alone
 
 
 def _shown(message: Message) -> Sequence[Message]:
-    """The message as `build_context` words it for a model, or nothing."""
+    """The message as `build_context` presents it to a model; none or one."""
     return (message,) if message.role in _KNOWN_TO_MODELS else build_context((_USER, message))[1:]
 
 
@@ -216,20 +218,20 @@ def plan_compaction(
 ) -> CompactionPlan | None:
     """Choose the cut that keeps the newest `keep_tokens`, and as little more as is safe.
 
-    From the newest message backwards, tokens are added up until there are enough; the cut comes at the nearest safe
-    place there or further back. So a turn that fits is kept whole together with what stands before it, and one that
-    does not is split. (pi takes the nearest place there or further on: it keeps less than was asked for, and
-    everything when there is no such place.)
+    Tokens are added up from the newest message backwards until there are enough; the cut comes at the nearest safe
+    place there or before. So a turn that fits is kept as a whole with the messages before it, and one that does not
+    fit is split. (pi takes the nearest place there or after: it keeps less than was asked for, and everything if
+    there is no such place.)
 
     Args:
-        path: the branch, root first, or from its newest compaction's first kept entry on; entries before that are
+        path: the branch, root first, or from its newest compaction's first kept entry on; earlier entries are
             summarized already.
-        keep_tokens: how much is kept at least; 0 keeps what cannot be parted from the newest message.
+        keep_tokens: the least number of tokens to keep; 0 keeps what must stay with the newest message.
         count: counts one message.
 
     Returns:
-        None when there is nothing to compact: everything fits, nothing but system messages and what no model is shown
-        stands before the cut, nothing was said since the newest compaction, or calls wait for their results.
+        None if there is nothing to compact: everything fits; only system messages, and messages that no model sees,
+        come before the cut; there is no message since the newest compaction; or calls wait for their results.
     """
     branch = resolve(path)
     context = _Context(branch)
@@ -250,29 +252,29 @@ def plan_compaction(
 
 
 def plan_compaction_of_all(path: Sequence[Entry], *, count: TokenCounter = count_by_characters) -> SummaryPlan | None:
-    """Put the cut behind everything that was said.
+    """Put the cut after all messages.
 
     Args:
         path: as for `plan_compaction`.
         count: counts one message.
 
     Returns:
-        None when nothing was said since the newest compaction, or calls wait for their results.
+        None if there is no message since the newest compaction, or calls wait for their results.
     """
     branch = resolve(path)
-    if has_open_calls(branch.entries) or all(told(entry) is None for entry in branch.entries):
+    if has_open_calls(branch.entries) or all(shown_message(entry) is None for entry in branch.entries):
         return None
     return SummaryPlan(messages=tuple(branch.messages()), tokens_before=_size(branch, count), tokens_kept=0)
 
 
 class _Context:
-    """What a model is told of a branch now, and which entries tell it.
+    """The messages of a branch that a model sees now, and their entries.
 
     Attributes:
-        messages: the messages of the summary, and then one for each of `entry_ids`.
-        first: where in `messages` the first entry stands that can be kept.
-        entry_ids: the entries that tell something.
-        has_news: whether anything was said since the newest compaction.
+        messages: the messages of the summary, then one for each of `entry_ids`.
+        first: the index in `messages` of the first entry that can be kept.
+        entry_ids: the entries with a message.
+        has_news: whether there are messages since the newest compaction.
     """
 
     __slots__ = ("entry_ids", "first", "has_news", "messages")
@@ -285,16 +287,13 @@ class _Context:
         for entry in branch.entries:
             if entry is branch.compaction:
                 self.has_news = False
-            elif (message := told(entry)) is not None:
+            elif (message := shown_message(entry)) is not None:
                 self.messages.append(message)
                 self.entry_ids.append(entry.id)
                 self.has_news = True
 
     def cut(self, keep_tokens: int, count: TokenCounter) -> tuple[int, int]:
-        """The last safe place with this many tokens behind it, and how many there are; the first place of all if none.
-
-        The place is one in `messages`.
-        """
+        """The last safe index in `messages` with this many tokens behind it, and their number; else the first index."""
         safe = _safe_places(self.messages)
         tokens = 0
         for place in range(len(self.messages) - 1, self.first - 1, -1):
@@ -305,12 +304,12 @@ class _Context:
 
 
 def _says_something(message: Message) -> bool:
-    """Whether there is anything to summarize in a message; in a result there is nothing without its call."""
+    """Whether a message has anything to summarize; a result has nothing without its call."""
     return message.role is not Role.SYSTEM and len(build_context((_USER, message))) > 1
 
 
 def _start_of_turn(context: _Context, cut: int) -> int:
-    """Where the turn begins that a cut splits; the cut's own place when it splits none."""
+    """The index at which the turn begins that a cut splits; the cut's own index if it splits none."""
     if context.messages[cut].role not in _WITHIN_TURN:
         return cut
     places = range(cut - 1, context.first - 1, -1)
@@ -324,11 +323,11 @@ def check_cut(path: Sequence[Entry], first_kept_entry_id: str) -> None:
     """Refuse a compaction that would damage the history.
 
     Args:
-        path: the branch at whose end the compaction is to be logged, as for `plan_compaction`.
-        first_kept_entry_id: the entry before which the cut comes, of any kind.
+        path: the branch at whose end the compaction will be logged, as for `plan_compaction`.
+        first_kept_entry_id: the entry before which the cut comes, of any type.
 
     Raises:
-        UnsafeCompaction: the entry is not on the branch, or an older compaction stands for it already; the cut parts
+        UnsafeCompaction: the entry is not on the branch, or an older compaction replaced it already; the cut separates
             a call from its result; or calls at the end of the branch wait for their results.
     """
     branch = resolve(path)
@@ -340,7 +339,7 @@ def check_cut(path: Sequence[Entry], first_kept_entry_id: str) -> None:
         raise UnsafeCompaction(
             "cannot compact while tool calls wait for their results; append these first, then compact"
         )
-    behind = sum(told(entry) is not None for entry in branch.entries[index:])
+    behind = sum(shown_message(entry) is not None for entry in branch.entries[index:])
     cut = len(messages) - behind
     if any(call < cut <= result for call, result in _pairs(messages)):
         raise UnsafeCompaction(
@@ -352,8 +351,8 @@ def check_cut(path: Sequence[Entry], first_kept_entry_id: str) -> None:
 def has_open_calls(path: Iterable[Entry]) -> bool:
     """Whether calls at the end of a branch still wait for their results.
 
-    They do until every one is answered, or somebody goes on without the answers: the user, the assistant, or a branch
-    that was left. What nobody answered then is answered by `build_context`.
+    They wait until each one is answered, or a message of the user or the assistant, or the summary of a branch that was
+    left, comes without the answers. `build_context` answers the remaining calls then.
     """
     return _waits(resolve(path).messages())
 
@@ -368,7 +367,7 @@ def _why_not_kept(path: Iterable[Entry], branch: Branch, entry_id: str) -> str:
 
 
 def _waits(messages: Sequence[Message]) -> bool:
-    """Whether the newest calls are neither answered nor given up."""
+    """Whether the newest calls are neither answered nor abandoned."""
     for place in range(len(messages) - 1, -1, -1):
         if messages[place].is_assistant:
             return any(is_whole(call) for call in open_calls(messages[place:]))
@@ -378,8 +377,10 @@ def _waits(messages: Sequence[Message]) -> bool:
 
 
 def _safe_places(messages: Sequence[Message]) -> list[bool]:
-    """Before which messages a cut may come."""
-    parted = [0] * (len(messages) + 1)  # at each place, how many pairs begin to be parted, less those that end
+    """For each message, whether a cut may come before it."""
+    parted = [0] * (
+        len(messages) + 1
+    )  # at each index, the pairs that a cut begins to separate, minus those that it no longer does
     for call, result in _pairs(messages):
         parted[call + 1] += 1
         parted[result + 1] -= 1
@@ -388,7 +389,7 @@ def _safe_places(messages: Sequence[Message]) -> list[bool]:
 
 
 def _pairs(messages: Sequence[Message]) -> Iterator[tuple[int, int]]:
-    """The places of every message that calls tools and of each result for it, as a model is shown them."""
+    """The indexes of each message that calls tools and of each result for it, as a model sees them."""
     caller = 0
     for message, shifted in legal((_USER, *messages)):
         place = 0 if shifted is None else shifted - 1

@@ -1,14 +1,14 @@
-"""What may be sent to a model: any history in, a legal one out.
+"""Makes any history legal for a model.
 
 `build_context` is the one function that repairs conversations, for every provider and adapter. A window that was cut
-anywhere, a turn that was interrupted, a file of another program, results that came late, twice or for nothing: what
-comes out is always acceptable, and the stored history is not touched. `is_legal` says the same thing the other way
-round, written on its own so that each can be tested against the other.
+anywhere, an interrupted turn, a file of another program, results that came late, twice or without a call: the result is
+always acceptable, and the stored history is not changed. `is_legal` states the same rules as a check, written
+separately so that each can be tested against the other.
 
-The rules: every tool call is answered exactly once, by the results right behind its assistant message, in the order of
-the calls; a call that nothing answered gets an error result; a result that belongs to no call is left out. A call
-without an id gets one. A call that broke off while it was streamed is left out, and an assistant message that says and
-calls nothing too. The first message that is not a system's is a user's. Only a system message is ever sent as one.
+The rules: each tool call is answered exactly once, by the results right after its assistant message, in the order of
+the calls; a call without an answer gets an error result; a result without a call is left out. A call without an id gets
+one. A call that broke off in its stream is left out, and so is an assistant message without text and calls. The first
+message that is not a system message is a user's. Only a system message is ever sent as one.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from miniclaw_sessions.core.protocol.messages import Message, Part, Role, TextPa
 from miniclaw_sessions.errors import InvalidMessage
 
 NO_RESULT = "error: no result of this tool call was recorded"
-"""What a model is told about a call that nothing answered."""
+"""The result that a model gets for a call without an answer."""
 
 BEGINNING_MISSING = "(The beginning of this conversation is no longer available.)"
-"""What stands in the user's place when a history holds no user message at all."""
+"""The user's message for a history without any."""
 
-_WITHOUT_ID = "call_without_id_"  # what the ids of calls that have none begin with; the place in the message follows
-_HALF_STREAMED = "partialJson"  # what pi leaves on a call whose stream broke off
+_WITHOUT_ID = "call_without_id_"  # the beginning of generated ids of calls; the index in the message follows
+_HALF_STREAMED = "partialJson"  # pi's field on a call whose stream broke off
 _BRANCH_SUMMARY = "Summary of a branch of this conversation that was left:\n\n"
 _COMPACTION_SUMMARY = "Summary of the conversation before this point:\n\n"
 
 
 class Legal(NamedTuple):
-    """A message of a legal context, and where in the history it stands; None: nothing of the history is it."""
+    """A message of a legal context, and its index in the history; None: it is not from the history."""
 
     message: Message
     place: int | None
@@ -45,27 +45,27 @@ class Legal(NamedTuple):
 def build_context(messages: Sequence[Message]) -> list[Message]:
     """Make a history legal for a model.
 
-    Doing it twice changes nothing more. What needs no repair is passed on as the same objects. An empty history gives
-    an empty context; any other gives one that holds at least a user message.
+    A second call changes nothing more. Messages that need no repair are the same objects. An empty history gives an
+    empty context; any other history gives one with at least one user message.
 
     Args:
-        messages: a history in order, cut anywhere, from anywhere; it is not changed.
+        messages: a history in order, from any source, cut anywhere; it is not changed.
     """
     return [message for message, _ in legal(messages)]
 
 
 def legal(messages: Sequence[Message]) -> list[Legal]:
-    """`build_context`, with the place that each of its messages has in the history."""
+    """`build_context`, with the index of each message in the history."""
     return _begun_by_user(_answered(messages)) if messages else []
 
 
 def as_seen_alone(message: Message) -> list[Message]:
-    """A message as a model may see it, whatever stands around it: itself, nothing, or something that says the same."""
+    """A message as a model may see it, apart from its neighbours: itself, nothing, or an equivalent."""
     return list(_presented(message))
 
 
 def _answered(messages: Sequence[Message]) -> list[Legal]:
-    """Every call with its result behind it, and nothing else of results."""
+    """The messages with each call followed by its result, without other results."""
     shown = [Legal(message, place) for place, told in enumerate(messages) for message in _presented(told)]
     answers = pair([message for message, _ in shown])
     context: list[Legal] = []
@@ -80,26 +80,26 @@ def _answered(messages: Sequence[Message]) -> list[Legal]:
 
 
 class ContextInParts:
-    """`build_context` of a history that is too long to be held: it is fed message by message.
+    """`build_context` for a history that is too long for memory: it is fed message by message.
 
-    The same comes out, but that a result which comes more than `HELD_MESSAGES` messages after its call is lost for it.
+    The result is the same, except that a result more than `HELD_MESSAGES` messages after its call is left out.
     """
 
     def __init__(self, *, has_user: bool, at_once: int = 64) -> None:
-        """Nothing was said yet.
+        """Begin.
 
         Args:
-            has_user: whether there is a message in the history for which `is_told_as_user` is true.
-            at_once: how many messages are held at least, before those are given whose calls are all answered.
+            has_user: whether the history has a message for which `is_shown_as_user` is true.
+            at_once: the least number of messages that are held before messages with answered calls are returned.
         """
         self._at_once = at_once
         self._has_user = has_user
         self._begun = self._any = False
         self._held: list[Message] = []
-        self._waiting: set[str] = set()  # the calls of what is held that have no result yet
+        self._waiting: set[str] = set()  # the calls of held messages without a result yet
 
     def add(self, message: Message) -> list[Message]:
-        """The next message of the history; gives what is now known of the context."""
+        """Add the next message of the history. Returns the part of the context that is certain now."""
         self._any = True
         is_answered = not self._waiting and len(self._held) >= self._at_once
         is_end = (is_answered or len(self._held) >= HELD_MESSAGES) and not message.is_tool_result
@@ -134,11 +134,11 @@ class ContextInParts:
 
 
 HELD_MESSAGES = 4_096
-"""How many messages are held while a call waits for its result."""
+"""The largest number of messages that are held while a call waits for its result."""
 
 
-def is_told_as_user(message: Message) -> bool:
-    """Whether a message stands in a context as a user's."""
+def is_shown_as_user(message: Message) -> bool:
+    """Whether a message becomes a user's in a context."""
     return any(presented.is_user for presented in _presented(message))
 
 
@@ -146,7 +146,7 @@ def is_told_as_user(message: Message) -> bool:
 
 
 def _presented(message: Message) -> Iterable[Message]:
-    """The message as a model may see it: itself, nothing, or something that says the same."""
+    """The message as a model may see it: itself, nothing, or an equivalent."""
     if message.is_assistant:
         return _without_broken_calls(message)
     if message.is_tool_result:
@@ -157,12 +157,12 @@ def _presented(message: Message) -> Iterable[Message]:
 
 
 def _without_broken_calls(message: Message) -> Iterable[Message]:
-    """The assistant's message with its whole calls; nothing if it neither says nor calls anything."""
+    """The assistant's message with its complete calls; nothing if it has neither text nor calls."""
     calls: dict[str, ToolCall] = {}
     for place, call in enumerate(message.tool_calls or ()):
         if is_whole(call):
             named = call if call.id else msgspec.structs.replace(call, id=f"{_WITHOUT_ID}{place}")
-            calls.setdefault(named.id, named)  # the first of several with one id
+            calls.setdefault(named.id, named)  # of several calls with one id, the first
     if not calls and _is_blank(message.content):
         return ()
     shown = tuple(calls.values()) or None
@@ -170,9 +170,9 @@ def _without_broken_calls(message: Message) -> Iterable[Message]:
 
 
 def is_whole(call: ToolCall) -> bool:
-    """Whether a call arrived complete; empty arguments are those of a tool that takes none.
+    """Whether a call is complete; empty arguments are those of a tool that takes none.
 
-    Some services and programs give calls no ids: their results answer them in order (`pairing`).
+    Calls of some services and programs have no ids: their results answer them in order (`pairing`).
     """
     if not call.name or _HALF_STREAMED in (call.extra or {}):
         return False
@@ -186,7 +186,7 @@ def is_whole(call: ToolCall) -> bool:
 
 
 def _one_by_one(message: Message) -> Iterable[Message]:
-    """A result; one for each of its calls, where a source keeps several on one message, as in Lango."""
+    """A tool result, split into one for each call if a source keeps several in one message, as Lango does."""
     if not message.tool_calls:
         return (_without_calls(message),)
     return [
@@ -206,7 +206,7 @@ def _without_calls(message: Message) -> Message:
 
 
 def _as_user(message: Message) -> Iterable[Message]:
-    """A message of any other role, told by the user: what stands in a file must not become an instruction."""
+    """A message of any other role, as a user's: content of a file must not become an instruction."""
     content = _told(message)
     if _is_blank(content):
         return ()
@@ -230,7 +230,7 @@ def _told(message: Message) -> str | tuple[Part, ...]:
 
 
 def _is_blank(content: str | tuple[Part, ...]) -> bool:
-    """Whether content says nothing: thinking alone is not an answer, and white space is refused by some providers."""
+    """Whether content is blank: thinking alone is not an answer, and some providers refuse white space."""
     if isinstance(content, str):
         return not content.strip()
     return all(
@@ -259,7 +259,7 @@ def _answering(call: ToolCall, answer: Legal) -> Legal:
 
 
 def _begun_by_user(context: list[Legal]) -> list[Legal]:
-    """Leave out what stands before the first user message; without any, let a short one begin."""
+    """Leave out the messages before the first user message; without one, begin with a short one."""
     first_user = next((index for index, one in enumerate(context) if one.message.is_user), None)
     if first_user is not None:
         return [one for one in context[:first_user] if one.message.role is Role.SYSTEM] + context[first_user:]
@@ -271,9 +271,9 @@ def _begun_by_user(context: list[Legal]) -> list[Legal]:
 
 
 def is_legal(messages: Sequence[Message]) -> list[str]:
-    """What is wrong with a context, one sentence each; an empty list means that a model may be sent it.
+    """The problems of a context, one sentence each; an empty list means that it may be sent to a model.
 
-    The sentences name positions and tool names, never what was said.
+    The sentences contain positions and tool names, never content.
     """
     problems: list[str] = []
     expected: list[ToolCall] = []  # the calls that must be answered next

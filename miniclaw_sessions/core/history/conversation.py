@@ -1,8 +1,8 @@
 """A session's state as the fold of its entries.
 
-`Conversation.apply` is the one place that knows what an entry does: live appending, catching up with the store at
-startup and rebuilding a lost snapshot all go through it, so they cannot disagree. A `Snapshot` is a conversation at one
-moment, ready to be written; folding the later entries over it gives the later conversation.
+`Conversation.apply` is the only place that defines the effect of an entry: live appends, catching up with the store at
+startup and rebuilding a lost snapshot all use it, so they cannot disagree. A `Snapshot` is a conversation at one
+moment, ready to be written; applying the later entries to it gives the later conversation.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from miniclaw_sessions.core.protocol.messages import Role, message_from_dict
 from miniclaw_sessions.errors import InvalidMessage
 
 REMEMBERED_KEYS = 256
-"""How many idempotency keys a session remembers, newest first."""
+"""The number of idempotency keys that a session remembers."""
 
 
 class Conversation:
-    """The state that a sequence of entries leads to, and the window.
+    """The state after a sequence of entries, and the window.
 
-    A move of the leaf changes the window to another branch's, which only the store knows. Until `rebuild` has been told
-    it, `lacks_branch` is true and the window means nothing.
+    A move of the leaf changes the window to that of another branch, which only the store has. Until `rebuild` gets that
+    branch, `lacks_branch` is true and the window has no meaning.
 
     Attributes:
-        state: what a snapshot is a copy of.
+        state: the state; a snapshot has a copy of it.
         window: the newest messages.
-        extra: what else the session's file says.
-        lacks_branch: whether `rebuild` is waited for.
-        lacks_messages: the same, but the compaction and the metadata are right.
+        extra: further fields of the session's file.
+        lacks_branch: whether `rebuild` must be called.
+        lacks_messages: the same, while the compaction and the metadata are right.
         state_sequence: the newest entry that changed more than the window's tail.
     """
 
@@ -72,12 +72,12 @@ class Conversation:
 
     @classmethod
     def new(cls, key: SessionKey, *, incarnation: str, created_at: datetime, capacity: int) -> Conversation:
-        """One without entries."""
+        """A conversation without entries."""
         return cls(State.new(key, incarnation=incarnation, created_at=created_at), Window(capacity))
 
     @classmethod
     def from_snapshot(cls, snapshot: Snapshot, *, capacity: int) -> Conversation:
-        """The conversation that a snapshot was taken of, its window cut to `capacity` by the unit rule."""
+        """The conversation of a snapshot, with its window cut to `capacity` by whole units."""
         window = Window(capacity, kept=snapshot.kept)
         window.newest_evicted = max(window.newest_evicted, snapshot.state.newest_evicted)
         conversation = cls(snapshot.state.copy(complete=True), window, snapshot.extra or None)
@@ -86,7 +86,7 @@ class Conversation:
         return conversation
 
     def metadata_with(self, entries: Iterable[Entry]) -> dict[str, Any]:
-        """The metadata as these entries would change it."""
+        """The metadata after these entries."""
         changed = dict(self.state.metadata)
         for entry in entries:
             if not isinstance(entry, MessageEntry):
@@ -95,21 +95,21 @@ class Conversation:
 
     @property
     def window_is_whole(self) -> bool:
-        """Whether the window holds all that a model is told of the branch, and not only the newest of it."""
+        """Whether the window holds all that a model sees of the branch, and not only the newest messages."""
         if self.state.encoded_compaction is NO_COMPACTION:
             return self.window.newest_evicted == 0
         return self.window.newest_evicted < self.kept_from
 
     @property
     def kept_from(self) -> int:
-        """The sequence number from which on entries are kept by the newest compaction of the branch; 0 without one."""
+        """The sequence of the first entry that the branch's newest compaction keeps; 0 without a compaction."""
         compaction = self.state.compaction
         if compaction is None:
             return 0
         return compaction.sequence if compaction.first_kept_entry_id is None else compaction.first_kept_sequence or 0
 
     def branch(self) -> Branch:
-        """What is in memory of the branch: the window's messages, with the compaction at its place among them."""
+        """The part of the branch in memory: the window's messages, with the compaction at its place."""
         entries: list[Entry] = list(self.window)
         compaction = self.state.compaction
         if compaction is not None:
@@ -117,11 +117,11 @@ class Conversation:
         return Branch(entries=tuple(entries), compaction=compaction)
 
     def apply(self, entry: Entry, encoded: bytes | None = None) -> int:
-        """Fold one more entry in; return how many messages left the window for it.
+        """Apply one more entry. Returns how many messages left the window for it.
 
         Args:
             entry: the entry.
-            encoded: its JSON, if that has just been made.
+            encoded: its JSON, if it was just made.
         """
         state = self.state
         state.last_sequence = entry.sequence
@@ -137,7 +137,7 @@ class Conversation:
             state.leaf_id = entry.id
             state.leaf_sequence = entry.sequence
             totals, message = state.totals, entry.message
-            totals.messages += 1  # `Totals.add`, written out: this is the path of every append
+            totals.messages += 1  # `Totals.add`, inlined: this is the path of every append
             if not entry.continues:
                 totals.events += 1
             if message.usage is not None:
@@ -148,7 +148,7 @@ class Conversation:
         return self._apply_event(entry, encoded)
 
     def _apply_event(self, entry: Entry, encoded: bytes | None) -> int:
-        """Fold in an entry that is not a message."""
+        """Apply an entry that is not a message."""
         self.state_sequence = entry.sequence
         if isinstance(entry, LeafMove):
             self._move_leaf(entry)
@@ -171,11 +171,11 @@ class Conversation:
 
     @property
     def _is_copying(self) -> bool:
-        """Whether a fork is being made, so that what is said was said elsewhere before."""
+        """Whether a fork is being made, whose messages are copies."""
         return self.state.metadata.get(INCOMPLETE) == FORK
 
     def _note_model(self, entry: MessageEntry) -> None:
-        """Whoever answered is the model in force."""
+        """Note the model that answered as the current one."""
         known = self.state.metadata
         provider, model = provider_of(entry.message) or known.get("provider"), entry.message.model
         if (known.get("provider"), known.get("model")) != (provider, model):
@@ -189,9 +189,9 @@ class Conversation:
         self.lacks_branch = move.target_id is not None
 
     def _change_branch(self, entry: Entry) -> None:
-        """The entry follows another than the leaf: the files of other programs tell a branch in this way alone.
+        """Change the branch, because the entry does not follow the leaf: files of other programs branch only like this.
 
-        What the window has from before the parent is of both branches; the store knows the rest.
+        Messages up to the parent are on both branches; the store has the rest.
         """
         place = place_of_parent(entry)
         self.window.keep_to(place)
@@ -212,7 +212,7 @@ class Conversation:
         )
 
     def _spend(self, said: object, at: datetime) -> None:
-        """Add what a request has cost that gave no message."""
+        """Add the cost of a request that gave no message."""
         with suppress(InvalidMessage):
             message = message_from_dict(said)
             if message.usage is not None:
@@ -222,7 +222,7 @@ class Conversation:
         return next((entry.sequence for entry in self.window.kept if entry.id == entry_id), 0)
 
     def rebuild(self, branch: Branch) -> None:
-        """Take the window of the branch that the leaf is on, as the store has it."""
+        """Fill the window with the leaf's branch from the store."""
         entries = [as_message_entry(e) for e in branch.entries if isinstance(e, MessageEntry | BranchSummary)]
         self.window = Window(self.window.capacity, (entry for entry in entries if entry is not None))
         if not branch.is_whole and branch.entries:
@@ -235,11 +235,11 @@ class Conversation:
         self.lacks_branch = self.lacks_messages = False
 
     def capture(self, committed: int) -> Snapshot | None:
-        """What a snapshot may say when the store has committed everything up to `committed`.
+        """The snapshot that may be written when the store has committed everything up to `committed`.
 
-        A snapshot is never ahead of the store: younger messages are left out. None when that cannot be done yet,
-        because a younger entry changed more than the window's tail, has left the window already (folding it in again
-        would bring back what it answers), or because nothing in a full window is committed.
+        A snapshot is never ahead of the store: later messages are left out. None if that cannot be done yet, because a
+        later entry changed more than the window's tail or has left the window already (applying it again would bring
+        back what it answers), or because no message of a full window is committed.
         """
         state = self.state
         if self.state_sequence > committed or self.lacks_branch or self.lacks_messages:
@@ -271,7 +271,7 @@ class Conversation:
 
 
 def _is_one_branch(entries: Sequence[Kept]) -> bool:
-    """Whether each can follow the one before; a window of an older version may hold messages of several branches."""
+    """Whether each message can follow the one before; a window of an older version may hold several branches."""
     return isinstance(entries, Packed) or all(
         child.parent_id is not None and (child.parent_sequence is None or child.parent_sequence >= parent.sequence)
         for parent, child in pairwise(entries)
@@ -279,7 +279,7 @@ def _is_one_branch(entries: Sequence[Kept]) -> bool:
 
 
 def _metadata_of(entry: Entry) -> Mapping[str, Any]:
-    """What an entry sets in the session's metadata; an empty text removes a key, as None does."""
+    """The metadata that an entry sets; an empty text removes a key, as None does."""
     match entry:
         case SessionInfo():
             return {"title": entry.name or None}
@@ -288,6 +288,6 @@ def _metadata_of(entry: Entry) -> Mapping[str, Any]:
         case ThinkingLevelChange():
             return {"thinking_level": entry.thinking_level or None}
         case Custom(custom_type=custom_type) if custom_type == METADATA:
-            return deepcopy(entry.data)  # whoever made the entry may go on changing its lists
+            return deepcopy(entry.data)  # the caller may still change the lists in it
         case _:
             return {}

@@ -1,8 +1,8 @@
-"""Which result answers which call: the one place that says so, for windows, contexts, compaction and turns.
+"""Pairs tool calls with their results; the only place that does, for windows, contexts, compaction and turns.
 
 A result answers the nearest call before it that has its id and no answer yet; ids may be used again later. A result
-without an id (miniclaw's sample has such) answers, in order, what no result with an id has answered of the newest
-message before it that calls tools.
+without an id (as in miniclaw's sample) answers the next call of the newest message before it that calls tools
+and that no result with an id has answered.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from miniclaw_sessions.core.protocol.messages import Message, ToolCall
 
 
 def pair(messages: Sequence[Message]) -> Mapping[tuple[int, str], int]:
-    """The place of each result that answers a call, by the place of the calling message and the call's id."""
+    """The index of each result that answers a call, by the index of the calling message and the call's id."""
     answers: dict[tuple[int, str], int] = {}
-    waiting: dict[str, list[int]] = {}  # the places with an unanswered call of this id, oldest first
+    waiting: dict[str, list[int]] = {}  # the indexes of messages with an unanswered call of this id, oldest first
     by_position: list[tuple[int, int]] = []
     last_calling: int | None = None
     for place, message in enumerate(messages):
@@ -38,14 +38,14 @@ def pair(messages: Sequence[Message]) -> Mapping[tuple[int, str], int]:
 
 
 def answered_ids(result: Message) -> Sequence[str]:
-    """The ids of the calls that a result answers; several where a source keeps them on one message, as in Lango."""
+    """The ids of the calls that a result answers; several if a source keeps them in one message, as Lango does."""
     if result.tool_calls:
         return [call.id for call in result.tool_calls]
     return [result.tool_call_id] if result.tool_call_id else []
 
 
 def open_calls(messages: Sequence[Message]) -> list[ToolCall]:
-    """The calls of the newest assistant's message that nothing has answered."""
+    """The unanswered calls of the newest assistant's message."""
     start = next((place for place in range(len(messages) - 1, -1, -1) if messages[place].is_assistant), None)
     if start is None:
         return []
@@ -54,9 +54,9 @@ def open_calls(messages: Sequence[Message]) -> list[ToolCall]:
 
 
 def with_answers(messages: Sequence[Message], missing: str) -> list[Message]:
-    """The same messages, with an error result that says `missing` for every call that has none.
+    """The same messages, with an error result with the text `missing` for each unanswered call.
 
-    It stands right behind the results that the calling message has.
+    It comes right after the other results of the calling message.
     """
     answers = pair(messages)
     complete: list[Message] = []

@@ -1,4 +1,4 @@
-"""Entries from elsewhere get their places in a session: numbered anew, and told where their parents stand."""
+"""Numbers entries from other sources in their new session, with the sequences of their parents."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import msgspec
 from miniclaw_sessions.core.protocol.entries import Compaction, Entry, LeafMove
 
 LOOSE = 65_536
-"""So many numbers are held in a dict, a hundred bytes each; then they are packed into 16."""
+"""This many numbers are held in a dict, a hundred bytes each; then they are packed into 16 bytes each."""
 
 
 class Places:
-    """Where each entry of a session stands, by its id. It holds numbers, not the ids: there may be millions."""
+    """The sequence of each entry of a session, by its id. It holds numbers, not ids: there may be millions."""
 
     def __init__(self) -> None:
         self._loose: dict[int, int] = {}
-        self._packed: list[tuple[array[int], array[int]]] = []  # sorted hashes of ids, and their places
+        self._packed: list[tuple[array[int], array[int]]] = []  # sorted hashes of ids, and their sequences
 
     def place(self, entry: Entry, sequence: int) -> Entry:
-        """The entry for this place; what it refers to must have been placed before, or it is looked for by its id."""
+        """The entry with this sequence, and the sequences of the entries that it refers to, if they are known."""
         self.note(entry.id, sequence)
         parent = self.place_of(entry.parent_id)
         placed = msgspec.structs.replace(
@@ -34,7 +34,7 @@ class Places:
         return placed
 
     def place_of(self, entry_id: str | None) -> int | None:
-        """Where the entry with this id stands; 0: nowhere, as far as is known here."""
+        """The sequence of the entry with this id; 0 if it is not known here."""
         if entry_id is None:
             return None
         wanted = hash(entry_id)
@@ -47,7 +47,7 @@ class Places:
         return 0
 
     def note(self, entry_id: str, sequence: int) -> None:
-        """The entry with this id stands here."""
+        """Note the sequence of an entry."""
         self._loose[hash(entry_id)] = sequence
         if len(self._loose) >= LOOSE:
             hashes = sorted(self._loose)

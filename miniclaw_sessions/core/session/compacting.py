@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from miniclaw_sessions.core.history.branch import Branch, told
+from miniclaw_sessions.core.history.branch import Branch, shown_message
 from miniclaw_sessions.core.history.compaction import (
     SummaryPlan,
     TokenCounter,
@@ -214,7 +214,7 @@ def _first_kept(plan: SummaryPlan, seen: Branch, current: Branch) -> str | None:
     kept = (
         entry.id
         for entry in current.entries
-        if entry.id == wanted or (entry.id not in seen_ids and told(entry) is not None)
+        if entry.id == wanted or (entry.id not in seen_ids and shown_message(entry) is not None)
     )
     return next(kept, None)
 

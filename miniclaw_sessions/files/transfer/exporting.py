@@ -14,8 +14,8 @@ from typing import TypeVar
 import msgspec
 from anyio import from_thread, to_thread
 
-from miniclaw_sessions.core.history.branch import told
-from miniclaw_sessions.core.history.context import ContextInParts, is_told_as_user
+from miniclaw_sessions.core.history.branch import shown_message
+from miniclaw_sessions.core.history.context import ContextInParts, is_shown_as_user
 from miniclaw_sessions.core.manager.reading import Reader, find
 from miniclaw_sessions.core.protocol.entries import (
     OWN_METADATA,
@@ -129,7 +129,7 @@ async def _written_messages(writer: Writer[Message], session: Session) -> AsyncG
     context = ContextInParts(has_user=places.has_user)
     yield await to_thread.run_sync(writer.begin)
     async for some in _some(_entries(session, places)):
-        messages = [message for entry in some if (message := told(entry)) is not None]
+        messages = [message for entry in some if (message := shown_message(entry)) is not None]
         yield await to_thread.run_sync(_fed_to_model, writer, context, messages)
     yield await to_thread.run_sync(lambda: _fed(writer.feed, context.end()) + writer.finish())
 
@@ -187,8 +187,8 @@ class _Places:
         # what follows a move of the leaf is damaged, and followed the entry that it moved to
         place = (entry.target_sequence or 0) if isinstance(entry, LeafMove) else place_of_parent(entry)
         self._parents.append(place)
-        if not self.has_user and (message := told(entry)) is not None:
-            self.has_user = is_told_as_user(message)
+        if not self.has_user and (message := shown_message(entry)) is not None:
+            self.has_user = is_shown_as_user(message)
 
     def _mark(self, leaf: int) -> None:
         self._is_on_branch = bytearray(leaf + 1)

@@ -19,8 +19,8 @@ from miniclaw_sessions.core.history.branch import (
     provider_of,
     rejoined,
     resolve,
+    shown_message,
     summary_messages,
-    told,
 )
 from miniclaw_sessions.core.history.transcript import Transcript
 from miniclaw_sessions.core.protocol.entries import (
@@ -194,9 +194,11 @@ def test_who_served_a_model_may_be_said_in_two_places() -> None:
 # --- how an entry is told --------------------------------------------------------------------------------------------
 
 
-def test_only_messages_and_summaries_are_told() -> None:
-    told_of = [told(entry) for entry in chain(user, label, title, custom, change("p", "m"), left("tried"), left(""))]
-    assert [message and message.role for message in told_of] == [
+def test_only_messages_and_summaries_are_shown() -> None:
+    shown = [
+        shown_message(entry) for entry in chain(user, label, title, custom, change("p", "m"), left("tried"), left(""))
+    ]
+    assert [message and message.role for message in shown] == [
         Role.USER,
         *[None] * 4,
         Role.BRANCH_SUMMARY,
@@ -279,7 +281,7 @@ PLACES = st.lists(st.integers(min_value=0, max_value=100), min_size=20, max_size
 def plainly(path: Sequence[Entry]) -> tuple[list[str], tuple[str | None, ...]]:
     """Section 8.2 as it stands there, from the root to the leaf, and what is in force at the end."""
     newest = max((n for n, entry in enumerate(path) if isinstance(entry, Compaction)), default=None)
-    said = [(n, message.text) for n, entry in enumerate(path) if (message := told(entry)) is not None]
+    said = [(n, message.text) for n, entry in enumerate(path) if (message := shown_message(entry)) is not None]
     provider = model = level = None
     for entry in path:
         match entry:
@@ -378,4 +380,4 @@ def test_a_compaction_keeps_what_is_left_of_what_it_kept(
 
 def test_metadata_is_never_told() -> None:
     entry = Custom(id="1", parent_id=None, timestamp=NOW, custom_type=METADATA, data={"a": 1})
-    assert told(entry) is None
+    assert shown_message(entry) is None

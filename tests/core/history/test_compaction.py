@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from miniclaw_sessions.core.history.branch import resolve, told
+from miniclaw_sessions.core.history.branch import resolve, shown_message
 from miniclaw_sessions.core.history.compaction import (
     KEEP_TOKENS,
     CompactionPlan,
@@ -108,7 +108,7 @@ def planned(path: Sequence[Entry], keep_tokens: int, count: TokenCounter = count
 def kept(path: Sequence[Entry], first_kept_entry_id: str) -> list[Message]:
     """What of a branch stays when the cut comes before this entry."""
     ids = [entry.id for entry in path]
-    messages = (told(entry) for entry in path[ids.index(first_kept_entry_id) :])
+    messages = (shown_message(entry) for entry in path[ids.index(first_kept_entry_id) :])
     return [message for message in messages if message is not None]
 
 
@@ -670,7 +670,7 @@ def test_a_plan_keeps_enough_and_no_more_than_is_safe(path: list[Entry], keep_to
     assert plan.tokens_kept >= keep_tokens
     ids = [entry.id for entry in path]
     for entry in path[ids.index(plan.first_kept_entry_id) + 1 :]:
-        message = told(entry)
+        message = shown_message(entry)
         if message is not None and not message.is_tool_result and is_seamless(path, entry.id):
             assert count_tokens(kept(path, entry.id)) < keep_tokens
 

@@ -15,7 +15,7 @@ from miniclaw_sessions.core.history.context import (
     ContextInParts,
     build_context,
     is_legal,
-    is_told_as_user,
+    is_shown_as_user,
 )
 from miniclaw_sessions.core.protocol.encoding import decode_message
 from miniclaw_sessions.core.protocol.messages import (
@@ -455,6 +455,6 @@ def test_a_legal_context_has_no_problems() -> None:
 
 @given(histories, st.integers(0, 3))
 def test_a_history_that_is_fed_message_by_message_gives_the_same_context(history: list[Message], at_once: int) -> None:
-    parts = ContextInParts(has_user=any(map(is_told_as_user, history)), at_once=at_once)
+    parts = ContextInParts(has_user=any(map(is_shown_as_user, history)), at_once=at_once)
     fed = [message for said in history for message in parts.add(said)]
     assert [*fed, *parts.end()] == build_context(history)

@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from miniclaw_sessions import SessionManager
-from miniclaw_sessions.core.history.branch import told
+from miniclaw_sessions.core.history.branch import shown_message
 from miniclaw_sessions.core.protocol.entries import Compaction, MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message, TextPart, Usage
 from miniclaw_sessions.core.session import Session
@@ -56,7 +56,7 @@ async def full_transcript(session: Session) -> list[Message]:
     async for entry in session.tree.read_entries():
         if isinstance(entry, Compaction):
             said += entry.messages
-        elif (message := told(entry)) is not None:
+        elif (message := shown_message(entry)) is not None:
             said.append(message)
     return said
 

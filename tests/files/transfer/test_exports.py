@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from miniclaw_sessions import Message, SessionKey, SessionManager, ToolCall
-from miniclaw_sessions.core.history.branch import told
+from miniclaw_sessions.core.history.branch import shown_message
 from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.protocol.entries import SOURCE
 from miniclaw_sessions.core.protocol.messages import Role, Usage
@@ -138,7 +138,9 @@ async def test_an_export_holds_a_small_part_of_a_long_session(tmp_path: Path, fo
 async def test_a_long_branch_is_written_as_a_model_may_be_sent_it(tmp_path: Path) -> None:
     async with SessionManager(tmp_path) as manager:
         session = await fork_from(manager, LARGE)
-        messages = [message for entry in await session.tree.get_branch() if (message := told(entry)) is not None]
+        messages = [
+            message for entry in await session.tree.get_branch() if (message := shown_message(entry)) is not None
+        ]
         written = json.loads(await exported(manager, session.session_id, "openai"))
         assert written["messages"] == to_openai(build_context(messages))
 

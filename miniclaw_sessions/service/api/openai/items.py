@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from miniclaw_sessions.core.history.branch import told
+from miniclaw_sessions.core.history.branch import shown_message
 from miniclaw_sessions.core.history.context import as_seen_alone
 from miniclaw_sessions.core.protocol.entries import COPY_OF, Entry, original_id
 from miniclaw_sessions.core.protocol.messages import Message, Part, ThinkingPart
@@ -93,7 +93,7 @@ Stretches = Sequence[tuple[int, int]]
 
 def items_of(entry: Entry) -> list[Item]:
     """The items of an entry, in order; none of what no model is told of."""
-    message = told(entry)
+    message = shown_message(entry)
     if message is None:
         return []
     base = id_in_items(original_id(entry))
