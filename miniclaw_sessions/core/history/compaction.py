@@ -28,7 +28,7 @@ from miniclaw_sessions.core.protocol.messages import Message, Role, TextPart, Th
 from miniclaw_sessions.errors import ConfigError, UnsafeCompaction
 
 KEEP_TOKENS = 20_000
-"""How many of the newest tokens stay as they are, unless told otherwise (pi's number)."""
+"""By default, how many of the newest tokens stay as they are (pi's number)."""
 
 CHARACTERS_PER_TOKEN = 4
 """Characters of a token for the estimate: right for English, too few tokens for Chinese or Japanese."""

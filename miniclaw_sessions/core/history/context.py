@@ -66,7 +66,7 @@ def as_seen_alone(message: Message) -> list[Message]:
 
 def _answered(messages: Sequence[Message]) -> list[Legal]:
     """The messages with each call followed by its result, without other results."""
-    shown = [Legal(message, place) for place, told in enumerate(messages) for message in _presented(told)]
+    shown = [Legal(message, place) for place, original in enumerate(messages) for message in _presented(original)]
     answers = pair([message for message, _ in shown])
     context: list[Legal] = []
     for index, one in enumerate(shown):

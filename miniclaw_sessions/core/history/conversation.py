@@ -156,8 +156,8 @@ class Conversation:
         if moves_leaf(entry):
             self.state.leaf_id, self.state.leaf_sequence = entry.id, entry.sequence
         if isinstance(entry, BranchSummary):
-            told = as_message_entry(entry)
-            return 0 if told is None else self.window.push(told)
+            message = as_message_entry(entry)
+            return 0 if message is None else self.window.push(message)
         if isinstance(entry, ModelChange):
             self.state.chosen_model = entry.model_id or None
         if isinstance(entry, Compaction):

@@ -1,4 +1,4 @@
-"""An entry in a few words on one line: who spoke, and how it begins. Safe to print, whatever is in it."""
+"""An entry in a few words on one line: its role and its beginning. Safe to print with any content."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ def _words_of(message: Message) -> str:
     if len(calls) == 1:
         return f"{text} → {one_line(calls[0].name)} {call_words(calls[0])}".strip()
     names = Counter(call.name for call in calls)
-    told = ", ".join(name if count == 1 else f"{count} {name}" for name, count in names.items())
-    return f"{text} → {one_line(told)}".strip()
+    calls = ", ".join(name if count == 1 else f"{count} {name}" for name, count in names.items())
+    return f"{text} → {one_line(calls)}".strip()
 
 
 def _first_text(message: Message) -> str:

@@ -40,10 +40,10 @@ MAX_CURSOR = 4_000
 MAX_SEQUENCE = 2**63 - 1
 
 NO_CURSOR = "the cursor is not one; give what the page before calls next"
-"""What whoever sends another one is told."""
+"""The error for any other cursor."""
 
 TITLE, LABEL = "title", "label"
-"""What stands in the place of a role where nobody spoke: a session was named, an entry was given a label."""
+"""In place of a role, for entries that are no messages: a title, or a label."""
 
 ROLES = (*(str(role) for role in Role), TITLE, LABEL)
 
@@ -224,7 +224,7 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
         session_id, channel, chat_id: where.
         entry_id, sequence: which.
         said_at: when it was said.
-        role: who spoke; `title` or `label` where nobody did.
+        role: the message's role; `title` or `label` for other entries.
         author: the agent's or the person's name, where one is known.
         tools: what was called, or has answered.
         score: how well it fits, from 0 to 1: whole words count more than parts, what was said more than what tools
@@ -257,7 +257,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         hits: at most as many as were asked for.
-        cursor: for the next page, or where the search said `until`; None: there is none. With fewer hits than were
+        cursor: for the next page, or where the search said `until`; None at the end. With fewer hits than were
             asked for, or none, it says that looking took too long: go on.
         behind: how many entries the index lacks, about; a store may read them instead.
         note: why every entry was read, where there is no index.
@@ -288,7 +288,7 @@ class SearchPage(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         results: the best first, or the newest.
-        next: the cursor of the next page; None: there is none. A page may have fewer results than were asked for.
+        next: the cursor of the next page; None at the end. A page may have fewer results than were asked for.
         behind: how many entries the index lacks, about; a store may read them instead.
         note: why every entry was read, where there is no index.
     """

@@ -44,8 +44,8 @@ class Searched(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         text: all of it: what was said, and what tools were given and returned. Images and thinking are left out.
         said_at: when it was said.
-        role: who spoke; `title` or `label` where nobody did.
-        said: what of it somebody said.
+        role: the message's role; `title` or `label` for other entries.
+        said: its searchable text.
         tools: the tools that it calls, or that have answered.
         authors: what the author is called.
     """
@@ -59,7 +59,7 @@ class Searched(msgspec.Struct, frozen=True, gc=False):
 
 
 def searched(entry: Entry) -> Searched | None:
-    """What of an entry is searched; None: it says nothing to anybody, or is of a type that nobody knows."""
+    """The searchable part of an entry; None: it has no text, or is of an unknown type."""
     match entry:
         case MessageEntry(message=message):
             return _of_message(message, entry.timestamp)
@@ -185,7 +185,7 @@ def _qualities(
 
 
 def _forms(text: str, longest: int) -> Iterator[str]:
-    """A text as it is compared, in pieces; whatever is not longer than `longest` is within one of them."""
+    """A text in its form for comparison, in pieces; every match up to `longest` is within one of them."""
     before = ""
     start = 0
     while start < len(text):

@@ -41,9 +41,9 @@ LONGEST_MODEL = 200
 
 
 class Spent(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What one model's replies of one day (UTC) cost; of `unpriced` of them, which used tokens, nobody said a price.
+    """The usage of one model's replies of one day (UTC); `unpriced` of them used tokens without a price.
 
-    Of `estimated` of them nobody said anything: they broke off.
+    `estimated` of them broke off, and were not reported.
 
     Days and models are few where messages are many: so every session has its own small account, and keeps it in its
     file, and what all sessions cost is the sum of these.
@@ -137,7 +137,7 @@ def said_at(entry: MessageEntry) -> datetime:
 
 
 def _not_below_zero(usage: Usage) -> Usage:
-    """The usage, none of it negative: whoever may write messages could pay back with them what was spent."""
+    """The usage, none of it negative: a message with negative usage would give back what was spent."""
     names = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens")
     counts = {name: max(0, getattr(usage, name)) for name in names}
     if min(usage.total, usage.cost or 0) >= 0 and all(getattr(usage, name) == count for name, count in counts.items()):
@@ -220,7 +220,7 @@ class State(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, forbid_u
 
     @property
     def compaction(self) -> Compaction | None:
-        """The newest compaction of the branch, read anew.
+        """The newest compaction of the branch, a new copy.
 
         Raises:
             InvalidMessage: a file says that something else is one.
@@ -252,5 +252,5 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def entries(self) -> list[MessageEntry]:
-        """The window's messages, read anew."""
+        """The window's messages, new copies."""
         return [kept.entry for kept in self.kept]

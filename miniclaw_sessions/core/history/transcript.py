@@ -1,4 +1,4 @@
-"""The whole tree of a session: every entry by its id, with children, labels, leaf and whatever is wrong.
+"""The whole tree of a session: every entry by its id, with children, labels, leaf and problems.
 
 For those who need all of it at once: a picture of the tree, an export of one branch. A context needs only a branch, see
 `history.branch`. Nothing here recurses, because a conversation is as deep as it is long; and nothing trusts a file:
@@ -98,7 +98,7 @@ class Transcript:
         """One entry.
 
         Raises:
-            EntryNotFound: there is none with this id.
+            EntryNotFound: no entry has this id.
         """
         try:
             return self._entries[entry_id]
@@ -114,7 +114,7 @@ class Transcript:
         """The entries from the root to one of them; to the leaf if none is named.
 
         Raises:
-            EntryNotFound: there is none with this id.
+            EntryNotFound: no entry has this id.
         """
         path: list[Entry] = []
         following = self.get(entry_id).id if entry_id is not None else self.leaf_id

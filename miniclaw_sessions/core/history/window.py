@@ -51,12 +51,12 @@ class Kept(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def message(self) -> Message:
-        """The message, read anew."""
+        """The message, a new copy."""
         return decode_message(self.encoded)
 
     @property
     def entry(self) -> MessageEntry:
-        """The entry, read anew."""
+        """The entry, a new copy."""
         return MessageEntry(
             id=self.id,
             parent_id=self.parent_id,
@@ -87,9 +87,9 @@ def keep(entry: MessageEntry, encoded: bytes | None = None) -> Kept:
 
 
 class Packed(Sequence[Kept]):
-    """Messages in the bytes of the snapshot file that they were read from, decoded anew by whoever looks at them.
+    """Messages in the bytes of the snapshot file that they were read from, decoded at each read.
 
-    Thousands of sessions are in memory that nobody uses: of them the file's bytes are all that a window holds.
+    Thousands of unused sessions are in memory: their windows hold only the file's bytes.
     """
 
     __slots__ = ("_count", "_unpack", "data")
@@ -138,7 +138,7 @@ class Window:
             raise ValueError(f"a window holds at least 2 messages, not {capacity}")
         self.capacity = capacity
         self.newest_evicted = 0
-        """The greatest sequence of what left, as a whole or in part; whatever came later is here."""
+        """The greatest sequence of the messages that left, as a whole or in part; all later ones are here."""
         self._entries: deque[Kept] = deque()
         self._last_user: Kept | None = None
         self._packed: Packed | None = None  # instead of both, until the window is used
@@ -151,7 +151,7 @@ class Window:
         return len(self._entries if self._packed is None else self._packed)
 
     def __iter__(self) -> Iterator[MessageEntry]:
-        """The messages, oldest first, read anew."""
+        """The messages, oldest first, new copies."""
         return (kept.entry for kept in self._unpacked())
 
     def __repr__(self) -> str:
@@ -164,11 +164,11 @@ class Window:
 
     @property
     def for_snapshot(self) -> Sequence[Kept]:
-        """The same, but still packed if nobody has used the window: a snapshot takes the bytes as they are."""
+        """The same, but still packed if the window is unused: a snapshot takes the bytes as they are."""
         return tuple(self._entries) if self._packed is None else self._packed
 
     def messages(self) -> list[Message]:
-        """What was said, oldest first, read anew."""
+        """The messages' content, oldest first, new copies."""
         return [decode_message(kept.encoded) for kept in self._unpacked()]
 
     def find(self, entry_id: str) -> MessageEntry | None:
@@ -249,7 +249,7 @@ class Window:
         """The unit is nearly all of the window: drop its oldest answered call together with the answers."""
         entries = self._entries
         results = range(head + 1, head + size)
-        if entries[head].role is _TOOL_RESULT:  # nobody's answers, right behind the user's message
+        if entries[head].role is _TOOL_RESULT:  # results without a call, right behind the user's message
             return self._remove((head,))
         unit = [entries[place].message for place in (head, *results)]
         answers = pair(unit)

@@ -20,7 +20,7 @@ METADATA = "metadata"
 """The `custom_type` of entries that set a session's free metadata; a value of None removes the key."""
 
 OWN_METADATA = "session."
-"""Metadata whose name begins like this is what sessions know of themselves; nobody else may set it."""
+"""Metadata whose name begins like this belongs to the sessions themselves; callers may not set it."""
 
 INCOMPLETE = OWN_METADATA + "incomplete"
 """Set while a session is put together by a fork or an import, to what makes it; a crash leaves it to be removed."""
@@ -59,7 +59,7 @@ COPY_OF = "copy_of"
 class EntryBase(Value, frozen=True, gc=False, kw_only=True):
     """What every entry has.
 
-    `parent_sequence` is where the parent stands, unless that is right before this entry: whoever follows the tree
+    `parent_sequence` is where the parent stands, unless that is right before this entry: a reader of the tree
     upwards finds every parent by its place, without an index of ids. `idempotency_key` is the sender's own id for it,
     or for all that was accepted together and begins with it, where one was given.
     """

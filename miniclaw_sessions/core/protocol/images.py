@@ -1,4 +1,4 @@
-"""Images by address, one elsewhere or a `data:` URL that holds it; and whether what somebody sends is one at all."""
+"""Images by address, one elsewhere or a `data:` URL that holds it; and whether a client's data is one at all."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SHOWABLE = re.compile(r"https?://\S|data:image/(png|jpeg|gif|webp);base64,")
 
 
 def image_of(data: bytes | str) -> ImagePart | None:
-    """The image that somebody has sent, with the type that it really has; None: it is none that can be shown.
+    """A client's image, with its real type; None: it is not one that can be shown.
 
     A service refuses what only pretends to be an image, or was cut off, and with it each later request of that chat.
 
@@ -57,7 +57,7 @@ def image_at(url: str, extra: dict[str, Any] | None = None) -> ImagePart:
 
 
 def address_of(image: ImagePart) -> str:
-    """The address of an image; of one that is inline, one that holds it. Empty if there is none."""
+    """The address of an image; of one that is inline, one that holds it. Empty without one."""
     if image.data is not None:
         return f"data:{image.media_type or 'image/png'};base64,{image.data}"
     return image.url or ""

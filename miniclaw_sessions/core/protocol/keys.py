@@ -110,7 +110,7 @@ def is_session_id(text: str) -> bool:
 
 
 def of_channel(channel: str) -> Callable[[str], bool]:
-    """Tells whether a session id is one of this channel's; yes for a shortened one of which it cannot be told.
+    """Whether a session id is one of this channel's; yes for a shortened one that does not show it.
 
     Raises:
         InvalidKey: no session can be of such a channel.
@@ -144,7 +144,7 @@ class KeyBounds:
         return (self.channels is None or key.channel in self.channels) and key.chat_id.startswith(self.chat_prefix)
 
     def may_cover(self, session_id: str) -> bool:
-        """The same of a session id; yes for a shortened one of which it cannot be told."""
+        """The same of a session id; yes for a shortened one that does not show it."""
         text, shortened, _ = session_id.partition("~")
         if self.channels is None:
             text = text.partition("_")[2]

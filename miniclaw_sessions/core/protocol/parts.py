@@ -1,6 +1,6 @@
 """What messages are made of: roles, parts of content, tool calls and token usage, as plain immutable values.
 
-Whatever JSON holds beside the fields of a value is kept verbatim in its `extra` and written back at the same place.
+Unknown JSON fields of a value are kept verbatim in its `extra` and written back at the same place.
 """
 
 from __future__ import annotations
