@@ -87,7 +87,7 @@ async def chat(context: Context, request: Chat) -> ChatReply | Stream:
     session_id = SessionKey.of(wanted.channel, wanted.chat_id).session_id
     context.note(session_id)
     if wanted.stream:
-        return Stream(_told(context, wanted), EVENT_STREAM)
+        return Stream(_event_stream(context, wanted), EVENT_STREAM)
     async with context.answering().ask(wanted) as events:
         async for event in events:
             data = event.data
@@ -149,7 +149,7 @@ def _with_real_images(message: Message) -> Message:
     return msgspec.structs.replace(message, content=tuple(parts))
 
 
-async def _told(context: Context, wanted: ChatRequest) -> AsyncGenerator[bytes, None]:
+async def _event_stream(context: Context, wanted: ChatRequest) -> AsyncGenerator[bytes, None]:
     """The events as they happen; what fails at once is raised before the first, so that it becomes a status."""
     async with context.answering().ask(wanted) as events:
         first: list[ChatEvent] = []

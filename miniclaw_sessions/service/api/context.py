@@ -1,4 +1,8 @@
-"""What handlers work with: who asks, the sessions that there are for that one, who answers, who summarizes."""
+"""What handlers work with: the caller and his sessions, the parts that answer chats, and the one that summarizes.
+
+An operation names the scope that it needs (`Operation.scope`); `Caller.may` compares. A caller with bounds gets a view
+of the manager that has no other sessions (`api.bounded`), so that no handler has to check.
+"""
 
 from __future__ import annotations
 
@@ -34,27 +38,27 @@ changes them, or has them answered; `admin`: is about the workspace as a whole, 
 _RANK: dict[Scope, int] = {"probe": 0, "open": 0, "read": 1, "write": 2, "admin": 3}
 
 REMEMBERED_DELETIONS = 1_000
-"""How many keys of deletions are remembered, so that a repeated one is answered as the first was."""
+"""How many idempotency keys of deletions are remembered, so that a repeated one gets the first one's answer."""
 
 SEARCHES = 2
-"""How many searches may be under way: without an index each reads everything."""
+"""Searches at the same time: without an index each reads everything."""
 
 LARGE_REPLIES = 4
-"""How many replies that hold what they send may be under way: a reader who takes nothing keeps his for a while."""
+"""Replies at the same time that hold what they send: a slow reader keeps his for a while."""
 
 READINGS = 4
-"""How many small replies may be made meanwhile out of what may be a whole session."""
+"""Small replies at the same time that are made of a whole session."""
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Whoever asks.
+    """The sender of a request.
 
     Attributes:
-        name: the token's; `owner` for whoever may open the Unix socket.
+        name: the token's name; `owner` for a request over the Unix socket.
         scope: what the caller may do; `open`: nothing but what needs no token.
         bounds: which sessions there are for the caller; None: all.
-        token: how the caller's token is told from others of that name: the first digits of its SHA-256; empty: none.
+        token: the first digits of the token's SHA-256, because names can repeat; empty: no token.
     """
 
     name: str
@@ -85,10 +89,10 @@ class Caller:
 
 
 OWNER = Caller("owner", "admin")
-"""Whoever holds the manager in this process, or may open the daemon's Unix socket."""
+"""The holder of the manager in this process, or a user of the daemon's Unix socket."""
 
 STRANGER = Caller("", "open")
-"""Whoever has shown no token."""
+"""A caller without a token."""
 
 
 class Chats(Protocol):
@@ -102,7 +106,7 @@ class Chats(Protocol):
         ...
 
     def stop(self, session: Session) -> bool:
-        """End the session's open turn; False when there is none."""
+        """End the session's open turn; False when no turn is open."""
         ...
 
     async def models(self) -> Mapping[str, str]:
@@ -127,7 +131,7 @@ class BoundedChats:
         return self._chats.ask(request)
 
     def stop(self, session: Session) -> bool:
-        """End the session's open turn; False when there is none."""
+        """End the session's open turn; False when no turn is open."""
         self._caller.permit(session.key)
         return self._chats.stop(session)
 
@@ -146,22 +150,22 @@ class Context:
     Attributes:
         manager: whose sessions they are; or who reads them, where they are only read; for a caller with bounds a view
             (`api.bounded`) that has no others, and refuses what is about all of them.
-        whole: the manager itself, for what is told to nobody.
+        whole: the manager itself, for what no caller sees.
         caller: who asks.
         about: the session that the request is about, as it is written down; None: none, or none yet.
         made: the session that was made of that one, for the same purpose.
         also_about: further sessions that it is about; each is written down for itself.
-        summarizer: who summarizes where nobody brings a summary; None: nobody.
+        summarizer: summarizes where a request brings no summary; None: nothing does.
         may_spend: raises BudgetSpent where nothing more may be spent in a session.
-        chats: who answers; None: nobody.
-        responses: who makes responses; None: nobody.
+        chats: answers chats; None: nothing does.
+        responses: makes responses; None: nothing does.
         started: the monotonic second at which it was made.
         problems: what is wrong beside the manager, such as with the sockets; one sentence each.
         channels: how the channels are that the settings turn on, by name.
-        searches: whoever searches has one of these meanwhile.
-        series: the numbers of the last hour; empty where nobody samples.
-        large_replies: whoever sends what may be a whole session in memory has one of these meanwhile.
-        readings: whoever reads so much, and sends little of it, has one of these while it reads.
+        searches: bounds the searches under way.
+        series: the numbers of the last hour; empty where nothing samples them.
+        large_replies: bounds the replies under way that may hold a whole session in memory.
+        readings: bounds the reads of a whole session for a small reply.
     """
 
     def __init__(
@@ -194,7 +198,7 @@ class Context:
     # --- who asks ----------------------------------------------------------------------------------------------------
 
     def for_caller(self, caller: Caller) -> Self:
-        """The same for one request of somebody: what is remembered between requests is remembered for all."""
+        """A context for one request of a caller; state between requests is shared."""
         context = object.__new__(type(self))  # for each request, so without what `copy` costs
         context.__dict__.update(self.__dict__)
         context.caller = caller
@@ -234,16 +238,16 @@ class Context:
         """The session with this id; does not renew its time to live.
 
         Raises:
-            SessionNotFound, InvalidKey: there is none for the caller, or the text is no session id.
+            SessionNotFound, InvalidKey: the caller has no such session, or the text is no session id.
         """
         self.note(session_id)
         return await self.manager.find(session_id)
 
     async def find_or_create(self, session_id: str) -> Session:
-        """The session with this id, made if there is none; renews its time to live.
+        """The session with this id, created if it is missing; renews its time to live.
 
         Raises:
-            InvalidKey, SessionLimit: there is none, and none can be made.
+            InvalidKey, SessionLimit: it is missing and cannot be created.
             NotPermitted: it is none of the caller's.
         """
         self.note(session_id)
@@ -259,7 +263,7 @@ class Context:
         """Who answers chats.
 
         Raises:
-            ConfigError: nobody does.
+            ConfigError: nothing does.
         """
         if self.chats is None:
             raise ConfigError("nobody answers chats here; start the daemon, or open the workspace with an assistant")
@@ -269,7 +273,7 @@ class Context:
         """Who makes responses.
 
         Raises:
-            ConfigError: nobody does.
+            ConfigError: nothing does.
         """
         if self.responses is None:
             raise ConfigError("nobody makes responses here; start the daemon")

@@ -60,9 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - the last edge: every error becomes one line
         if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _OF_THE_EXTRA:
             return _tell_what_to_install(error.name)
-        from miniclaw_sessions.service.cli.failures import tell  # noqa: PLC0415 - only a failure pays for it
+        from miniclaw_sessions.service.cli.failures import print_error  # noqa: PLC0415 - only a failure pays for it
 
-        return tell(error, debug="--debug" in given)
+        return print_error(error, debug="--debug" in given)
     return status
 
 

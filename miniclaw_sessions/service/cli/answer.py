@@ -79,7 +79,7 @@ class Answer:
             self._write(text_of(reply))
         self._break()
         if was_stopped:
-            self._invocation.tell("(stopped; what was said so far is kept)")
+            self._invocation.note("(stopped; what was said so far is kept)")
         if self._is_watched:
             self._console.print()
 

@@ -173,7 +173,7 @@ class Conversation:
             try:
                 goes_on = await self.obey(line.strip())
             except (SessionsError, OSError) as error:
-                self._invocation.tell(f"error: {sentence(error)}", "red")
+                self._invocation.note(f"error: {sentence(error)}", "red")
 
     async def read_lines(self) -> None:
         """Take each line of standard input, until one of them says to leave."""
@@ -226,7 +226,7 @@ class Conversation:
             case _ if name.startswith("/") and not name.startswith("//"):
                 unknown = one_line(name.split(maxsplit=1)[0])
                 hint = "/help lists them, // begins a message with a slash"
-                self._invocation.tell(f"no such command: {unknown}; {hint}", "yellow")
+                self._invocation.note(f"no such command: {unknown}; {hint}", "yellow")
             case _:
                 await self.say(text.removeprefix("/") if text.startswith("//") else text)
         return True
@@ -240,7 +240,7 @@ class Conversation:
         name, sentence = choose(models, wanted, (await session.info()).chosen_model)
         if name is not None:
             await self._session.update(provider=models[name], model=name)
-        self._invocation.tell(one_line(sentence))
+        self._invocation.note(one_line(sentence))
 
     async def _show_usage(self) -> None:
         from miniclaw_sessions.service.cli.usage import print_usage  # noqa: PLC0415 - few need it
@@ -256,7 +256,7 @@ class Conversation:
         if pending := await self._session.list_approvals():
             await self.say(None, approvals={call.id: agrees for call in pending})
         else:
-            self._invocation.tell("nothing waits for an approval")
+            self._invocation.note("nothing waits for an approval")
 
     async def say(self, text: str | None, *, approvals: dict[str, bool] | None = None) -> None:
         """Say something and show the answer as it comes; Ctrl-C or Esc stops it. None: answer the last message again.
@@ -296,7 +296,7 @@ class Conversation:
         """Say the last message differently."""
         question = await self._moves.newest_question()
         if not rest and self._keyboard is None:
-            self._invocation.tell("say what stands in its place: /edit TEXT", "yellow")
+            self._invocation.note("say what stands in its place: /edit TEXT", "yellow")
             return
         if not rest and self._keyboard is not None:
             with contextlib.suppress(EOFError, KeyboardInterrupt):
@@ -330,18 +330,18 @@ class Conversation:
             self._console.print(message_block(message))
             self._console.print()
         if not messages:
-            self._invocation.tell("nothing was said yet")
+            self._invocation.note("nothing was said yet")
 
     async def _begin_anew(self) -> None:
         with contextlib.suppress(SessionNotFound):
             await self._session.clear()
-        self._invocation.tell("cleared; the transcript is kept")
+        self._invocation.note("cleared; the transcript is kept")
 
     async def _stop_others(self) -> None:
         stopped = False
         with contextlib.suppress(SessionNotFound):
             stopped = await self._session.stop()
-        self._invocation.tell("stopped; what was said so far is kept" if stopped else "nothing is being answered")
+        self._invocation.note("stopped; what was said so far is kept" if stopped else "nothing is being answered")
 
     async def _change_to(self, name: str) -> None:
         self._session = await (find_session(self._client, name) if name else _picked(self._client, None))
@@ -350,4 +350,4 @@ class Conversation:
 
     async def _rename(self, title: str) -> None:
         await self._session.update(title=title or None)
-        self._invocation.tell(f"called {one_line(title)}" if title else "without a title")
+        self._invocation.note(f"called {one_line(title)}" if title else "without a title")

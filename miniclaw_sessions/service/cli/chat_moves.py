@@ -69,7 +69,7 @@ class Moves:
             self._invocation.print_json({"session_id": self._session.session_id, "leaf_id": moved.leaf_id})
             return
         messages = await shown_messages(self._session)
-        self._invocation.tell("the conversation goes on after" if messages else "the conversation begins anew")
+        self._invocation.note("the conversation goes on after" if messages else "the conversation begins anew")
         if messages:
             self._invocation.console.print(message_line(messages[-1]), no_wrap=True, overflow="ellipsis", markup=False)
 
@@ -103,4 +103,4 @@ class Moves:
         if self._invocation.as_json:
             self._invocation.print_json(outcome)
         else:
-            self._invocation.tell(verdict(outcome))
+            self._invocation.note(verdict(outcome))

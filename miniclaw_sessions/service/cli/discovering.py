@@ -55,7 +55,7 @@ async def discover(  # noqa: PLR0913 - one for each option
     elif invocation.as_json:
         invocation.print_json(document)
     elif found and not dry_run and not is_asked:
-        invocation.tell("nothing was imported; --all imports all of it, --program NAME one")
+        invocation.note("nothing was imported; --all imports all of it, --program NAME one")
 
 
 async def _overviews(invocation: Invocation, names: Sequence[str]) -> list[Overview]:
@@ -79,7 +79,7 @@ def _show(invocation: Invocation, found: Sequence[Overview]) -> None:
     from rich.filesize import decimal  # noqa: PLC0415 - `--json` does not need it
 
     if not found:
-        invocation.tell("no sessions of other programs were found")
+        invocation.note("no sessions of other programs were found")
         return
     rows = Rows("PROGRAM", "SESSIONS", "MESSAGES", "SIZE", "NEWEST", numeric=("SESSIONS", "MESSAGES", "SIZE"))
     for one in found:
@@ -88,7 +88,7 @@ def _show(invocation: Invocation, found: Sequence[Overview]) -> None:
     invocation.print_rows(rows)
     for one in found:
         for unread in one.unread:
-            invocation.tell(f"not read: {one_line(unread['path'])}: {one_line(unread['reason'])}", "yellow")
+            invocation.note(f"not read: {one_line(unread['path'])}: {one_line(unread['reason'])}", "yellow")
 
 
 def _ask(invocation: Invocation, names: list[str]) -> list[str]:
@@ -102,7 +102,7 @@ def _ask(invocation: Invocation, names: list[str]) -> list[str]:
             return []
         if not (unknown := [word for word in words if word not in names]):
             return words
-        invocation.tell(f"{unknown[0]} is none of them", "red")
+        invocation.note(f"{unknown[0]} is none of them", "red")
 
 
 async def _import(
@@ -138,10 +138,10 @@ def _tell(invocation: Invocation, kept: Sequence[SourceUpdate], document: Docume
     messages = sum(one.reply.messages for one in kept if one.reply is not None)
     told = f"{counted(new, 'session', 'sessions')} imported, {more:,} brought up to date: "
     told += counted(messages, "message", "messages")
-    invocation.tell(told if new or more else "there is nothing new", "")
+    invocation.note(told if new or more else "there is nothing new", "")
     if gone := sum(one.is_gone for one in kept):
         told = f"{counted(gone, 'session stays', 'sessions stay')} away, deleted here or expired: "
-        invocation.tell(told + "`import --discover --as ID` brings one back, `unarchive ID` one that has expired")
+        invocation.note(told + "`import --discover --as ID` brings one back, `unarchive ID` one that has expired")
     for one in kept:
         if one.problem:
             _print(invocation, one)
@@ -149,7 +149,7 @@ def _tell(invocation: Invocation, kept: Sequence[SourceUpdate], document: Docume
 
 async def _follow(invocation: Invocation, follower: Follower) -> None:
     if not invocation.as_json:
-        invocation.tell("following them; Ctrl-C ends it")
+        invocation.note("following them; Ctrl-C ends it")
     await follower.follow(partial(_print, invocation))
 
 
@@ -159,7 +159,7 @@ def _print(invocation: Invocation, one: SourceUpdate) -> None:
         sys.stdout.buffer.flush()
     elif one.problem:
         told = f"not read: {one_line(one.path)}: {one_line(one.problem)}" if one.path else one_line(one.problem)
-        invocation.tell(told, "red")
+        invocation.note(told, "red")
     elif one.reply is not None:
         told = counted(one.reply.messages, "message", "messages")
         invocation.console.print(f"{one.program}  {one_line(one.reply.session_id)}  +{told}", soft_wrap=True)

@@ -92,17 +92,17 @@ class EntryNames:
     def _only(self, candidates: list[str], sentence: str) -> str:
         if len(candidates) == 1:
             return candidates[0]
-        raise SessionsError(f"{sentence} {len(candidates)} entries: {_told(map(self.short, candidates))}; name one")
+        raise SessionsError(f"{sentence} {len(candidates)} entries: {_listed(map(self.short, candidates))}; name one")
 
     def _unknown(self, name: str) -> str:
-        labels = f"; its labels are {_told(map(repr, self._labels.values()))}" if self._labels else ""
+        labels = f"; its labels are {_listed(map(repr, self._labels.values()))}" if self._labels else ""
         return (
             f"session {self._session_id} has no entry {name!r}: `tree {self._session_id} --all` shows the ids of all"
             f"{labels}"
         )
 
 
-def _told(candidates: Iterable[str]) -> str:
+def _listed(candidates: Iterable[str]) -> str:
     names = list(candidates)
     rest = f" and {len(names) - _TOLD} more" if len(names) > _TOLD else ""
     return ", ".join(names[:_TOLD]) + rest

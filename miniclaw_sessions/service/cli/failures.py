@@ -16,7 +16,7 @@ WRONG_USAGE = 2
 _UNAUTHORIZED = 401
 
 
-def tell(error: Exception, *, debug: bool = False) -> int:
+def print_error(error: Exception, *, debug: bool = False) -> int:
     """Print the error as one line on standard error and return the exit status that belongs to it."""
     cause = first_cause(error)
     if debug:

@@ -69,7 +69,7 @@ async def _follow_one(invocation: Invocation, session: ClientSession, last: int,
                 shown.entry(one)
             else:
                 shown.event(one)
-    invocation.tell("the session was deleted")
+    invocation.note("the session was deleted")
 
 
 class _Shown:
@@ -105,7 +105,7 @@ class _Shown:
         elif event.kind in ("done", "stopped", "suspended", "error"):
             self._close()
             if event.kind == "error":
-                self._invocation.tell(event.data.get("message", ""), "red")
+                self._invocation.note(event.data.get("message", ""), "red")
 
     def _close(self) -> None:
         if self._answer is not None:
@@ -116,7 +116,7 @@ class _Shown:
 
 async def _follow_all(invocation: Invocation, client: Client, channel: str | None) -> None:
     async with client.follow_all(channel=channel) as events:
-        invocation.tell("following every chat; Ctrl-C ends it")
+        invocation.note("following every chat; Ctrl-C ends it")
         async for event in events:
             if invocation.as_json:
                 _print_line(msgspec.json.encode(_document(event)))

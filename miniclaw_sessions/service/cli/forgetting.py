@@ -74,9 +74,9 @@ async def delete(  # noqa: PLR0913 - one for each option
     if invocation.as_json:
         invocation.print_json({"deleted": True, "session_id": session_id, "remains": remains})
         return
-    invocation.tell(f"deleted {session_id}")
+    invocation.note(f"deleted {session_id}")
     for sentence in remains:
-        invocation.tell(f"remains: {sentence}", "yellow")
+        invocation.note(f"remains: {sentence}", "yellow")
 
 
 async def _deleted(client: Client, session_id: str) -> list[str] | None:
@@ -131,10 +131,10 @@ async def _delete_by_rule(invocation: Invocation, rule: dict[str, Any], *, dry_r
     if dry_run:
         _show_meant(invocation, done)
     else:
-        invocation.tell(f"deleted {counted(len(done.sessions), 'session', 'sessions')}")
+        invocation.note(f"deleted {counted(len(done.sessions), 'session', 'sessions')}")
         _tell_kept(invocation, done)
     for sentence in remains:
-        invocation.tell(f"remains: {sentence}", "yellow")
+        invocation.note(f"remains: {sentence}", "yellow")
 
 
 def _show_meant(invocation: Invocation, found: ForgetReply) -> None:
@@ -151,15 +151,15 @@ def _show_meant(invocation: Invocation, found: ForgetReply) -> None:
             rows.add(row.session_id, row.title or "", f"{row.entries:,}", row.last_used, is_expired)
         invocation.print_rows(rows)
     else:
-        invocation.tell("this means no session")
+        invocation.note("this means no session")
     _tell_kept(invocation, found)
 
 
 def _tell_kept(invocation: Invocation, found: ForgetReply) -> None:
     for row in found.held:
-        invocation.tell(f"{row.session_id} is under legal hold ({row.held or 'since just now'}) and stays", "yellow")
+        invocation.note(f"{row.session_id} is under legal hold ({row.held or 'since just now'}) and stays", "yellow")
     for row in found.changed:
-        invocation.tell(f"{row.session_id} was used meanwhile and stays", "yellow")
+        invocation.note(f"{row.session_id} was used meanwhile and stays", "yellow")
 
 
 def _seconds(text: str | None) -> float | None:

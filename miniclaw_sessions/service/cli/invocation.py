@@ -204,7 +204,7 @@ class Invocation:
         write_bytes((msgspec.json.format(encoded, indent=2) if sys.stdout.isatty() else encoded) + b"\n")
         sys.stdout.buffer.flush()
 
-    def tell(self, sentence: object, style: str = "dim") -> None:
+    def note(self, sentence: object, style: str = "dim") -> None:
         """Say something beside the answer, on one line of standard error, whatever strangers wrote into it."""
         self.errors.print(one_line(sentence), style=style, soft_wrap=True)
 
@@ -213,7 +213,7 @@ class Invocation:
         if self.as_json:
             self.print_json(document)
         else:
-            self.tell(sentence)
+            self.note(sentence)
 
     def configure_logging(self) -> None:
         """Warnings go to standard error in readable form; with `--debug` everything does."""

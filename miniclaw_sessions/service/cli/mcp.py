@@ -60,6 +60,6 @@ async def mcp(
     access = _Access(invocation, scope)
     if sys.stdin.isatty():
         hint = "this is for programs, which start it: claude mcp add recall -- miniclaw-sessions mcp; Ctrl-D ends it"
-        invocation.tell(hint)
+        invocation.note(hint)
     async with stdio_server() as (received, sent):
         await server.run(received, sent, server.create_initialization_options())

@@ -207,7 +207,7 @@ def _tell(
     invocation: Invocation, results: list[SearchResult], last: SearchPage, query: list[str], wanted: dict[str, Any]
 ) -> None:
     """What people should know beside the results."""
-    tell = invocation.tell
+    tell = invocation.note
     if not results:
         tell("nothing was found" + _hint(query, wanted))
     elif sys.stdout.isatty():

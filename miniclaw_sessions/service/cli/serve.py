@@ -75,9 +75,9 @@ def serve(  # noqa: PLR0913 - one parameter per flag
     try:
         loaded = invocation.local
     except ConfigError as error:
-        from miniclaw_sessions.service.cli.failures import tell  # noqa: PLC0415 - only a failure pays for it
+        from miniclaw_sessions.service.cli.failures import print_error  # noqa: PLC0415 - only a failure pays for it
 
-        tell(error)
+        print_error(error)
         raise typer.Exit(int(ExitStatus.CONFIG)) from None  # tells systemd that starting again cannot help
     from miniclaw_sessions.service.gateway.daemon import run  # noqa: PLC0415 - loads everything
 

@@ -68,7 +68,7 @@ async def list_sessions(
         invocation.print_json({"sessions": rows, "next": following})
         return
     if not rows:
-        invocation.tell("no sessions yet" if after is None else "no more sessions")
+        invocation.note("no sessions yet" if after is None else "no more sessions")
         return
     now = SystemClock().now()
     table = Rows(
@@ -86,9 +86,9 @@ async def list_sessions(
             lost = (
                 f"{row.session_id} has lost {counted(row.lost, 'older message', 'older messages')}; `check` tells more"
             )
-            invocation.tell(lost, "red")
+            invocation.note(lost, "red")
     if following is not None:
-        invocation.tell(f"there are more: --after {following}")
+        invocation.note(f"there are more: --after {following}")
 
 
 async def _rows(
@@ -297,9 +297,9 @@ async def check(
             await _acknowledge(invocation)
         found = await _found(invocation)
     except (SessionsError, OSError) as error:
-        from miniclaw_sessions.service.cli.failures import tell  # noqa: PLC0415 - only a failure pays for it
+        from miniclaw_sessions.service.cli.failures import print_error  # noqa: PLC0415 - only a failure pays for it
 
-        tell(error, debug=invocation.debug)
+        print_error(error, debug=invocation.debug)
         raise typer.Exit(COULD_NOT_LOOK) from None
     if invocation.as_json:
         invocation.print_json(found)
@@ -330,15 +330,15 @@ async def _repair(invocation: Invocation) -> None:
         if not done.needs_start:
             break
     else:
-        invocation.tell("the database itself is damaged: restart whoever has it open, which makes it anew", "bold red")
+        invocation.note("the database itself is damaged: restart whoever has it open, which makes it anew", "bold red")
     told = counted(mended, "damaged entry was mended", "damaged entries were mended")
-    invocation.tell(told)
+    invocation.note(told)
 
 
 async def _acknowledge(invocation: Invocation) -> None:
     async with invocation.sessions() as client:
         known = await client.acknowledge_losses()
-    invocation.tell(f"the losses of {counted(known, 'session', 'sessions')} are told no more")
+    invocation.note(f"the losses of {counted(known, 'session', 'sessions')} are told no more")
 
 
 async def _found(invocation: Invocation) -> CheckReply:

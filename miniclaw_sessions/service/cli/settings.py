@@ -83,7 +83,7 @@ def show(invocation: Invocation) -> None:
         table.add(name, show_value(value, name), source, style="dim" if source == "default" else "bold")
     invocation.print_rows(table)
     for sentence in failed:
-        invocation.tell(sentence, "red")
+        invocation.note(sentence, "red")
 
 
 @command(

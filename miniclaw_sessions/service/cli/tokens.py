@@ -85,7 +85,7 @@ def create(  # noqa: PLR0913 - one parameter per flag
         invocation.print_json({"token": token, "file": str(path), **_document(made, now)})
         return
     invocation.console.print(token, soft_wrap=True)
-    invocation.tell(f"this is the token {name}; it is shown only now. Send it as `Authorization: Bearer ...`")
+    invocation.note(f"this is the token {name}; it is shown only now. Send it as `Authorization: Bearer ...`")
 
 
 @command(
@@ -114,7 +114,7 @@ def list_tokens(invocation: Invocation) -> None:
         invocation.print_json({"file": str(path), "tokens": [_document(one, now) for one in found]})
         return
     if not found:
-        invocation.tell(f"no tokens in {path}; `tokens create NAME` makes one", "")
+        invocation.note(f"no tokens in {path}; `tokens create NAME` makes one", "")
         return
     rows = Rows("NAME", "ID", "SCOPE", "FOR", "RATE", "MADE", "EXPIRES (UTC)", fold={"FOR"})
     for one in found:

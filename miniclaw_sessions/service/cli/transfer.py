@@ -150,7 +150,7 @@ def _tell_imports(invocation: Invocation, document: dict[str, Any], *, verbose: 
             _tell_findings(invocation, report, verbose=verbose)
     errors = invocation.errors
     if any(report["dry_run"] for report in document["imported"]):
-        invocation.tell("nothing was imported: this only shows what would be")
+        invocation.note("nothing was imported: this only shows what would be")
     for one in document["skipped"]:
         told = f"skipped: {one_line(one['path'])}: {one_line(one['reason'])}"
         errors.print(told, style="dim", no_wrap=not verbose, overflow="ellipsis")
@@ -225,7 +225,7 @@ async def export(  # noqa: PLR0913 - one for each option
             document = {"session_id": session.session_id, "output": str(output), "bytes": written}
             invocation.print_json({**document, "problems": problems})
         else:
-            invocation.tell(f"{written:,} bytes written to {output}")
+            invocation.note(f"{written:,} bytes written to {output}")
     _tell_damage(invocation, problems)
 
 
@@ -254,14 +254,14 @@ async def _export_all(invocation: Invocation, form: str, directory: Path) -> Non
         told = f"{sessions}, {sum(sizes.values()):,} bytes written to {one_line(directory)}"
         if left:
             told += f"; {left:,} were there already, or are gone"
-        invocation.tell(told)
+        invocation.note(told)
     _tell_damage(invocation, problems)
 
 
 def _tell_damage(invocation: Invocation, problems: list[str]) -> None:
     """Name what an export lacks."""
     for problem in problems:
-        invocation.tell(f"problem: {problem}", "red")
+        invocation.note(f"problem: {problem}", "red")
     if problems:
         raise typer.Exit(1)
 

@@ -132,12 +132,12 @@ async def branch(
     if invocation.as_json:
         invocation.print_json({"session_id": session.session_id, "leaf_id": moved.leaf_id})
     elif not messages:
-        invocation.tell(f"{name} begins anew; the transcript is kept")
+        invocation.note(f"{name} begins anew; the transcript is kept")
     else:
-        invocation.tell(f"{name} goes on after")
+        invocation.note(f"{name} goes on after")
         invocation.console.print(message_line(messages[-1]), no_wrap=True, overflow="ellipsis")
         if messages[-1].get("tool_calls"):
-            invocation.tell("its calls have no results here; `tree --all` shows where these are")
+            invocation.note("its calls have no results here; `tree --all` shows where these are")
 
 
 async def _list_branches(invocation: Invocation, session_id: str) -> None:
@@ -148,11 +148,11 @@ async def _list_branches(invocation: Invocation, session_id: str) -> None:
     if invocation.as_json:
         invocation.print_json({"session_id": session.session_id, "leaf_id": transcript.leaf_id, "branches": branches})
     elif not branches:
-        invocation.tell("nothing was said yet")
+        invocation.note("nothing was said yet")
     else:
         invocation.print_rows(branch_table(branches, short_ids(transcript), SystemClock().now()))
         if transcript.leaf_id is None:
-            invocation.tell("none is current: the conversation begins anew")
+            invocation.note("none is current: the conversation begins anew")
     _tell_problems(invocation, transcript)
 
 
@@ -198,7 +198,7 @@ async def _list_labels(invocation: Invocation, session_id: str) -> None:
     if invocation.as_json:
         invocation.print_json({"session_id": session.session_id, "labels": labels})
     elif not labels:
-        invocation.tell("no labels yet")
+        invocation.note("no labels yet")
     else:
         invocation.print_rows(label_table(labels, short_ids(transcript), SystemClock().now()))
     _tell_problems(invocation, transcript)
@@ -235,7 +235,7 @@ async def fork(
     else:
         invocation.console.print(one_line(info.session_id))
         entries = counted(info.entries, "entry", "entries")
-        invocation.tell(f"forked from {session.session_id}, with {entries}")
+        invocation.note(f"forked from {session.session_id}, with {entries}")
 
 
 @command(
@@ -304,4 +304,4 @@ async def find_entry(session: ClientSession, name: str, *, leaf_is_message: bool
 
 def _tell_problems(invocation: Invocation, transcript: Transcript) -> None:
     for problem in transcript.problems:
-        invocation.tell(f"problem: {problem}", "red")
+        invocation.note(f"problem: {problem}", "red")

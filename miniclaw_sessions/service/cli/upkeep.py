@@ -224,18 +224,18 @@ async def sweep(
     for session_id in done.sessions:
         invocation.console.print(one_line(session_id), soft_wrap=True)
     for session_id in done.held:
-        invocation.tell(f"{session_id} is under legal hold and stays", "yellow")
+        invocation.note(f"{session_id} is under legal hold and stays", "yellow")
     for name in done.forgotten:
-        invocation.tell(f"the archive {'would forget' if dry_run else 'has forgotten'} {name}")
+        invocation.note(f"the archive {'would forget' if dry_run else 'has forgotten'} {name}")
     from rich.filesize import decimal  # noqa: PLC0415 - `--json` does not need it
 
     expired = counted(len(done.sessions), "session", "sessions")
     freed = f"{done.archived:,} of them archived, {decimal(done.freed_bytes)} freed in the store"
-    invocation.tell(f"{expired} would expire" if dry_run else f"{expired} expired, {freed}")
+    invocation.note(f"{expired} would expire" if dry_run else f"{expired} expired, {freed}")
     for sentence in done.remains:
-        invocation.tell(f"remains: {sentence}", "yellow")
+        invocation.note(f"remains: {sentence}", "yellow")
     if done.postponed is not None:
-        invocation.tell(f"nothing expires now: {done.postponed}", "yellow")
+        invocation.note(f"nothing expires now: {done.postponed}", "yellow")
 
 
 @command(app, examples={"unarchive telegram_123": "goes on where it ended"})

@@ -68,17 +68,17 @@ async def usage(  # noqa: PLR0913 - each can be left out
         print_usage(invocation, by, report)
     if older:
         are = "reply is" if older == 1 else "replies are"
-        invocation.tell(
+        invocation.note(
             f"since {days['since']} there is nothing; {older:,} {are} older: --since all shows them", "yellow"
         )
     elif days["since"] is not None and not invocation.as_json:
-        invocation.tell(f"since {days['since']}; --since all: everything")
+        invocation.note(f"since {days['since']}; --since all: everything")
 
 
 def print_usage(invocation: Invocation, by: str, report: UsageReport) -> None:
     """A report as a table, with its sum."""
     if not report.rows:
-        invocation.tell("nothing was used in this time")
+        invocation.note("nothing was used in this time")
         return
     rows = Rows(by, *_HEADINGS, numeric=_HEADINGS, fold={by})
     for row in report.rows:
@@ -88,11 +88,11 @@ def print_usage(invocation: Invocation, by: str, report: UsageReport) -> None:
     invocation.print_rows(rows)
     if report.left_out:
         rows_left = counted(report.left_out, "row", "rows")
-        invocation.tell(f"{rows_left} more; the total has them: --limit")
+        invocation.note(f"{rows_left} more; the total has them: --limit")
     if unpriced := report.total.unpriced:
-        invocation.tell(f"of {counted(unpriced, 'reply', 'replies')} no price is known: state it in [prices]", "yellow")
+        invocation.note(f"of {counted(unpriced, 'reply', 'replies')} no price is known: state it in [prices]", "yellow")
     if estimated := report.total.estimated:
-        invocation.tell(f"{counted(estimated, 'reply', 'replies')} broke off: what they cost is estimated")
+        invocation.note(f"{counted(estimated, 'reply', 'replies')} broke off: what they cost is estimated")
 
 
 def _cells(row: UsageRow, currency: str) -> list[str]:

@@ -1,7 +1,7 @@
 """Who is let in by TCP, put together from the settings: tokens, names of this server, web pages.
 
 Where only this machine can connect, no token need be configured: one is made, as Jupyter does, kept in the workspace
-for its owner alone, and shown to whoever started the daemon in a terminal.
+for its owner alone, and shown in the terminal that started the daemon.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def access_policy(
 
 
 def make_token(listeners: Sequence[Listener], loaded: LoadedSettings, environ: Mapping[str, str]) -> None:
-    """Make the token in the workspace, if one is wanted and there is none; it blocks.
+    """Make the token in the workspace, if one is needed and missing; it blocks.
 
     Raises:
         ConfigError: it cannot be kept there.
@@ -89,7 +89,7 @@ def _own_token(listeners: Sequence[Listener], loaded: LoadedSettings) -> Secret 
 
 
 def _own_token_file(listeners: Sequence[Listener], loaded: LoadedSettings) -> Path | None:
-    """Where the token is that was made; None where others can connect, or nobody by TCP, or there is no directory."""
+    """The file of the made token; None where other machines can connect, or TCP is off, or no directory is used."""
     tcp = [listener for listener in listeners if not listener.is_unix]
     is_local = bool(tcp) and all(listener.is_local for listener in tcp)
     return loaded.directory / MADE_TOKEN if is_local and loaded.directory is not None else None
@@ -111,7 +111,7 @@ def print_address(listeners: Sequence[Listener], loaded: LoadedSettings, environ
 
 
 def _is_logged(environ: Mapping[str, str]) -> bool:
-    """Whether standard output comes into the log: it is the journal, or where standard error goes; or there is none."""
+    """Whether standard output comes into the log: it is the journal, or where standard error goes, or closed."""
     if sys.stdout is None or sys.stderr is None:
         return True
     if sys.stdout.isatty():

@@ -131,7 +131,7 @@ class Binding:
             finally:
                 self._uploads -= 1
         except SessionsError:
-            if begun or not exchange.header(b"expect"):  # a client that asked first is told without sending it
+            if begun or not exchange.header(b"expect"):  # a client that asked first need not send it
                 await drain(pieces, most=_DRAINED_BYTES)
             raise
 
@@ -158,14 +158,14 @@ class Binding:
 
 
 def is_known(etag: str, exchange: Exchange) -> bool:
-    """Whether whoever asks has what this tag stands for, and says so with `If-None-Match` (RFC 9110, 13.1.2)."""
+    """Whether the client has this version already, by its `If-None-Match` (RFC 9110, 13.1.2)."""
     known = exchange.header(b"if-none-match").decode("latin-1")
     tags = {tag.strip().removeprefix("W/") for tag in known.split(",")}
     return exchange.method in ("GET", "HEAD") and not tags.isdisjoint({etag.removeprefix("W/"), "*"})
 
 
 def content_reply(content: Content, exchange: Exchange) -> Reply:
-    """It, or that whoever asks has it: a browser takes over the headers of a 304 for what it has."""
+    """The content, or a 304 with its headers where the client has it already."""
     status, body = (NOT_MODIFIED, b"") if is_known(content.etag, exchange) else (200, content.body)
     return Reply(status, body, content.media_type, {"ETag": content.etag, **content.headers})
 
@@ -173,7 +173,7 @@ def content_reply(content: Content, exchange: Exchange) -> Reply:
 async def _streamed(stream: Stream, *, is_head: bool) -> Reply:
     """A reply whose beginning is there: what cannot be read is known before the status is sent.
 
-    To HEAD it tells no length, as GET does not: nothing is made to find it out (RFC 9110, 8.6).
+    HEAD gets no length, as GET does not: nothing is made to find it out (RFC 9110, 8.6).
     """
     if is_head:
         await stream.chunks.aclose()

@@ -27,7 +27,7 @@ class DispatchedChats:
 
     Args:
         dispatcher: takes what is said.
-        patience_s: how long an answer that nobody waits for any more goes on, in seconds.
+        patience_s: how long an answer goes on after its reader has left, in seconds.
     """
 
     def __init__(self, dispatcher: Dispatcher, patience_s: float) -> None:
@@ -57,7 +57,7 @@ class DispatchedChats:
             delivery.abandon(self._patience_s)
 
     def stop(self, session: Session) -> bool:
-        """Stop the session's open turn, and what waits there; False when there is none."""
+        """Stop the session's open turn, and what waits there; False when nothing is open or waits."""
         return self._dispatcher.stop(session.session_id) or session.stop_turn()
 
     async def models(self) -> Mapping[str, str]:
@@ -94,7 +94,7 @@ class _Events:
                 return ChatEvent("obeyed", {"told": text, "stopped": stopped})
             case outgoing:
                 event = outgoing.event
-                if isinstance(event, Begun | ReasoningDelta):  # of a response, which others tell of
+                if isinstance(event, Begun | ReasoningDelta):  # events of a response only (`gateway.responding`)
                     return await anext(self)
                 return ChatEvent(*event_document(event))
 

@@ -1,6 +1,6 @@
 """The daemon: settings, manager, servers, signals. Reads from top to bottom as it runs.
 
-It is ready when the directory is locked, everything is recovered, and the sockets listen. Told to stop, it stops
+It is ready when the directory is locked, everything is recovered, and the sockets listen. On a stop signal, it stops
 accepting, lets requests and turns finish, and then commits and flushes outside of anything that could be cancelled. Its
 exit status is 0 only if everything accepted was saved.
 """
@@ -56,11 +56,11 @@ _SWITCH_INTERVAL_S = 0.001
 
 
 def run(loaded: LoadedSettings, reload: Callable[[], LoadedSettings] | None = None) -> int:
-    """Run the daemon until it is told to stop.
+    """Run the daemon until a stop signal.
 
     Args:
         loaded: the settings.
-        reload: reads the settings anew, for SIGHUP; None: they stay as they are.
+        reload: reads the settings again, for SIGHUP; None: they stay as they are.
 
     Returns:
         The exit status, an `ExitStatus`.
@@ -78,7 +78,7 @@ async def _main(loaded: LoadedSettings, reload: Callable[[], LoadedSettings]) ->
     with Signals() as signals, closing(Notifier.from_environment(os.environ)) as notifier:
         try:
             return await _live(loaded, reload, signals, notifier)
-        except Exception as error:  # noqa: BLE001 - the last edge: whatever it is becomes a line and a status
+        except Exception as error:  # noqa: BLE001 - the last edge: any error becomes a line and a status
             cause = errors.first_cause(error)
             status = status_of(cause)
             sentence = str(cause) if isinstance(cause, errors.SessionsError | OSError) else "the daemon failed"
@@ -259,7 +259,7 @@ class Life(NamedTuple):
 
 
 class Phase:
-    """Tells the service manager and the log where the daemon is in its life."""
+    """Reports the daemon's phase to the service manager and the log."""
 
     def __init__(self, notifier: Notifier) -> None:
         self.notifier = notifier
@@ -279,7 +279,7 @@ class Phase:
         log.info("listening", action="daemon.ready", addresses=addresses, pid=os.getpid())
 
     def stopping(self) -> None:
-        """Told to stop. Said at the beginning, so that the manager's stop timeout covers the final save."""
+        """The daemon stops. Sent at the beginning, so that the service manager's stop timeout covers the final save."""
         self._extends = True
         self.notifier.send("STOPPING=1", "STATUS=finishing requests, then saving")
 
@@ -296,7 +296,7 @@ def open_listeners(loaded: LoadedSettings, environ: MutableMapping[str, str], so
         sockets: closes what was opened.
 
     Raises:
-        AddressInUseError: somebody else listens there.
+        AddressInUseError: another process listens there.
         ConfigError: an address is wrong, or there is nothing to listen on.
     """
     listeners = inherited(environ)

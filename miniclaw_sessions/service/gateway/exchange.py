@@ -123,13 +123,13 @@ class Exchange:
         path: undecoded: an encoded slash in a session id must not look like the end of it.
         query: undecoded.
         headers: in order, their names in lower case.
-        operation: what is asked, as it is counted.
-        context: what its handler works with, once it is known who asks; None: it was refused before that.
-        scope: what is needed for what is asked.
-        sharing: further headers of the reply, whatever it is: which web pages may read it.
+        operation: the name of the operation, for metrics and audit.
+        context: what its handler works with, once the caller is known; None: it was refused before that.
+        scope: the scope that the operation needs.
+        sharing: headers that every reply gets, also an error: which web pages may read it.
         status: the reply's; 0 until it has begun.
-        outcome: the status that is written down where the reply's says only that there is a reply; 0: the reply's.
-        request_id: what the answer and the log call the request: what the client calls it, if that is short and plain.
+        outcome: the status for the audit log, where it is not the reply's; 0: the reply's.
+        request_id: the request's id in reply and log: the client's own, if that is short and plain.
         form_of_errors: makes an error one that the request's clients understand.
     """
 
@@ -158,7 +158,7 @@ class Exchange:
         return self._state.get("trusted") is True
 
     def header(self, name: bytes) -> bytes:
-        """The first header of this name; empty where there is none."""
+        """The first header of this name; empty where it is missing."""
         return next((value for one, value in self.headers if one == name), b"")
 
     # --- the request -------------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ class Exchange:
             async for piece in pieces:
                 await self._send_piece(piece, more=True)
             await self._send_piece(b"", more=False)
-        except Exception as error:  # noqa: BLE001 - an edge: nobody above could still answer
+        except Exception as error:  # noqa: BLE001 - an edge: the status is sent already
             log.error("a reply broke off", action="http.broke_off", error_type=type(error).__name__)
             self.break_off()
 
@@ -310,7 +310,7 @@ async def read_body(exchange: Exchange, *, limit: int) -> bytes:
     declared = exchange.header(b"content-length")
     body = None if declared.isdigit() and int(declared) > limit else await _collect(chunks, limit)
     if body is None:
-        if not exchange.header(b"expect"):  # a client that asked first is told without sending it
+        if not exchange.header(b"expect"):  # a client that asked first need not send it
             await drain(chunks, most=limit * _DRAIN_FACTOR)
         raise RequestError(413, "body_too_large", f"the body is longer than {limit} bytes", close=True)
     return body

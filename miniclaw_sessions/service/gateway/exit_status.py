@@ -10,7 +10,7 @@ from enum import IntEnum
 
 
 class ExitStatus(IntEnum):
-    """The exit status tells the truth: 0 means that everything accepted was saved."""
+    """The daemon's exit status; 0 means that everything accepted was saved."""
 
     OK = 0
     """Stopped as asked, everything saved."""

@@ -16,7 +16,7 @@ from miniclaw_sessions.service.client.transport import LocalTransport
 log = get_logger(__name__)
 
 AGAIN_S = 60.0
-"""After a failure that nobody foresaw it is begun anew, after so long."""
+"""The pause before following starts again after an unexpected failure."""
 
 
 def check_follow(settings: FollowSettings) -> None:
@@ -37,7 +37,7 @@ async def keep_up(context: Context, settings: FollowSettings) -> None:
         try:
             follower = Follower(client, programs, environ=os.environ, home=Path.home(), clock=clock)
             await follower.follow(_note)
-        except Exception as error:  # noqa: BLE001 - whatever another program's file does must not end the daemon
+        except Exception as error:  # noqa: BLE001 - another program's file must not end the daemon
             sentence = "other programs' sessions cannot be followed; it is begun anew after a while"
             log.error(sentence, action="follow.failed", error_type=type(error).__name__)
         await clock.sleep(AGAIN_S)

@@ -1,7 +1,7 @@
 """The front door of the HTTP interface: who may ask, and what becomes of errors.
 
 `make_app` puts the routes together; `Gateway` stands before all of them. Nothing that a stranger sends ends in a reply
-of 500, and whatever else goes wrong is answered with an opaque id that the log explains, without any message text.
+of 500; any other failure is answered with an opaque id that the log explains, without any message text.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def make_app(  # noqa: PLR0913, PLR0917 - what it is put together of
     Args:
         manager: whose sessions are served.
         dispatcher: takes what is said in chats.
-        settings: sizes and times; an answer that nobody waits for any more goes on for `model.timeout_s`.
+        settings: sizes and times; an answer goes on for `model.timeout_s` after its reader has left.
         policy: what requests by TCP must show; None refuses all of them.
         summarizer: who summarizes for compactions.
-        telemetry: counts and measures; by default requests alone, for nobody else tells it anything.
+        telemetry: counts and measures; the default one counts requests only.
     """
     chats = DispatchedChats(dispatcher, patience_s=settings.model.timeout_s)
     responses = DispatchedResponses(dispatcher, patience_s=settings.model.timeout_s)
@@ -114,7 +114,7 @@ class Gateway:
             await exchange.reply(reply)
         except ClientGone:
             log.debug("a client went away before its request was complete", action="http.disconnected")
-        except Exception as error:  # noqa: BLE001 - this is the edge: whatever happens becomes a reply
+        except Exception as error:  # noqa: BLE001 - this is the edge: every error becomes a reply
             refused = exchange.form_of_errors(as_reply(error))
             self._write_down(exchange, refused.status)
             if exchange.status:

@@ -69,7 +69,7 @@ class Listener:
         return int(self.socket.getsockname()[1])
 
     def unlink(self) -> None:
-        """Remove a Unix socket of ours, so that nobody finds a dead one; open connections are not touched."""
+        """Remove a Unix socket of ours, so that no client finds a dead one; open connections stay."""
         try:
             if self.path is not None and _inode(self.path) == self.inode:
                 self.path.unlink()
@@ -89,7 +89,7 @@ def listen_unix(path: Path) -> Listener:
     """A Unix socket of mode 0600; its directory must exist and the workspace's lock must be held.
 
     Raises:
-        AddressInUseError: somebody listens there.
+        AddressInUseError: another process listens there.
         ConfigError: the path is too long, is no socket, or cannot be bound.
     """
     _remove_stale(path)
@@ -128,7 +128,7 @@ def _remove_stale(path: Path) -> None:
         except ConnectionRefusedError:
             path.unlink()
             return
-        except OSError as error:  # somebody listens, but is too busy to accept; or we may not even ask
+        except OSError as error:  # a process listens, but is too busy to accept; or we have no permission
             raise AddressInUseError(f"cannot listen on {path}: another process seems to ({error})") from error
     raise AddressInUseError(f"cannot listen on {path}: another process does; stop it, or set listen.socket")
 

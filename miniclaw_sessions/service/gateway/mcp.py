@@ -1,4 +1,4 @@
-"""`/mcp`: sessions as an MCP server over streamable HTTP, for whoever is admitted to the rest.
+"""`/mcp`: sessions as an MCP server over streamable HTTP, for the same callers as the rest.
 
 Each request stands alone: nothing is kept between two of them, so that a client needs nothing but its token, and any
 gateway of a shared store answers. There is no stream that the server would begin (GET is refused, as the protocol has

@@ -1,6 +1,6 @@
 """Numbers for Prometheus, in a registry of their own.
 
-What the manager counts is read from it when it is asked for; what happens here is counted as `telemetry` tells of it.
+The manager's counts are read when Prometheus asks; `telemetry` counts what happens in the daemon.
 No label ever holds an id, a name that a caller chose, or text from a message, so the number of series is bounded (rule
 S22). docs/reference/metrics-and-traces.md explains each.
 """
@@ -61,7 +61,7 @@ class Metrics:
     """All numbers of a daemon.
 
     Attributes:
-        registry: where they are; whoever adds some of his own registers them here.
+        registry: holds them; further numbers are registered here.
     """
 
     def __init__(self, statistics: Callable[[], ManagerStatistics]) -> None:

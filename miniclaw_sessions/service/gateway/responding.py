@@ -56,7 +56,7 @@ class DispatchedResponses:
 
     Args:
         dispatcher: whose chats they are turns of.
-        patience_s: how long a response that nobody waits for any more goes on, in seconds.
+        patience_s: how long a response goes on after its reader has left, in seconds.
     """
 
     def __init__(self, dispatcher: Dispatcher, patience_s: float) -> None:
@@ -123,7 +123,7 @@ class _Responder:
     """Answers one request, in place of the dispatcher's assistant.
 
     Attributes:
-        delivery: what its events are told to.
+        delivery: receives its events.
         session: whose turn it is, once it has begun.
         mark: the entry that the response begins with, from then on.
     """
@@ -136,7 +136,7 @@ class _Responder:
         self._place = place
         self._running = running
         asked_for = adjusted(_provider_of(assistant.agent, wanted), wanted.options)
-        self._model = _Marking(asked_for, self._tell)
+        self._model = _Marking(asked_for, self._show)
         agent = assistant.agent.in_place(
             provider=self._model,
             tools=map(_tool, wanted.tools),
@@ -157,13 +157,13 @@ class _Responder:
         """Run the turn; what fails is written down."""
         self.session = session
 
-        def told(event: AgentEvent) -> None:
+        def on_event(event: AgentEvent) -> None:
             if isinstance(event, MessageAccepted):
                 self._begin()
             tell(event)
 
         try:
-            return await self._assistant.answer(session, self._opening, tell=told)
+            return await self._assistant.answer(session, self._opening, tell=on_event)
         except Exception as error:
             if self.mark is not None:
                 await self._note_failure(session, self.mark, error)
@@ -172,8 +172,8 @@ class _Responder:
             if self.mark is not None:
                 self._running.pop(self.mark.id, None)
 
-    def _tell(self, event: Begun | ReasoningDelta) -> None:
-        """Tell the client alone: nobody who watches the session is shown how the model thinks."""
+    def _show(self, event: Begun | ReasoningDelta) -> None:
+        """Send an event to the client only: followers of the session do not see the model's thinking."""
         if self.delivery is not None:
             self.delivery.put(Progress(self.delivery.incoming, event))
 
@@ -218,16 +218,16 @@ class _Marking(AroundProvider):
 
     Args:
         provider: who answers.
-        tell: called with what no turn tells of.
+        show: receives the events that are no part of a turn.
 
     Attributes:
         mark_id: the entry that the response begins with.
     """
 
-    def __init__(self, provider: Provider, tell: Callable[[Begun | ReasoningDelta], None]) -> None:
+    def __init__(self, provider: Provider, show: Callable[[Begun | ReasoningDelta], None]) -> None:
         super().__init__(provider)
         self.mark_id = ""
-        self._tell = tell
+        self._show = show
         self._replies = 0
 
     async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
@@ -236,7 +236,7 @@ class _Marking(AroundProvider):
         async with aclosing(self.provider.generate(messages, tools)) as answer:
             async for event in answer:
                 if isinstance(event, Begun | ReasoningDelta):
-                    self._tell(event)
+                    self._show(event)
                 if isinstance(event, ReasoningDelta):
                     thought += event.text
                 if isinstance(event, Reply):

@@ -54,7 +54,7 @@ def _sum_of(histogram: Histogram) -> float:
 
 
 def _memory_bytes() -> int:
-    """What of the process is in memory now; 0 where the system does not tell."""
+    """The process's resident memory; 0 where the system does not report it."""
     try:
         resident = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
     except OSError:

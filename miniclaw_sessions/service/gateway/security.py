@@ -28,7 +28,7 @@ class Tokens(Protocol):
     """The tokens that there are."""
 
     def caller_of(self, token: bytes) -> Caller | None:
-        """Whose a token is, in a time that tells nothing of any; None: nobody's, or not any more.
+        """The caller of a token, found in constant time; None: the token is unknown or no longer valid.
 
         Raises:
             RequestError: it was used too often (429).
@@ -63,7 +63,7 @@ class AccessPolicy:
         """Who sends this request, for something that needs this scope; whether he has it is looked at by others.
 
         The token is looked at last, so that a web page cannot try tokens. Of what needs none, a token that is shown is
-        looked at all the same: its holder may be told more than a stranger.
+        checked all the same: its holder may see more than a stranger.
 
         Raises:
             RequestError: it is refused.
@@ -83,7 +83,7 @@ class AccessPolicy:
         return caller
 
     def elsewhere(self, headers: RawHeaders) -> RequestError | None:
-        """Why a request is refused whatever its token, or None: it names another server, or is a foreign page's."""
+        """Why a request is refused with any token, or None: it names another server, or is a foreign page's."""
         hosts = values_of(headers, b"host")
         if len(hosts) != 1 or hosts[0].decode("latin-1").lower() not in self.hosts:
             return RequestError(403, "forbidden_host", "the Host header does not name this server", param="Host")

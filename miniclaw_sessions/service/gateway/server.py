@@ -1,7 +1,7 @@
 """uvicorn as a guest in our own task group: it handles neither sockets nor signals nor logs nor files.
 
 `GatewayProtocol` adds what uvicorn leaves open: a bound on the bytes and on the time that a request's head may take, on
-the requests that wait for the one before them, a cap on connections, and an end to replies that nobody takes (rule
+the requests that wait for the one before them, a cap on connections, and an end to replies that no client reads (rule
 S14). `EmbeddedServer` accepts the clients itself, because the event loops turn clients away, and say nothing, when
 there are no descriptors for them.
 """
@@ -118,7 +118,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._head_arrived()
         self._reply_taken()
         if self._answered is not None and not self._answered.response_complete:
-            self._answered.disconnected = True  # uvicorn tells the newest request only; this one may wait before it
+            self._answered.disconnected = True  # uvicorn informs the newest request only; this one may wait before it
             self._answered.message_event.set()
         super().connection_lost(exc)
         self.pipeline.clear()
@@ -155,7 +155,7 @@ class GatewayProtocol(HttpToolsProtocol):
                 self._refuse(BAD_REQUEST)
                 return
             # RFC 9110, 7.8: who does not speak the other protocol answers in this one, as if nothing had been said.
-            # The parser cannot be told so: it begins anew, with a head that does not ask.
+            # The parser has no call for that: it starts again, with a head that does not ask.
             head = self._head_without_upgrade()
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets it for its own
@@ -351,7 +351,7 @@ class _HeadWithBody:
 
 
 def _has_unread(transport: asyncio.Transport) -> bool:
-    """Whether its socket holds something that nobody has read yet."""
+    """Whether its socket holds unread bytes."""
     peer: Any = transport.get_extra_info("socket")
     if transport.is_closing() or peer is None or peer.fileno() < 0:
         return False
@@ -451,7 +451,7 @@ class EmbeddedServer(uvicorn.Server):
         return made
 
     async def _wait_for_room(self, reason: int | None) -> None:
-        """Wait until a connection has gone, or for a moment: somebody else may have let go of something."""
+        """Wait until a connection has gone, or for a moment: other code may have freed a descriptor."""
         if anyio.current_time() - self._short_of_room_at > _LOGGED_EVERY_S:
             log.error("clients wait: there is no room to accept them", action="server.no_room", errno=reason)
         self._short_of_room_at = anyio.current_time()
@@ -459,7 +459,7 @@ class EmbeddedServer(uvicorn.Server):
             await self._one_gone.wait()
 
     async def main_loop(self) -> None:
-        """Keep the Date header right until told to stop: one wake-up per second instead of uvicorn's ten."""
+        """Keep the Date header right until the server stops: one wake-up per second instead of uvicorn's ten."""
         while not await self.on_tick(0):
             with anyio.move_on_after(1.0):
                 await self._told_to_stop.wait()

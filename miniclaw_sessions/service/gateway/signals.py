@@ -5,7 +5,7 @@
 | SIGTERM, SIGINT, the first | stop: finish requests, save everything, exit |
 | the second | the same without waiting for requests and turns; the final save is not touched |
 | the third | exit at once with status 70; what was acknowledged is in the store |
-| SIGHUP | flush now, and read the settings anew: log, token, hosts and origins |
+| SIGHUP | flush now, and read the settings again: log, token, hosts and origins |
 
 The handlers are the event loop's own: they stay until it closes, so that a second signal during the final save cannot
 kill the process (rule R25).
@@ -72,7 +72,7 @@ class Signals:
         self._interrupts = None
 
     async def next_hangup(self) -> None:
-        """Wait for a SIGHUP; those that came while nobody waited count as one."""
+        """Wait for a SIGHUP; those since the last wait count as one."""
         await self.hangup.wait()
         self.hangup = anyio.Event()
 

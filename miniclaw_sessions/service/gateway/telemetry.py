@@ -1,7 +1,7 @@
 """What happens in the daemon, as numbers and as spans: the one place where it becomes both.
 
-It is told of requests by the gateway, of messages by the dispatcher (`channels.base.Watch`), of turns and of requests
-to the model by the agent (`agent.hooks.Observer`); to commits and flushes it listens (`events.listeners.Topics`).
+The gateway reports requests to it, the dispatcher messages (`channels.base.Watch`), the agent turns and requests to the
+model (`agent.hooks.Observer`); it listens to commits and flushes (`events.listeners.Topics`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from miniclaw_sessions.service.gateway.metrics import Metrics
 from miniclaw_sessions.statistics import ManagerStatistics
 
 Attributes = Mapping[str, str | bool | int | float | Sequence[str]]
-"""What is said of a span, by the names of OpenTelemetry's conventions; never content."""
+"""A span's attributes, by the names of OpenTelemetry's conventions; never content."""
 
 Headers = Sequence[tuple[bytes, bytes]]
 """A request's, as ASGI has them."""
@@ -49,7 +49,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 Kind = Literal["server", "client", "internal"]
 
 OTHER = "other"
-"""The label of whatever has a name that nobody has configured."""
+"""The label of a name that the settings do not list."""
 
 _OPERATIONS = {one.name: one for one in OPERATIONS}
 _NOT_ALLOWED = frozenset({401, 403, 429})
@@ -67,7 +67,7 @@ _OUTCOMES: Sequence[tuple[type[BaseException], str]] = (
 
 
 class Span:
-    """Something that takes time, of which nobody keeps anything."""
+    """A span that is not kept."""
 
     def rename(self, name: str) -> None:
         """It turned out what it is."""
@@ -100,8 +100,8 @@ class Spans:
 
         Args:
             name: what it is, with few different values.
-            attributes: what is said of it.
-            kind: whether it answers somebody, asks somebody, or neither.
+            attributes: its attributes.
+            kind: whether it answers a request, sends one, or neither.
             caller: the headers of a request, which may name a span of the caller's: then it is under that.
         """
         return _NOTHING
@@ -127,7 +127,7 @@ class Telemetry(Watch):
     Args:
         statistics: the manager's numbers.
         settings: which names are known, and have numbers of their own.
-        spans: where spans go; by default nobody keeps them.
+        spans: where spans go; by default they are dropped.
         clock: measures; the machine's by default.
 
     Attributes:
@@ -234,7 +234,7 @@ class Telemetry(Watch):
         watched = _Turn(self, session)
         self.metrics.turns_running.inc()
         try:
-            yield watched.told
+            yield watched.on_event
         except BaseException as error:
             watched.outcome = next(outcome for kind, outcome in _OUTCOMES if isinstance(error, kind))
             watched.span.failed(type(error).__name__)
@@ -255,8 +255,8 @@ class Telemetry(Watch):
         watched = _Request(self, provider)
         try:
             with _sending_along(self.spans.headers()) if self._propagate else nullcontext():
-                yield watched.told
-        except GeneratorExit:  # whoever asked has heard enough
+                yield watched.on_event
+        except GeneratorExit:  # the reader has stopped
             raise
         except BaseException as error:
             kind = "overflow" if isinstance(error, errors.ContextOverflow) else "failed"
@@ -303,7 +303,7 @@ class _Turn:
             },
         )
 
-    def told(self, event: AgentEvent) -> None:
+    def on_event(self, event: AgentEvent) -> None:
         """Count and measure an event."""
         match event:
             case TextDelta():
@@ -325,7 +325,7 @@ class _Turn:
                 pass
 
     def end(self) -> None:
-        """The turn is over, in whatever way."""
+        """The turn is over, by success or failure."""
         for _, span in self._tools.values():
             span.end()
         self._metrics.turns.labels(self._channel, self.outcome).inc()
@@ -361,10 +361,10 @@ class _ObservedProvider(AroundProvider):
         self._telemetry = telemetry
 
     async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
-        with self._telemetry.asked(self.provider) as told:
+        with self._telemetry.asked(self.provider) as on_event:
             async with aclosing(self.provider.generate(messages, tools)) as answer:
                 async for event in answer:
-                    told(event)
+                    on_event(event)
                     yield event
 
 
@@ -386,7 +386,7 @@ class _Request:
         }
         self.span = telemetry.spans.start(f"chat {provider.model}", about, kind="client")
 
-    def told(self, event: ModelEvent) -> None:
+    def on_event(self, event: ModelEvent) -> None:
         """Count and measure a piece of the reply."""
         if isinstance(event, Reply):
             self._replied(event.message)
@@ -397,7 +397,7 @@ class _Request:
             self.span.set({"gen_ai.response.time_to_first_chunk": since})
 
     def end(self) -> None:
-        """It is over, in whatever way."""
+        """It is over, by success or failure."""
         self._metrics.model_requests.labels(*self._labels, self.outcome).inc()
         self._metrics.model_seconds.labels(*self._labels).observe(self._telemetry.now() - self._began)
         self.span.end()

@@ -1,6 +1,6 @@
 """The tokens that are valid now, as they are looked up for each request.
 
-The files are looked at with each request, and read anew when they have changed: what `tokens create` and `tokens
+The files are looked at with each request, and read again when they have changed: what `tokens create` and `tokens
 revoke` do holds from the next request on, for however many daemons read the same file.
 """
 
@@ -24,7 +24,7 @@ from miniclaw_sessions.service.gateway.tokens import Token, read_tokens, sha256_
 log = get_logger(__name__)
 
 SAVED_UP_S = 10.0
-"""For so many seconds a token may save up requests that it has not sent."""
+"""The seconds for which a token saves up requests that it has not sent."""
 
 ADMIN = "admin"
 """The name of the token that `listen.token_file` holds, or that was made for TCP."""
@@ -47,7 +47,7 @@ class _Row:
         self.counted_at = -math.inf
 
     def wait_s(self, now: float) -> float:
-        """Take one request; 0, or for how many seconds there is none to take."""
+        """Take one request; returns 0, or the seconds until the next one is free."""
         self.left = min(self.most, self.left + (now - self.counted_at) * self.rate)
         self.counted_at = now
         if self.left >= 1:
@@ -60,7 +60,7 @@ class TokenTable:
     """The tokens of some files, and the one for everything.
 
     Args:
-        admin: the token for everything, in clear; None: there is none.
+        admin: the token for everything, in clear; None: no such token.
         files: files of tokens, of which any may be missing; of two tokens of one name the first file's counts.
         clock: when they expire, and how fast they are used.
         rate: requests per second of each token that says nothing else; 0: as many as it likes.
@@ -88,9 +88,9 @@ class TokenTable:
         return len(self._rows)
 
     def caller_of(self, token: bytes) -> Caller | None:
-        """Whose a token is; None: nobody's, or not any more.
+        """The caller of a token; None: the token is unknown or no longer valid.
 
-        It is found by a digest that nobody else can compute, and compared as a digest, so that how long it takes tells
+        It is found by a keyed digest, and compared as a digest, so that the time it takes reveals
         nothing of any token (rule S18).
 
         Raises:
@@ -114,7 +114,7 @@ class TokenTable:
         return row is not None and row.token.is_valid(self._clock.now())
 
     def refresh(self) -> None:
-        """Read the files anew if they have changed.
+        """Read the files again if they have changed.
 
         Where that fails, what was valid stays valid until it succeeds: it is logged, and tried again each time.
         """
@@ -144,7 +144,7 @@ class TokenTable:
         self._callers = {row.caller: row for row in rows}
 
     def _look(self) -> _Version:
-        """What tells whether a file was changed: it is replaced as a whole."""
+        """The state by which a change of a file is seen: it is replaced as a whole."""
         return tuple(map(_version_of, self._files))
 
     def _blinded(self, digest: bytes) -> bytes:

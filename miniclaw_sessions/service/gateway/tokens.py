@@ -32,7 +32,7 @@ MAX_BYTES = 4 * 2**20
 """The largest file of tokens: about 15,000 of them."""
 
 PREFIX = "mcs_"
-"""What a token begins with, so that it is recognized where somebody has left it."""
+"""The prefix of every token, by which scanners recognize a leaked one."""
 
 _BITS = 256
 _ID_DIGITS = 8
@@ -69,7 +69,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def id(self) -> str:
-        """How it is told from others, also where one of its name was revoked and made anew."""
+        """Its short id, which differs from that of a revoked token with the same name."""
         return self.sha256[:_ID_DIGITS]
 
     @property
@@ -97,7 +97,7 @@ def tokens_path(loaded: LoadedSettings) -> Path | None:
 
 
 def new_token() -> str:
-    """A token that nobody can guess."""
+    """A token that cannot be guessed."""
     return PREFIX + secrets.token_urlsafe(_BITS // 8)
 
 
@@ -152,7 +152,7 @@ def _read(path: Path) -> tuple[Token, ...]:
 
 
 def change_tokens(path: Path, change: Callable[[tuple[Token, ...]], tuple[Token, ...]]) -> None:
-    """Write the file anew, durably, with what a function makes of its tokens; nobody else changes it meanwhile.
+    """Replace the file durably with what a function makes of its tokens, under a lock.
 
     What root writes belongs to whom the directory belongs to: the daemon there is to read it.
 

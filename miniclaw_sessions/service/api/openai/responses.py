@@ -148,9 +148,9 @@ async def create_response(context: Context, request: Create) -> Response | Strea
     place = await place_of_response(context, wanted)
     context.note(place.key.session_id)
     if place.made is not None:
-        return Stream(_told_again(place.made), EVENT_STREAM) if wanted.stream else document_of(place.made)
+        return Stream(_repeated_events(place.made), EVENT_STREAM) if wanted.stream else document_of(place.made)
     if wanted.stream:
-        return Stream(_told(context, wanted, place), EVENT_STREAM)
+        return Stream(_event_stream(context, wanted, place), EVENT_STREAM)
     last: ResponseEvent | None = None
     try:
         async with context.responding().respond(wanted, place) as events:
@@ -196,16 +196,16 @@ async def _document(event: ResponseEvent) -> Response:
 # --- streaming -------------------------------------------------------------------------------------------------------
 
 
-async def _told_again(made: StoredResponse) -> AsyncGenerator[bytes, None]:
+async def _repeated_events(made: StoredResponse) -> AsyncGenerator[bytes, None]:
     """The events of a response that was made before, at once."""
     writer = EventWriter(made.mark.id)
     begun = StoredResponse(made.session_id, made.mark)
     yield b"".join([*writer.begun(document_of(begun, is_running=True)), *writer.ended(document_of(made))])
 
 
-async def _told(context: Context, wanted: Wanted, place: Place) -> AsyncGenerator[bytes, None]:
+async def _event_stream(context: Context, wanted: Wanted, place: Place) -> AsyncGenerator[bytes, None]:
     """The events as they happen; what fails before the first is raised, so that it becomes a status."""
-    told: ResponseEvent | None = None
+    newest: ResponseEvent | None = None
     writer: EventWriter | None = None
     is_sent = False
     try:
@@ -222,14 +222,14 @@ async def _told(context: Context, wanted: Wanted, place: Place) -> AsyncGenerato
                 if event is None:
                     yield HEARTBEAT
                     continue
-                told = event
+                newest = event
                 writer = writer or EventWriter(event.mark.id)
                 if written := await _written(writer, event):
                     yield b"".join(written)
     except Exception as error:
         if not is_sent:
             raise _refusal(error, wanted) from error
-        yield b"".join(await _failed(writer or EventWriter(""), told, error, wanted))
+        yield b"".join(await _failed(writer or EventWriter(""), newest, error, wanted))
 
 
 async def _written(writer: EventWriter, event: ResponseEvent) -> list[bytes]:

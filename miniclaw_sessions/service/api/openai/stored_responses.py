@@ -319,16 +319,16 @@ def streamed_id(kind: str, mark_id: str, number: int, place: int = 0) -> str:
 
 
 def usage_of(messages: Sequence[Message]) -> ResponseUsage | None:
-    """What replies cost together; None where no service has told."""
-    told = [message.usage for message in messages if message.usage is not None]
-    if not told:
+    """What replies cost together; None where no service has known."""
+    known = [message.usage for message in messages if message.usage is not None]
+    if not known:
         return None
-    cost = sum(told, Usage())
+    cost = sum(known, Usage())
     given = cost.input_tokens + cost.cache_read_tokens + cost.cache_write_tokens
     return ResponseUsage(
         input_tokens=given,
         input_tokens_details={"cached_tokens": cost.cache_read_tokens, "cache_write_tokens": cost.cache_write_tokens},
         output_tokens=cost.output_tokens,
-        output_tokens_details={"reasoning_tokens": sum(usage.reasoning_tokens for usage in told)},
+        output_tokens_details={"reasoning_tokens": sum(usage.reasoning_tokens for usage in known)},
         total_tokens=given + cost.output_tokens,
     )
