@@ -144,7 +144,7 @@ class _Reader(TreeReader):
             entries = [decode_entry(stored) for stored in self._stored(fields, raw)]
         except InvalidMessage as error:
             self._lines.set_aside(str(error))
-            self._tree.mean(entry_id, parent_id)  # its children are its parent's
+            self._tree.redirect(entry_id, parent_id)  # its children are its parent's
             return []
         return self._taken_in(entries)
 
@@ -178,17 +178,17 @@ class _Reader(TreeReader):
         placeless = [_without_places(entry) for entry in entries]
         first, last = placeless[0], placeless[-1]
         if isinstance(first, LeafMove) and first.target_id is not None:
-            target_id = self._tree.meant(first.target_id)
+            target_id = self._tree.resolve(first.target_id)
             if target_id is None or (target_id not in self._tree and not self._is_part):
                 self._lines.set_aside("it moves the leaf to an entry that is not in the file before it")
-                self._tree.mean(first.id, first.parent_id)
+                self._tree.redirect(first.id, first.parent_id)
                 return []
             placeless[0] = msgspec.structs.replace(first, target_id=target_id)
         for entry in placeless:
-            self._tree.know(entry.id)
+            self._tree.add(entry.id)
             self._tree.note(entry)
         if len(placeless) > 1:
-            self._tree.mean(first.id, last.id)
+            self._tree.redirect(first.id, last.id)
         self._time = last.timestamp
         self.facts.leaf_id = self._tree.leaf_id
         return placeless
@@ -209,10 +209,10 @@ class _Reader(TreeReader):
         if not isinstance(named, str) or not named:
             self._lines.repaired("the entry does not name its parent; it follows the entry before it")
             return self._tree.leaf_id
-        parent_id = self._tree.meant(named)
+        parent_id = self._tree.resolve(named)
         if parent_id is not None and parent_id not in self._tree and not self._is_part:
             parent_id = self._tree.missing_parent()
-            self._tree.mean(named, parent_id)
+            self._tree.redirect(named, parent_id)
         return parent_id
 
     def _time_of(self, value: Any) -> datetime:

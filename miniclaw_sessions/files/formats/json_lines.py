@@ -179,7 +179,7 @@ class LineReader:
 
 
 class Tree:
-    """The ids so far, as one number each, because there may be millions; which mean another entry; and the leaf."""
+    """The ids of the entries so far and the leaf. An id is one number, because there may be millions of them."""
 
     def __init__(self, lines: JsonLines) -> None:
         self.leaf_id: str | None = None
@@ -198,34 +198,34 @@ class Tree:
         """Whether there was no entry yet."""
         return not self._known
 
-    def meant(self, entry_id: str) -> str | None:
-        """The entry that is meant by an id: after a move of the leaf that to which it went."""
+    def resolve(self, entry_id: str) -> str | None:
+        """The entry for which an id stands: for a move of the leaf, the entry to which it went."""
         return self._instead.get(entry_id, entry_id) if self._instead else entry_id
 
-    def mean(self, entry_id: str, other_id: str | None) -> None:
-        """From here on the one id means the other entry."""
+    def redirect(self, entry_id: str, other_id: str | None) -> None:
+        """Let an id stand for another entry from here on."""
         self._instead[entry_id] = other_id
 
-    def know(self, entry_id: str) -> None:
-        """From here on the entry with this id may be a parent."""
+    def add(self, entry_id: str) -> None:
+        """Let an entry with this id be a parent from here on."""
         self._known.add(hash(entry_id))
         if self._instead:
             self._instead.pop(entry_id, None)
 
     def note(self, entry: Entry) -> None:
-        """The next entry: the conversation goes on from it, or from where it moves to."""
+        """Take the next entry: the conversation goes on from it, or from the entry to which it moves."""
         if isinstance(entry, LeafMove):
             self._instead[entry.id] = self.leaf_id = entry.target_id
         elif moves_leaf(entry):
             self.leaf_id = entry.id
 
     def note_damage(self) -> None:
-        """A line was set aside: parents that are missing from here on may have been in it."""
+        """Note that a line was set aside: parents that are missing from here on may have been in it."""
         self._is_damaged = True
         self._before_damage = self.leaf_id
 
     def missing_parent(self, named: str = "") -> str | None:
-        """The parent of an entry that names one which does not stand before it; so there is never a loop."""
+        """The parent for an entry whose own is not among the entries before it; so there is never a loop."""
         raw = named.encode()
         if self._is_damaged:
             self._lines.repaired("its parent was in damaged lines; it follows what stands before them", raw)

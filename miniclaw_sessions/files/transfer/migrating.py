@@ -54,7 +54,7 @@ class Change(Enum):
     DECRYPT = "everything is opened"
 
 
-class House(msgspec.Struct, frozen=True):
+class Location(msgspec.Struct, frozen=True):
     """Where sessions live.
 
     Attributes:
@@ -90,7 +90,7 @@ class Moved(msgspec.Struct, kw_only=True):
     is_dry: bool = False
 
 
-def house(text: str, workspace: Path, store: str = "") -> House:
+def location(text: str, workspace: Path, store: str = "") -> Location:
     """What a URL or a directory means.
 
     Args:
@@ -110,32 +110,32 @@ def house(text: str, workspace: Path, store: str = "") -> House:
                 f"for a new one say './{text}'"
             )
         if store and directory == workspace and not stores_in(directory):
-            return House(str(directory), store_place(store, workspace), workspace)
+            return Location(str(directory), store_place(store, workspace), workspace)
         return _house_in(directory)
     place = store_place(text, workspace)
     if place.url is not None:
-        return House(text, place)
+        return Location(text, place)
     own = [f"{place.kind}:", *([store] if store else [])]
     if place.path is None or place in [store_place(url, workspace) for url in own]:
-        return House(text, place, workspace)
+        return Location(text, place, workspace)
     parent = place.path.parent
     is_a_workspace = place == store_place(f"{place.kind}:", parent) and is_ours(parent)
-    return House(text, place, parent if is_a_workspace else None)
+    return Location(text, place, parent if is_a_workspace else None)
 
 
-def _house_in(directory: Path) -> House:
+def _house_in(directory: Path) -> Location:
     found = stores_in(directory)
     if len(found) > 1:
         urls = " or ".join(f"{place.kind}://{place.path}" for place in found)
         raise ConfigError(f"{directory} has more than one store; say which one: {urls}")
     kind = found[0].kind if found else "none" if files_in(directory / SESSIONS) else "sqlite"
-    return House(str(directory), store_place(f"{kind}:", directory), directory)
+    return Location(str(directory), store_place(f"{kind}:", directory), directory)
 
 
 @in_own_task
 async def migrate(  # noqa: PLR0913 - both houses, and how to move
-    source: House,
-    target: House,
+    source: Location,
+    target: Location,
     keys: KeyRing | None = None,
     *,
     change: Change = Change.NONE,
@@ -195,7 +195,12 @@ async def migrate(  # noqa: PLR0913 - both houses, and how to move
 
 
 async def _open_both(  # noqa: PLR0913, PLR0917 - both houses, and how to open them
-    moved: Moved, source: House, target: House, keys: KeyRing | None, settings: SessionSettings, stack: AsyncExitStack
+    moved: Moved,
+    source: Location,
+    target: Location,
+    keys: KeyRing | None,
+    settings: SessionSettings,
+    stack: AsyncExitStack,
 ) -> tuple[Store | SessionFiles, Store]:
     moved.held_by = await in_thread(_prepare_source, source, stack)
     moved.is_shared = source.place.url is not None
@@ -205,7 +210,7 @@ async def _open_both(  # noqa: PLR0913, PLR0917 - both houses, and how to open t
     return given, await stack.enter_async_context(_opened_target(target, settings, dry_run=moved.is_dry))
 
 
-def _refuse_senseless(source: House, target: House, change: Change) -> None:
+def _refuse_senseless(source: Location, target: Location, change: Change) -> None:
     if source.place == target.place:
         raise ConfigError(f"cannot migrate from {source.url} to {target.url}: name two different stores")
     if not target.place.durable:
@@ -225,7 +230,7 @@ def _refuse_senseless(source: House, target: House, change: Change) -> None:
 # --- before ----------------------------------------------------------------------------------------------------------
 
 
-def _prepare_source(source: House, stack: AsyncExitStack) -> int | None:
+def _prepare_source(source: Location, stack: AsyncExitStack) -> int | None:
     """Lock the source's directory, if that is possible; return the pid of the process that has it otherwise."""
     workspace = source.workspace
     if workspace is None:
@@ -248,7 +253,7 @@ def _prepare_source(source: House, stack: AsyncExitStack) -> int | None:
     return held_by
 
 
-def _prepare_target(target: House, source: House, held_by: int | None, stack: AsyncExitStack) -> None:
+def _prepare_target(target: Location, source: Location, held_by: int | None, stack: AsyncExitStack) -> None:
     """Make the target's directory, and lock it.
 
     A directory of transcripts has a lock of its own; a database beside those of a workspace that is held has not.
@@ -266,7 +271,7 @@ def _prepare_target(target: House, source: House, held_by: int | None, stack: As
 
 @asynccontextmanager
 async def _opened(
-    source: House, keys: KeyRing | None, settings: SessionSettings
+    source: Location, keys: KeyRing | None, settings: SessionSettings
 ) -> AsyncIterator[Store | SessionFiles]:
     workspace = source.workspace
     if source.place.kind != "none":
@@ -283,7 +288,7 @@ async def _opened(
 
 
 @asynccontextmanager
-async def _opened_target(target: House, settings: SessionSettings, *, dry_run: bool) -> AsyncIterator[Store]:
+async def _opened_target(target: Location, settings: SessionSettings, *, dry_run: bool) -> AsyncIterator[Store]:
     place, workspace = target.place, target.workspace or Path()
     store = open_store(place, workspace, postgresql=settings.postgresql, read_only=dry_run)
     async with AsyncExitStack() as stack:
@@ -368,7 +373,7 @@ def _sealed_as_wanted(
 # --- beside the store ------------------------------------------------------------------------------------------------
 
 
-def _beside(one: House, store: Store | SessionFiles) -> Beside | None:
+def _beside(one: Location, store: Store | SessionFiles) -> Beside | None:
     return one.workspace if isinstance(store, SessionFiles) or not store.shared else as_shared(store)
 
 

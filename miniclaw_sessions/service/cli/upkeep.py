@@ -168,7 +168,7 @@ async def migrate(  # noqa: PLR0913, PLR0917 - one parameter per option
     different.
     """
     from miniclaw_sessions.encryption import load_keys  # noqa: PLC0415 - same
-    from miniclaw_sessions.files.transfer.migrating import Change, house  # noqa: PLC0415 - same
+    from miniclaw_sessions.files.transfer.migrating import Change, location  # noqa: PLC0415 - same
     from miniclaw_sessions.files.transfer.migrating import migrate as move  # noqa: PLC0415 - same
     from miniclaw_sessions.service.cli.move_report import as_document, sentences  # noqa: PLC0415 - same
     from miniclaw_sessions.service.cli.opening import refused  # noqa: PLC0415 - help does not need it
@@ -178,7 +178,7 @@ async def migrate(  # noqa: PLR0913, PLR0917 - one parameter per option
     loaded = invocation.local if source is None else invocation.loaded
     workspace = loaded.workspace.expanduser().absolute()
     store = loaded.settings.sessions.store
-    old, new = house(source or store, workspace, store), house(to, workspace, store)
+    old, new = location(source or store, workspace, store), location(to, workspace, store)
     if old.workspace == workspace and (problem := refused(loaded, create=False)) is not None:
         raise problem
     moved = await move(

@@ -15,7 +15,7 @@ from miniclaw_sessions.core.persistence.recovery import Progress
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.errors import ConfigError, DirectoryInUse, NotAWorkspace
 from miniclaw_sessions.files.transfer.backup import back_up_closed, restore
-from miniclaw_sessions.files.transfer.migrating import house, migrate
+from miniclaw_sessions.files.transfer.migrating import location, migrate
 from tests.core.persistence.encrypted_homes import OLD_KEY, Home
 
 pytestmark = pytest.mark.anyio
@@ -112,7 +112,7 @@ async def test_no_maintenance_makes_a_workspace_of_another_programs_directory(tm
     with pytest.raises(NotAWorkspace, match=refused):
         await back_up_closed(home.workspace, home.settings, tmp_path / "another")
     with pytest.raises(NotAWorkspace, match=refused):
-        await migrate(house("sqlite:", home.workspace), house("jsonl:", home.workspace))
+        await migrate(location("sqlite:", home.workspace), location("jsonl:", home.workspace))
     with pytest.raises(NotAWorkspace, match=refused):
         await home.rekey(OLD_KEY)
     with pytest.raises(NotAWorkspace, match=refused):

@@ -14,7 +14,7 @@ from miniclaw_sessions.core.stores.base import StoredEntry, is_damaged
 from miniclaw_sessions.core.stores.sqlite.store import SQLiteStore
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.files.transfer.backup import back_up, back_up_closed, restore, verify_backup
-from miniclaw_sessions.files.transfer.migrating import house, migrate
+from miniclaw_sessions.files.transfer.migrating import location, migrate
 from tests.core.persistence.encrypted_homes import OLD_KEY, Home
 from tests.sampled import sampled
 
@@ -119,7 +119,7 @@ async def told(manager: SessionManager) -> int:
 @pytest.mark.parametrize("keys", sampled([None, OLD_KEY], every=2), ids=["plain", "encrypted"])
 async def test_another_store_gets_all_that_can_be_read(tmp_path: Path, keys: KeyRing | None) -> None:
     home, lost = await damaged_home(tmp_path, keys)
-    copied = (await migrate(house(home.settings.store, home.workspace), house("jsonl:", home.workspace))).copied
+    copied = (await migrate(location(home.settings.store, home.workspace), location("jsonl:", home.workspace))).copied
     assert (copied.entries, len(copied.problems)) == (ENTRIES - lost, lost)
     found = await entries(home, "jsonl:", read_only=False)
     assert sum(not is_damaged(entry.encoded) for entry in found) == ENTRIES - lost

@@ -1,4 +1,4 @@
-"""A house of many sessions moves from store to store, and the command that moves it is killed on the way.
+"""A workspace of many sessions moves from store to store, and the command that moves it is killed on the way.
 
     python -m tests.files.transfer.moving                   # 10,000 sessions, SQLite -> PostgreSQL -> SQLite, ten kills
     python -m tests.files.transfer.moving --sessions 1000 --begin jsonl

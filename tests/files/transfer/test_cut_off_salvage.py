@@ -12,7 +12,7 @@ from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.files.transfer.backup import back_up_closed, restore
 from miniclaw_sessions.files.transfer.copying import held
-from miniclaw_sessions.files.transfer.migrating import house, migrate
+from miniclaw_sessions.files.transfer.migrating import location, migrate
 from tests.core.persistence.encrypted_homes import BOTH, OLD_KEY, Home, Said
 from tests.sampled import sampled
 
@@ -45,7 +45,9 @@ async def backed_up(home: Home) -> int:
 
 async def migrated(home: Home, keys: KeyRing | None = None) -> int:
     del keys  # it needs none
-    return (await migrate(house(home.settings.store, home.workspace), house("jsonl:", home.workspace))).copied.entries
+    return (
+        await migrate(location(home.settings.store, home.workspace), location("jsonl:", home.workspace))
+    ).copied.entries
 
 
 async def encrypted(home: Home) -> int:

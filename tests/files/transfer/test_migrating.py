@@ -1,4 +1,4 @@
-"""A house moves from one store to another, of whatever kinds, and nothing of it is lost, doubled or changed."""
+"""Sessions move from one store to another, of any kinds, and none is lost, doubled or changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from miniclaw_sessions.disk import DirectoryLock
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ConfigError, DirectoryInUse, StoreError, StoreUnavailable
 from miniclaw_sessions.files.transfer.backup import back_up_closed
-from miniclaw_sessions.files.transfer.migrating import Change, House, house, migrate
+from miniclaw_sessions.files.transfer.migrating import Change, Location, location, migrate
 from miniclaw_sessions.testing.store_kit import sample_entries, sample_head
 from tests.core.persistence.encrypted_homes import BOTH, DAY, NEW, NEW_KEY, OLD, OLD_KEY, SECRET, Home
 from tests.sampled import sampled
@@ -34,7 +34,7 @@ ENTRIES = 3 * 7
 Everything = dict[str, tuple[str, Sequence[StoredEntry]]]
 
 
-async def everything(place: House) -> Everything:
+async def everything(place: Location) -> Everything:
     """What a store says of every session: its incarnation, and each entry with its key and its bytes."""
     async with open_store(place.place, place.workspace or Path()) as store:
         return {
@@ -48,8 +48,8 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "w")
 
 
-def place_of(kind: str, home: Home, postgresql_url: str) -> House:
-    return house(postgresql_url if kind == "postgresql:" else kind, home.workspace)
+def place_of(kind: str, home: Home, postgresql_url: str) -> Location:
+    return location(postgresql_url if kind == "postgresql:" else kind, home.workspace)
 
 
 async def fill(home: Home) -> None:
@@ -87,7 +87,7 @@ async def test_every_session_moves_to_the_other_store_and_back_with_the_same_byt
     await fill(home)
     source, target = (place_of(kind, home, postgresql_url) for kind in (before, after))
     if before != "sqlite:":
-        await migrate(house("sqlite:", home.workspace), source)
+        await migrate(location("sqlite:", home.workspace), source)
         (home.workspace / "sessions.db").unlink()
     whole = await everything(source)
     assert len(whole) >= 4
@@ -97,7 +97,7 @@ async def test_every_session_moves_to_the_other_store_and_back_with_the_same_byt
     assert await everything(target) == whole
     again = await migrate(source, target)
     assert (again.copied.written, again.copied.sessions) == (0, len(whole))
-    back = house(str(home.workspace / "back"), home.workspace)
+    back = location(str(home.workspace / "back"), home.workspace)
     assert (await migrate(target, back)).copied.entries == moved.copied.entries
     assert await everything(back) == whole
 
@@ -106,7 +106,7 @@ async def test_what_lies_beside_the_store_goes_from_directory_to_directory(home:
     await home.fill(None)
     said = await home.said(None)
     (home.workspace / "losses.json").write_text('{"telegram_1":{"messages":3,"at":"2026-01-01T00:00:00Z"}}')
-    moved = await migrate(house(str(home.workspace), tmp_path), house(str(tmp_path / "new"), tmp_path))
+    moved = await migrate(location(str(home.workspace), tmp_path), location(str(tmp_path / "new"), tmp_path))
     assert (moved.copied.entries, moved.archived, moved.held_by) == (ENTRIES, 1, None)
     new = Home(tmp_path / "new")
     async with new.open(None) as manager:
@@ -125,7 +125,7 @@ async def test_a_move_that_is_cut_off_goes_on_where_it_was(
     """The target's disk fails at the nth group; what was written by then is not written again."""
     monkeypatch.setattr("miniclaw_sessions.core.stores.copying.GROUP", 2)
     await home.fill(None)
-    source, target = house("sqlite:", home.workspace), house(f"jsonl://{tmp_path}/t", home.workspace)
+    source, target = location("sqlite:", home.workspace), location(f"jsonl://{tmp_path}/t", home.workspace)
     append, groups = JSONLStore.append, 0
 
     async def counted(store: JSONLStore, appends: Sequence[Append]) -> list[StoreError | None]:
@@ -163,7 +163,7 @@ async def test_when_sessions_were_used_and_what_they_lead_to_goes_along(
     assert before["telegram_1"] - before["telegram_2"] > timedelta(days=19)
     new = Home(tmp_path / "new", "jsonl:")
     new.clock = home.clock
-    await migrate(house("sqlite:", home.workspace), house("jsonl:", new.workspace), keys)
+    await migrate(location("sqlite:", home.workspace), location("jsonl:", new.workspace), keys)
     after, rebuilt = await used_and_begun(new, keys, "telegram_1", "telegram_2")
     assert after == before
     assert rebuilt == 0
@@ -172,7 +172,7 @@ async def test_when_sessions_were_used_and_what_they_lead_to_goes_along(
 async def test_what_is_deleted_from_the_target_does_not_come_back_from_its_file(home: Home, tmp_path: Path) -> None:
     await home.fill(None)
     new = Home(tmp_path / "new")
-    source, target = house("sqlite:", home.workspace), house("sqlite:", new.workspace)
+    source, target = location("sqlite:", home.workspace), location("sqlite:", new.workspace)
     await migrate(source, target)
     assert new.file(1).exists()
     async with home.open(None) as manager:
@@ -189,7 +189,7 @@ async def test_what_changes_while_a_store_is_moved_is_in_the_copy(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A message is added, a session deleted, one replaced and one begun, all of them after they were passed."""
-    target = house(str(tmp_path / "new"), home.workspace)
+    target = location(str(tmp_path / "new"), home.workspace)
     async with home.open(None) as manager:
         for number in range(4):
             await home.say(manager, number, 3)
@@ -208,17 +208,17 @@ async def test_what_changes_while_a_store_is_moved_is_in_the_copy(
             return outcome
 
         monkeypatch.setattr(SQLiteStore, "append", meanwhile)
-        moved = await migrate(house("sqlite:", home.workspace), target)
+        moved = await migrate(location("sqlite:", home.workspace), target)
         assert moved.held_by == os.getpid()
         assert moved.copied.meanwhile == 4
         assert (moved.copied.different, moved.copied.others) == ([], 0)
         now = await everything(target)
-    assert now == await everything(house("sqlite:", home.workspace))
+    assert now == await everything(location("sqlite:", home.workspace))
     assert sorted(now) == [f"telegram_{number}" for number in (0, 2, 3, 4)]
 
 
 async def test_what_is_said_after_a_move_is_carried_over_by_the_next_one(home: Home, postgresql_url: str) -> None:
-    source, target = house("sqlite:", home.workspace), house(postgresql_url, home.workspace)
+    source, target = location("sqlite:", home.workspace), location(postgresql_url, home.workspace)
     await home.fill(None)
     await migrate(source, target)
     async with home.open(None) as manager:
@@ -235,7 +235,7 @@ async def test_what_is_said_after_a_move_is_carried_over_by_the_next_one(home: H
 
 async def test_sessions_of_the_target_are_never_touched_and_told(home: Home, tmp_path: Path) -> None:
     await home.fill(None)
-    source, target = house("sqlite:", home.workspace), house(f"sqlite://{tmp_path}/t.db", home.workspace)
+    source, target = location("sqlite:", home.workspace), location(f"sqlite://{tmp_path}/t.db", home.workspace)
     copies = await everything(source)
     async with open_store(target.place, tmp_path) as store:
         others = [Append(sample_head(name), sample_entries(1, 3)) for name in ("0", "other")]
@@ -266,7 +266,7 @@ async def test_nothing_is_written_behind_what_was_said_in_the_new_house_meanwhil
     keys: KeyRing | None, home: Home, tmp_path: Path
 ) -> None:
     new = Home(tmp_path / "new", "jsonl:")
-    source, target = house("sqlite:", home.workspace), house("jsonl:", new.workspace)
+    source, target = location("sqlite:", home.workspace), location("jsonl:", new.workspace)
     await home.fill(keys)
     await migrate(source, target)
     for one, count in ((new, 1), (home, 3)):
@@ -306,11 +306,11 @@ async def test_what_is_encrypted_stays_so_without_a_key(
 ) -> None:
     await home.fill(OLD_KEY)
     new = str(tmp_path / "new") if target_kind == "a directory" else postgresql_url
-    source, target = house("sqlite:", home.workspace), house(new, home.workspace)
+    source, target = location("sqlite:", home.workspace), location(new, home.workspace)
     await migrate(source, target)
     assert await everything(target) == await everything(source)
     back = Home(tmp_path / "back", "jsonl:")
-    await migrate(target, house("jsonl:", back.workspace))
+    await migrate(target, location("jsonl:", back.workspace))
     assert await back.said(OLD_KEY) == await home.said(OLD_KEY)
     assert back.showing() == []
 
@@ -321,8 +321,8 @@ async def test_everything_is_encrypted_rekeyed_and_decrypted_on_the_way(home: Ho
     houses = [home, *(Home(tmp_path / name) for name in ("sealed", "rekeyed", "plain"))]
     steps: list[tuple[KeyRing, Change]] = [(OLD_KEY, Change.ENCRYPT), (BOTH, Change.ENCRYPT), (NEW_KEY, Change.DECRYPT)]
     for before, after, (keys, change) in zip(houses, houses[1:], steps, strict=False):
-        place = house(str(after.workspace), tmp_path)
-        moved = await migrate(house("sqlite:", before.workspace), place, keys, change=change)
+        place = location(str(after.workspace), tmp_path)
+        moved = await migrate(location("sqlite:", before.workspace), place, keys, change=change)
         assert (moved.copied.entries, moved.copied.written, moved.archived) == (ENTRIES, ENTRIES, 1)
         assert moved.copied.different == []
     for one, key in zip(houses, (None, OLD_KEY, NEW_KEY, None), strict=True):
@@ -335,7 +335,7 @@ async def test_what_is_plain_does_not_come_among_what_is_encrypted(home: Home, t
     other = Home(tmp_path / "other")
     async with other.open(OLD_KEY) as manager:
         await other.say(manager, "sealed")
-    plain, sealed = house("sqlite:", home.workspace), house("sqlite:", other.workspace)
+    plain, sealed = location("sqlite:", home.workspace), location("sqlite:", other.workspace)
     for source, target, wanted in ((plain, sealed, "--encrypt"), (sealed, plain, "--decrypt")):
         before = await everything(target)
         with pytest.raises(ConfigError, match=f"say {wanted}"):
@@ -352,7 +352,9 @@ async def test_the_encryption_is_not_changed_within_a_workspace_whose_files_woul
     await home.fill(None)
     before = home.contents()
     with pytest.raises(ConfigError, match="use `miniclaw-sessions rekey` first"):
-        await migrate(house("sqlite:", home.workspace), house("jsonl:", home.workspace), OLD_KEY, change=Change.ENCRYPT)
+        await migrate(
+            location("sqlite:", home.workspace), location("jsonl:", home.workspace), OLD_KEY, change=Change.ENCRYPT
+        )
     assert home.contents() == before
 
 
@@ -364,7 +366,7 @@ async def test_what_an_empty_workspace_says_of_its_encryption_holds(
     other = Home(tmp_path / "other")
     async with other.open(OLD_KEY):
         pass  # it is marked as encrypted, and has nothing yet
-    source, target = house("sqlite:", home.workspace), house(str(other.workspace), tmp_path)
+    source, target = location("sqlite:", home.workspace), location(str(other.workspace), tmp_path)
     with pytest.raises(ConfigError, match="say --encrypt"):
         await migrate(source, target)
     rings = OLD_KEY if keys is None else KeyRing([OLD, NEW])
@@ -380,8 +382,8 @@ async def test_session_files_alone_move_into_a_store(keys: KeyRing | None, tmp_p
     home = Home(tmp_path / "w", "none:")
     await home.fill(keys)
     said = await home.said(keys)
-    source = house("none:", home.workspace)
-    for target in (house(postgresql_url, tmp_path), house(str(tmp_path / "new"), tmp_path)):
+    source = location("none:", home.workspace)
+    for target in (location(postgresql_url, tmp_path), location(str(tmp_path / "new"), tmp_path)):
         moved = await migrate(source, target, keys, settings=home.settings)
         assert (moved.copied.sessions, moved.copied.problems, moved.copied.different) == (len(said), [], [])
         again = await migrate(source, target, keys, settings=home.settings)
@@ -390,7 +392,7 @@ async def test_session_files_alone_move_into_a_store(keys: KeyRing | None, tmp_p
     assert keys is None or SECRET.encode() not in (tmp_path / "new" / "sessions.db").read_bytes()
     lock = DirectoryLock(home.workspace)
     with pytest.raises(DirectoryInUse):  # its files say less than its daemon knows
-        await migrate(source, house(str(tmp_path / "newer"), tmp_path), keys)
+        await migrate(source, location(str(tmp_path / "newer"), tmp_path), keys)
     lock.release()
 
 
@@ -401,11 +403,11 @@ async def test_session_files_alone_move_into_a_store(keys: KeyRing | None, tmp_p
 async def test_a_session_that_cannot_be_read_is_told_and_its_good_copy_stays(content: bytes, tmp_path: Path) -> None:
     home = Home(tmp_path / "w", "jsonl:")
     await home.fill(None)
-    source, target = house("jsonl:", home.workspace), house(str(tmp_path / "new"), tmp_path)
+    source, target = location("jsonl:", home.workspace), location(str(tmp_path / "new"), tmp_path)
     await migrate(source, target)
     whole = await everything(target)
     (home.workspace / "transcripts" / "telegram_1.jsonl").write_bytes(content)
-    anew = house(f"{tmp_path}/anew", tmp_path)
+    anew = location(f"{tmp_path}/anew", tmp_path)
     for place, deletes in ((target, False), (target, True), (anew, False)):
         for is_dry in (True, False):
             moved = await migrate(source, place, dry_run=is_dry, delete_others=deletes)
@@ -420,10 +422,12 @@ async def test_an_empty_source_is_no_reason_to_delete_everything(home: Home, tmp
     await home.fill(None)
     async with Home(tmp_path / "empty").open(None):
         pass
-    before = await everything(house("sqlite:", home.workspace))
+    before = await everything(location("sqlite:", home.workspace))
     with pytest.raises(ConfigError, match="everything would be deleted"):
-        await migrate(house(str(tmp_path / "empty"), tmp_path), house("sqlite:", home.workspace), delete_others=True)
-    assert await everything(house("sqlite:", home.workspace)) == before
+        await migrate(
+            location(str(tmp_path / "empty"), tmp_path), location("sqlite:", home.workspace), delete_others=True
+        )
+    assert await everything(location("sqlite:", home.workspace)) == before
 
 
 # --- a store that lies elsewhere -------------------------------------------------------------------------------------
@@ -434,15 +438,15 @@ async def test_a_store_that_lies_elsewhere_belongs_to_its_workspace(tmp_path: Pa
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     home = Home(tmp_path / "w", url)
     await home.fill(None)
-    source, target = house(url, home.workspace, url), house(str(tmp_path / "new"), tmp_path)
-    assert house(str(home.workspace), home.workspace, url).place == source.place
+    source, target = location(url, home.workspace, url), location(str(tmp_path / "new"), tmp_path)
+    assert location(str(home.workspace), home.workspace, url).place == source.place
     async with home.open(None):
         moved = await migrate(source, target)
         assert (moved.held_by, moved.archived) == (os.getpid(), 1)
-        for named in (source, house(url, tmp_path / "another")):  # also where nobody knows whose it is
+        for named in (source, location(url, tmp_path / "another")):  # also where nobody knows whose it is
             with pytest.raises(DirectoryInUse):
                 await migrate(target, named, delete_others=True)
-        assert (await migrate(house(url, tmp_path / "another"), target)).held_by == 0
+        assert (await migrate(location(url, tmp_path / "another"), target)).held_by == 0
     assert (await migrate(source, target)).held_by is None
 
 
@@ -466,9 +470,11 @@ async def test_a_move_that_makes_no_sense_is_refused(
     monkeypatch.chdir(home.workspace)
     before = home.contents()
     with pytest.raises(ConfigError, match=why):
-        await migrate(house("sqlite:", home.workspace), house(to, home.workspace))
+        await migrate(location("sqlite:", home.workspace), location(to, home.workspace))
     with pytest.raises(ConfigError, match="there is no"):
-        await migrate(house(f"sqlite://{home.workspace}/nothing.db", home.workspace), house("jsonl:", home.workspace))
+        await migrate(
+            location(f"sqlite://{home.workspace}/nothing.db", home.workspace), location("jsonl:", home.workspace)
+        )
     assert home.contents() == before
 
 
@@ -476,23 +482,23 @@ def test_a_directory_is_named_by_its_whole_path(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").mkdir()
     for text, name in (("./new", "new"), ("there", "there"), ("a/b", "a/b")):
-        named = house(text, tmp_path / "w")
+        named = location(text, tmp_path / "w")
         assert (named.url, named.workspace) == (str(tmp_path / name), tmp_path / name)
 
 
 async def test_a_workspace_with_two_stores_is_asked_for_one(home: Home, tmp_path: Path) -> None:
     await home.fill(None)
-    await migrate(house("sqlite:", home.workspace), house("jsonl:", home.workspace))
+    await migrate(location("sqlite:", home.workspace), location("jsonl:", home.workspace))
     with pytest.raises(ConfigError, match="more than one store; say which one: sqlite://"):
-        house(str(home.workspace), tmp_path)
-    named = house(f"sqlite://{home.workspace}/sessions.db", tmp_path)
+        location(str(home.workspace), tmp_path)
+    named = location(f"sqlite://{home.workspace}/sessions.db", tmp_path)
     assert named.workspace == home.workspace
 
 
 async def test_salvaging_that_was_cut_off_goes_on_beside_the_old_store(tmp_path: Path) -> None:
     home = Home(tmp_path / "w", "jsonl:")
     await home.fill(None)
-    await migrate(house("jsonl:", home.workspace), house("sqlite:", home.workspace))
+    await migrate(location("jsonl:", home.workspace), location("sqlite:", home.workspace))
     said = await home.said(None)
     (home.workspace / ".salvage").mkdir(mode=0o700)
     (home.workspace / "sessions.db").rename(home.workspace / ".salvage" / "sessions.db")
@@ -508,7 +514,7 @@ async def test_a_store_without_a_session_is_used_beside_the_old_one(sessions: in
     async with before.open(None) as manager:
         for number in range(sessions):
             await before.say(manager, number)
-    await migrate(house("sqlite:", before.workspace), house("jsonl:", before.workspace))
+    await migrate(location("sqlite:", before.workspace), location("jsonl:", before.workspace))
     async with after.open(None) as manager:
         for number in range(sessions):
             await manager.delete(f"telegram_{number}")
@@ -524,6 +530,6 @@ async def test_a_store_without_a_session_is_used_beside_the_old_one(sessions: in
 async def test_a_directory_of_transcripts_that_is_gone_is_not_begun_anew(tmp_path: Path) -> None:
     home = Home(tmp_path / "w", "sqlite:")
     await home.fill(None)
-    await migrate(house("sqlite:", home.workspace), house("jsonl:", home.workspace))
+    await migrate(location("sqlite:", home.workspace), location("jsonl:", home.workspace))
     shutil.rmtree(home.workspace / "transcripts")
     assert "to 'sqlite:'" in str(await Home(home.workspace, "jsonl:").refusal(None))

@@ -17,7 +17,7 @@ from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ConfigError, KeyNeeded, StoreError, StoreUnavailable, WrongKey
 from miniclaw_sessions.files.transfer.backup import back_up, back_up_closed, restore, verify_backup
-from miniclaw_sessions.files.transfer.migrating import Change, house, migrate
+from miniclaw_sessions.files.transfer.migrating import Change, location, migrate
 from miniclaw_sessions.testing import FakeClock
 from tests.command_line import Cli
 from tests.core.persistence.encrypted_homes import NEW_KEY, OLD_KEY, SECRET, Home, Said
@@ -72,7 +72,7 @@ async def test_a_workspace_moves_to_a_server_and_back_with_its_archive_and_its_e
     await home.fill(keys)
     said = await home.said(keys)
     MirroredIds(home.workspace).note("import_deleted")
-    here, there = house(str(home.workspace), tmp_path), house(server.settings.store, tmp_path)
+    here, there = location(str(home.workspace), tmp_path), location(server.settings.store, tmp_path)
     moved = await migrate(here, there)
     assert (moved.archived, moved.copied.different) == (1, [])
     assert (await migrate(here, there)).archived == 0
@@ -81,7 +81,7 @@ async def test_a_workspace_moves_to_a_server_and_back_with_its_archive_and_its_e
             with pytest.raises(error):
                 await server.open(wrong).__aenter__()
     assert await server.said(keys) == said
-    moved = await migrate(there, house("jsonl:", back.workspace))
+    moved = await migrate(there, location("jsonl:", back.workspace))
     assert moved.archived == 1
     assert await back.said(keys) == said
     for one in (server, back):
@@ -101,13 +101,13 @@ async def test_when_sessions_were_used_and_their_checkpoints_go_to_a_server_and_
         home.clock = FakeClock(datetime.now(UTC) - timedelta(days=days))
         async with home.open(keys) as manager:
             await home.say(manager, one)
-    await migrate(house("sqlite:", home.workspace), house(server.settings.store, tmp_path), keys)
+    await migrate(location("sqlite:", home.workspace), location(server.settings.store, tmp_path), keys)
     async with PostgreSQLStore(server.settings.store) as store:
         assert [one.session_id for one in await store.newest(limit=9)] == ["telegram_2", "telegram_1"]
         loaded = await store.load(["telegram_1", "telegram_2"])
     assert [(one.checkpoint is not None, list(one.entries)) for one in loaded] == [(True, []), (True, [])]
     assert [round((datetime.now(UTC) - one.used_at) / timedelta(days=1)) for one in loaded] == [20, 3]
-    await migrate(house(server.settings.store, tmp_path), house("sqlite:", back.workspace), keys)
+    await migrate(location(server.settings.store, tmp_path), location("sqlite:", back.workspace), keys)
     async with back.open(keys) as manager:
         ages = [round((datetime.now(UTC) - row.last_accessed) / timedelta(days=1)) for row in await manager.list()]
         assert (sorted(ages), manager.recovery.rebuilt) == ([3, 20], 0)
@@ -120,13 +120,13 @@ async def test_a_database_is_encrypted_and_decrypted_on_the_way_with_its_archive
     home, back = Home(tmp_path / "w"), Home(tmp_path / "back")
     await home.fill(None)
     said = await home.said(None)
-    places = [house(text, tmp_path) for text in (str(home.workspace), server.settings.store, another.settings.store)]
+    places = [location(text, tmp_path) for text in (str(home.workspace), server.settings.store, another.settings.store)]
     await migrate(places[0], places[1], OLD_KEY, change=Change.ENCRYPT)
     await migrate(places[1], places[2])
     with pytest.raises(ConfigError, match="say --encrypt"):
         await migrate(places[0], places[2])
     assert await another.said(OLD_KEY) == said
-    moved = await migrate(places[2], house(str(back.workspace), tmp_path), OLD_KEY, change=Change.DECRYPT)
+    moved = await migrate(places[2], location(str(back.workspace), tmp_path), OLD_KEY, change=Change.DECRYPT)
     assert (moved.archived, moved.copied.problems) == (1, [])
     assert await back.said(None) == said
     async with back.open(None) as manager:
@@ -140,7 +140,7 @@ async def test_a_database_is_backed_up_while_it_is_used_and_restored_anywhere(
 ) -> None:
     workspace = Home(tmp_path / "w")
     await workspace.fill(keys)
-    await migrate(house(str(workspace.workspace), tmp_path), house(server.settings.store, tmp_path))
+    await migrate(location(str(workspace.workspace), tmp_path), location(server.settings.store, tmp_path))
     async with server.open(keys) as manager:
         await server.say(manager, "new", 2)
         made = await back_up(manager, tmp_path / "backup")
@@ -156,7 +156,7 @@ async def test_a_database_is_backed_up_while_it_is_used_and_restored_anywhere(
         async with one.open(keys) as manager:
             assert await archived(manager) == EXPIRED
     assert not another.workspace.exists()
-    first, second = (house(one.settings.store, tmp_path) for one in (server, another))
+    first, second = (location(one.settings.store, tmp_path) for one in (server, another))
     whole = await everything(second)
     assert {name: whole[name] for name in await everything(first)} == await everything(first)
 
@@ -180,7 +180,7 @@ async def test_a_restore_to_a_server_that_was_cut_off_goes_on_and_meets_nothing_
         patched.setattr(PostgreSQLStore, "append", failing)
         with pytest.raises(StoreUnavailable, match="went away"):
             await restore(tmp_path / "backup", Path(), another.settings)
-    assert 0 < len(await everything(house(another.settings.store, tmp_path))) < 3
+    assert 0 < len(await everything(location(another.settings.store, tmp_path))) < 3
     await restore(tmp_path / "backup", Path(), another.settings)
     said: Said = await server.said(None)
     assert await another.said(None) == said

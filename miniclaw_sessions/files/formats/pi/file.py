@@ -128,11 +128,11 @@ class PiTree(Tree):
             if entry_id in self:
                 self._lines.repaired("an entry with the same id stands before it; it got another one")
                 repeated, entry_id = entry_id, self._new_id()
-                self.mean(repeated, entry_id)
+                self.redirect(repeated, entry_id)
         elif self.expects_ids:
             self._lines.repaired("it has no id, and got one")
         if self.expects_ids:  # else all ids are ours, and nothing refers to them
-            self.know(entry_id)
+            self.add(entry_id)
         return Place(entry_id, parent_id, timestamp, is_sound)
 
     def _parent(self, fields: Mapping[str, Any], *, is_expected: bool) -> tuple[bool, str | None]:
@@ -145,7 +145,7 @@ class PiTree(Tree):
         if written is None:
             return True, None
         if isinstance(written, str) and written in self:
-            return True, self.meant(written)
+            return True, self.resolve(written)
         return False, self.missing_parent(written if isinstance(written, str) else "")
 
 
@@ -307,13 +307,13 @@ class PiReader(TreeReader):
             case Compaction(first_kept_entry_id=str(kept)) if tree.expects_ids:
                 if kept not in tree:
                     self._lines.repaired("the first entry that it keeps is not in the file before it; it keeps nothing")
-                return replace(entry, first_kept_entry_id=tree.meant(kept))
+                return replace(entry, first_kept_entry_id=tree.resolve(kept))
             case Label(target_id=target):
                 if target not in tree:
                     raise Unusable("the entry that it labels is not in the file before it")
-                return replace(entry, target_id=tree.meant(target) or target)
+                return replace(entry, target_id=tree.resolve(target) or target)
             case LeafMove(parent_id=str(left)):
-                return replace(entry, parent_id=tree.meant(left) if left in tree else tree.leaf_id)
+                return replace(entry, parent_id=tree.resolve(left) if left in tree else tree.leaf_id)
         return entry
 
     # --- the state that only the header of version 1 says ------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Moving house, in short: the whole of it is `python -m tests.files.transfer.moving`."""
+"""A migration that is killed again and again, in short: the whole of it is `python -m tests.files.transfer.moving`."""
 
 from __future__ import annotations
 
