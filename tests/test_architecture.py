@@ -47,6 +47,7 @@ LAYERS: list[set[str]] = [
     {"events"},
     {"persistence"},
     {"session"},
+    {"sharing"},
     {"manager"},
     {"formats"},
     {"transfer"},

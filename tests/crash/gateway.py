@@ -19,6 +19,7 @@ import msgspec
 
 from miniclaw_sessions import Message, Session, SessionManager, SessionSettings, ToolCall
 from miniclaw_sessions.core.protocol.entries import MessageEntry
+from miniclaw_sessions.core.sharing.turns import ClaimedTurn
 from miniclaw_sessions.errors import DuplicateMessage, StoreError, StoreUnavailable
 
 LEASE_S = 1.5
@@ -90,8 +91,11 @@ class Gateway:
         with suppress(DuplicateMessage):
             async with session.turn(Message.user(question), idempotency_key=question) as turn:
                 self._note(chat, [turn.message])
-                assert turn._claim is not None
-                who = f"{turn._claim.turn.fence} {turn._claim.turn.owner}"
+                ownership = turn._ownership
+                assert isinstance(ownership, ClaimedTurn)
+                assert ownership.claim is not None
+                claim = ownership.claim.turn
+                who = f"{claim.fence} {claim.owner}"
                 if random.random() < 0.5:
                     call = ToolCall(id=turn.message.id, name="look_up")
                     turn.append(Message.assistant(f"step to {question} by {who}", tool_calls=(call,)))

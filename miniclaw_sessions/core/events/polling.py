@@ -17,7 +17,7 @@ from miniclaw_sessions.core.events.heartbeat import Heartbeat
 from miniclaw_sessions.core.events.listeners import SessionEnded, Topics
 from miniclaw_sessions.core.events.tail import Tail, Tails
 from miniclaw_sessions.core.stores.base import SessionHead, Store, StoredEntry, StoredHead
-from miniclaw_sessions.core.stores.shared import as_shared
+from miniclaw_sessions.core.stores.shared_store import as_shared
 from miniclaw_sessions.errors import StoreError
 
 POLL_S = 0.3

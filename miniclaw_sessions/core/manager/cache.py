@@ -7,8 +7,7 @@ long as it lives, so that there are never two live objects for one key. What suc
 because the flusher holds what is dirty. Who evicts: the registry when it adds one, and after each flush, when what was
 dirty may go.
 
-Where the sessions are in a shared database, that knows which there are: no names are kept here, and what is not in
-memory may be there or not.
+Which sessions there are that are not in memory is known by `Names`: by name, or only by the store that has them.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 from miniclaw_sessions.core.protocol.keys import of_channel
 from miniclaw_sessions.core.session import Journal
-from miniclaw_sessions.core.stores.shared import ListPosition
+from miniclaw_sessions.core.stores.positions import ListPosition
 
 LOOK = 16
 """How many sessions are looked at when one must go: where all of them are dirty, the next flush settles it."""
@@ -84,26 +83,76 @@ class Listing(NamedTuple):
         return [session_id for used, session_id in zip(self.used, self.on_disk, strict=True) if used < limit]
 
 
+class Names(Protocol):
+    """What is known of the sessions that are not in memory.
+
+    Attributes:
+        used: those that are known by name, and when each was last used, in seconds since the epoch; 0: not known.
+    """
+
+    used: dict[str, float]
+
+    def may_have(self, session_id: str) -> bool:
+        """Whether there is such a session, or may be."""
+        ...
+
+    def total(self, cached: int) -> int:
+        """How many sessions there are, as far as is known, when so many are in memory."""
+        ...
+
+    def note(self, session_id: str, used: float) -> None:
+        """A session leaves the memory, and was last used at this time."""
+        ...
+
+    def removed(self) -> None:
+        """A session was removed from the store."""
+        ...
+
+
+class NamesOnDisk:
+    """The names of all sessions that are not in memory: this process alone makes and removes them."""
+
+    def __init__(self) -> None:
+        self.used: dict[str, float] = {}
+
+    def __repr__(self) -> str:
+        return f"<NamesOnDisk, {len(self.used)}>"
+
+    def may_have(self, session_id: str) -> bool:
+        """Whether it is one of them."""
+        return session_id in self.used
+
+    def total(self, cached: int) -> int:
+        """How many there are, with those in memory."""
+        return cached + len(self.used)
+
+    def note(self, session_id: str, used: float) -> None:
+        """It is on disk only."""
+        self.used[session_id] = used
+
+    def removed(self) -> None:
+        """The cache is told its name."""
+
+
 class SessionCache:
     """The sessions of an open manager by id; synchronous, so nobody else runs in between.
 
     Attributes:
         limit: how many may be in memory.
-        knows_names: whether all sessions are known here; else they are in a database that others change, too.
+        names: what is known of the sessions that are not in memory.
         loads: how many were loaded from disk after the start.
         evictions: how many left the memory.
         knows_times: it was looked up when those on disk were last used.
         newest_on_disk: when the session was last used that was used last before the start, once the times are known.
     """
 
-    def __init__(self, limit: int, *, knows_names: bool = True) -> None:
+    def __init__(self, limit: int, names: Names) -> None:
         self.limit = limit
-        self.knows_names = knows_names
-        self._counted = 0
+        self.names = names
         self.loads = 0
         self.evictions = 0
         self._cached: OrderedDict[str, Journal] = OrderedDict()
-        self._on_disk: dict[str, float] = {}  # when each was last used, in seconds since the epoch
+        self._on_disk = names.used
         self._held: WeakValueDictionary[str, Journal] = WeakValueDictionary()  # evicted, but somebody has the object
         self.knows_times = True
         self.newest_on_disk: datetime | None = None
@@ -113,11 +162,7 @@ class SessionCache:
         return f"<SessionCache {len(self._cached)} of at most {self.limit}, {len(self._on_disk)} on disk>"
 
     def __len__(self) -> int:
-        return len(self._cached) + len(self._on_disk) if self.knows_names else self._counted
-
-    def counted(self, count: int) -> None:
-        """So many sessions there are, in memory or not, where names are not known."""
-        self._counted = max(0, count)
+        return self.names.total(len(self._cached))
 
     def __contains__(self, session_id: object) -> bool:
         return session_id in self._cached or session_id in self._on_disk
@@ -142,9 +187,7 @@ class SessionCache:
 
     def must_load(self, session_id: str) -> bool:
         """True if there is such a session, or may be, and not in memory."""
-        if self.knows_names:
-            return session_id in self._on_disk and session_id not in self._held
-        return session_id not in self._cached and session_id not in self._held
+        return session_id not in self._cached and session_id not in self._held and self.names.may_have(session_id)
 
     def add(self, journal: Journal) -> bool:
         """Cache a session. Returns False if the cache is over its limit, and what it looked at may not go."""
@@ -173,8 +216,7 @@ class SessionCache:
             session_id, journal = self._cached.popitem(last=False)
             if _may_go(journal):
                 self.evictions += 1
-                if self.knows_names:
-                    self._on_disk[session_id] = journal.last_accessed.timestamp()
+                self.names.note(session_id, journal.last_accessed.timestamp())
                 self._held[session_id] = journal
             else:
                 self._cached[session_id] = journal

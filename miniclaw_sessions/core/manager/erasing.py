@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from miniclaw_sessions.core.manager.cache import SessionCache
+from miniclaw_sessions.core.manager.mode import Mode
 from miniclaw_sessions.core.manager.saving import Saving
 from miniclaw_sessions.core.persistence.storage import Storage
 from miniclaw_sessions.core.session import Journal
-from miniclaw_sessions.core.session.rebasing import refresh
 from miniclaw_sessions.core.stores.base import StoredHead
 from miniclaw_sessions.errors import LeafMoved, SessionHeld, StoreConflict, StoreUnavailable
 
@@ -30,8 +30,9 @@ def require_removable(journal: Journal, if_sequence: int | None) -> None:
 class Eraser:
     """Takes the files and transcripts of one manager's sessions off the disk; these take nothing more."""
 
-    def __init__(self, storage: Storage, saving: Saving, cache: SessionCache) -> None:
+    def __init__(self, storage: Storage, saving: Saving, cache: SessionCache, mode: Mode) -> None:
         self._storage = storage
+        self._mode = mode
         self._store = saving.store
         self._committer = saving.committer
         self._flusher = saving.flusher
@@ -49,10 +50,9 @@ class Eraser:
                 await self._quiet(journal)
                 require_removable(journal, if_sequence)  # something may have come since somebody looked
                 return await self._remove(journal, StoredHead(journal.log.head, journal.log.committed))
-            except StoreConflict:
-                if not self._store.shared:
-                    raise
-            if not await refresh(journal):  # they have deleted it
+            except StoreConflict as conflict:
+                is_there = await self._mode.give_way(journal, conflict)
+            if not is_there:  # another process has deleted it
                 return self._flusher.remove(journal)
         raise StoreUnavailable(
             f"session {journal.session_id} was not deleted: other processes go on with it all the time; try again later"
@@ -78,5 +78,5 @@ class Eraser:
                     return
             await self._storage.checkpoints.remove(session_id)
             if await self._store.delete(session_id, known=known):
-                self._cache.counted(len(self._cache) - 1)
+                self._cache.names.removed()
         self._committer.refusals.forget(session_id)

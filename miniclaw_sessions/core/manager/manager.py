@@ -36,26 +36,29 @@ from miniclaw_sessions.core.manager import reading
 from miniclaw_sessions.core.manager.archived import restore, restore_if_archived
 from miniclaw_sessions.core.manager.background import Background
 from miniclaw_sessions.core.manager.cache import SessionCache
-from miniclaw_sessions.core.manager.database_expiry import DatabaseExpiry
-from miniclaw_sessions.core.manager.expiry import DirectoryExpiry, Expiry, SweepReport
+from miniclaw_sessions.core.manager.expiry import Expiry, SweepReport
+from miniclaw_sessions.core.manager.local import LocalMode
+from miniclaw_sessions.core.manager.mode import Mode
 from miniclaw_sessions.core.manager.registry import SessionRegistry
 from miniclaw_sessions.core.manager.saving import Saving
-from miniclaw_sessions.core.manager.sources import LiveSource, SharedLiveSource
+from miniclaw_sessions.core.manager.sources import LiveSource
 from miniclaw_sessions.core.persistence.archive import Archive
 from miniclaw_sessions.core.persistence.checking import CheckReport
-from miniclaw_sessions.core.persistence.database import Database
 from miniclaw_sessions.core.persistence.flusher import FlushReport
 from miniclaw_sessions.core.persistence.mending import Mended
 from miniclaw_sessions.core.persistence.own_task import HeldOpen
 from miniclaw_sessions.core.persistence.recovery import Progress, RecoveryReport
+from miniclaw_sessions.core.persistence.storage import Storage
 from miniclaw_sessions.core.persistence.workspace import Workspace
 from miniclaw_sessions.core.protocol.entries import FOLLOWED, LEGAL_HOLD
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.session import Owner, Session, guarded
 from miniclaw_sessions.core.session.copying import copy_session
+from miniclaw_sessions.core.sharing.database import Database
+from miniclaw_sessions.core.sharing.mode import SharedMode
 from miniclaw_sessions.core.stores import is_shared_url, open_store
 from miniclaw_sessions.core.stores.base import Store
-from miniclaw_sessions.core.stores.shared import ListPosition
+from miniclaw_sessions.core.stores.positions import ListPosition
 from miniclaw_sessions.core.stores.wrapping import WatchedStore
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import (
@@ -86,7 +89,7 @@ class SessionManager:
         events: what happens to its sessions: topics to subscribe to, the live tail of one session, the feed of all.
     """
 
-    _storage: Workspace | Database
+    _storage: Storage
     _store: WatchedStore
     _registry: SessionRegistry
     _source: LiveSource
@@ -132,7 +135,12 @@ class SessionManager:
         self._encryption = encryption
         self._create = create
         self._wait_s = wait_s
-        self._cache = SessionCache(self.settings.max_cached, knows_names=not is_shared)
+        self._mode: Mode = (
+            SharedMode(self._new_database, self.clock, lease_s=self.settings.turn_lease_s)
+            if is_shared
+            else LocalMode(self._new_workspace)
+        )
+        self._cache = SessionCache(self.settings.max_cached, self._mode.names)
         self._also_at: dict[str, list[str]] = {}  # of deleted sessions: where else their words are
         self._held: HeldOpen[None] | None = None
         self._owner: Owner | None = None  # while it is open
@@ -186,7 +194,7 @@ class SessionManager:
     async def count(self) -> int:
         """How many sessions there are; of a shared store it is asked, and `len` gives what was counted last."""
         self._require_open()
-        return await self._registry.known.count()
+        return await self._mode.count()
 
     # --- opening and closing -----------------------------------------------------------------------------------------
 
@@ -210,7 +218,7 @@ class SessionManager:
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[None]:
-        async with self._new_storage() as storage, anyio.create_task_group() as tasks:
+        async with self._mode.new_storage() as storage, anyio.create_task_group() as tasks:
             self._compose(storage, Background(tasks, self.clock))
             self._background.start(self.events.run, name="events")
             self._saving.start(self._background)
@@ -225,12 +233,14 @@ class SessionManager:
             if not self._closed:  # who opened it was cancelled when it was just open: nobody has it to close it
                 self._background.cut_off()
 
-    def _new_storage(self) -> Workspace | Database:
-        if self.workspace is None:
-            store = self._store_choice
-            if isinstance(store, str):
-                store = open_store(store, postgresql=self.settings.postgresql)
-            return Database(store, self.settings, clock=self.clock, encryption=self._encryption)
+    def _new_database(self) -> Database:
+        store = self._store_choice
+        if isinstance(store, str):
+            store = open_store(store, postgresql=self.settings.postgresql)
+        return Database(store, self.settings, clock=self.clock, encryption=self._encryption)
+
+    def _new_workspace(self) -> Workspace:
+        assert self.workspace is not None  # noqa: S101 - a local mode has one
         return Workspace(
             self.workspace,
             self.settings,
@@ -242,7 +252,7 @@ class SessionManager:
             wait_s=self._wait_s,
         )
 
-    def _compose(self, storage: Workspace | Database, background: Background) -> None:
+    def _compose(self, storage: Storage, background: Background) -> None:
         settings, clock = self.settings, self.clock
         self._storage, self._background = storage, background
         self._store = storage.store
@@ -255,17 +265,21 @@ class SessionManager:
         )
         self.events.open(self._store)
         self.events.flushes.subscribe(lambda _: self._cache.evict())  # what was dirty may leave the memory now
+        self._mode.opened(self._cache)
         self._registry = SessionRegistry(
-            storage, self._saving, background, settings=settings, clock=clock, cache=self._cache, events=self.events
+            storage,
+            self._saving,
+            background,
+            settings=settings,
+            clock=clock,
+            cache=self._cache,
+            events=self.events,
+            mode=self._mode,
         )
         self._registry.adopt(storage.sessions, storage.on_disk)
         storage.sessions, storage.on_disk = {}, {}
-        if isinstance(storage, Database):
-            self._source = SharedLiveSource(self._registry, storage)
-            self._expiry: Expiry = DatabaseExpiry(self._registry, storage, settings=settings, clock=clock)
-        else:
-            self._source = LiveSource(self._registry, storage)
-            self._expiry = DirectoryExpiry(self._registry, storage.archive, settings=settings, clock=clock)
+        self._source = LiveSource(self._registry, storage)
+        self._expiry = Expiry(self._registry, storage.archive, settings=settings, clock=clock)
         self.recovery = report = storage.report
         log.info(
             "recovered",

@@ -25,7 +25,7 @@ from miniclaw_sessions.core.protocol.keys import SessionKey, is_session_id
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.searching import search_page
-from miniclaw_sessions.core.stores.shared import ListPosition
+from miniclaw_sessions.core.stores.positions import ListPosition
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.statistics import SessionSummary, UsageReport
 

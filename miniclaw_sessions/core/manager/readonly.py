@@ -24,25 +24,28 @@ from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.history.search import Found, Search
 from miniclaw_sessions.core.manager import reading
-from miniclaw_sessions.core.manager.cache import Listing, SessionCache
-from miniclaw_sessions.core.manager.database_expiry import FORETOLD, doubt_of, held_in, idle_in
-from miniclaw_sessions.core.manager.database_lists import newest_in, sessions_in
-from miniclaw_sessions.core.manager.expiry import ClockGuard, SweepReport
-from miniclaw_sessions.core.manager.retention import Retention
+from miniclaw_sessions.core.manager.cache import Listing, NamesOnDisk, SessionCache
+from miniclaw_sessions.core.manager.expiry import SweepReport
 from miniclaw_sessions.core.manager.sources import load_each, look_in, newest_of
 from miniclaw_sessions.core.persistence.archive import Archive, ArchiveDirectory
 from miniclaw_sessions.core.persistence.checking import Check, CheckReport
+from miniclaw_sessions.core.persistence.clock_guard import ClockGuard
 from miniclaw_sessions.core.persistence.committer import SessionLog
-from miniclaw_sessions.core.persistence.database import Database
 from miniclaw_sessions.core.persistence.flusher import Flushable
 from miniclaw_sessions.core.persistence.losses import Loss, Losses
 from miniclaw_sessions.core.persistence.marker import check_marker
 from miniclaw_sessions.core.persistence.recovery import Progress, join, read_snapshot
+from miniclaw_sessions.core.persistence.retention import Retention
 from miniclaw_sessions.core.persistence.snapshots import Snapshots
 from miniclaw_sessions.core.persistence.workspace import open_snapshots
 from miniclaw_sessions.core.protocol.entries import INCOMPLETE
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.session import Journal, Owner, Session
+from miniclaw_sessions.core.session.home import Ownership
+from miniclaw_sessions.core.session.turn import SOLE_OWNER
+from miniclaw_sessions.core.sharing.database import Database
+from miniclaw_sessions.core.sharing.expiry import FORETOLD, doubt_of, held_in, idle_in
+from miniclaw_sessions.core.sharing.lists import newest_in, sessions_in
 from miniclaw_sessions.core.stores import (
     is_shared_url,
     open_store,
@@ -52,7 +55,7 @@ from miniclaw_sessions.core.stores import (
 )
 from miniclaw_sessions.core.stores.base import Store, StoredEntry
 from miniclaw_sessions.core.stores.encrypted import encrypted
-from miniclaw_sessions.core.stores.shared import ListPosition
+from miniclaw_sessions.core.stores.positions import ListPosition
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ConfigError, NotAWorkspace, ReadOnlyWorkspace, SessionNotFound
 from miniclaw_sessions.statistics import ManagerStatistics
@@ -92,7 +95,6 @@ class ReadOnlySessions(ABC):
     """
 
     max_message_bytes = max_metadata_bytes = 2**62
-    turn_lease_s = 0.0
     store: Store
     workspace: Path | None
     owner: Owner
@@ -199,7 +201,7 @@ class ReadOnlySessions(ABC):
 
     async def load_listed(self, session_ids: Sequence[str]) -> dict[str, Session]:
         """Those of these sessions that exist."""
-        return await load_each(self, session_ids)
+        return await load_each(self.load, session_ids)
 
     async def look(self, search: Search) -> Found:
         """The newest hits of a search."""
@@ -220,6 +222,10 @@ class ReadOnlySessions(ABC):
     def flusher(self) -> ReadOnlySessions:
         """Writes nothing."""
         return self
+
+    def ownership(self, journal: Journal) -> Ownership:  # noqa: ARG002 - the home's
+        """No turn begins here."""
+        return SOLE_OWNER
 
     @asynccontextmanager
     async def new_journal(self, key: SessionKey, *, purpose: str) -> AsyncIterator[Journal]:
@@ -352,7 +358,7 @@ class ReadOnlyDirectory(ReadOnlySessions):
         return await newest_of(await self._listing(), **part)
 
     async def _listing(self) -> Listing:
-        cache = SessionCache(0)
+        cache = SessionCache(0, NamesOnDisk())
         cache.learn_names(await self.store.session_ids())
         modified = await self._snapshots.modified()
         cache.learn_names(session_id for session_id, _ in modified)

@@ -25,7 +25,6 @@ from functools import partial
 from typing import Any
 
 import anyio
-import msgspec
 from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.clock import Clock
@@ -34,33 +33,27 @@ from miniclaw_sessions.core.events.events import Events
 from miniclaw_sessions.core.events.listeners import EndKind, SessionCreated, SessionEnded
 from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.manager.background import Background
-from miniclaw_sessions.core.manager.cache import Listing, SessionCache
+from miniclaw_sessions.core.manager.cache import SessionCache
 from miniclaw_sessions.core.manager.erasing import Eraser, require_removable
-from miniclaw_sessions.core.manager.known import Known
-from miniclaw_sessions.core.manager.ownership import TurnKeeper
+from miniclaw_sessions.core.manager.mode import Mode
 from miniclaw_sessions.core.manager.saving import Saving
-from miniclaw_sessions.core.persistence.committer import Claim, anew
+from miniclaw_sessions.core.persistence.committer import anew
 from miniclaw_sessions.core.persistence.recovery import Recovered, catch_up
 from miniclaw_sessions.core.persistence.storage import Storage
 from miniclaw_sessions.core.protocol.entries import INCOMPLETE
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.session import Journal, Owner, Session
-from miniclaw_sessions.core.session.rebasing import rebase_of, refresh
-from miniclaw_sessions.core.session.restoring import restore
-from miniclaw_sessions.core.stores.base import Append, Store, TurnClaim
+from miniclaw_sessions.core.session.home import Ownership
+from miniclaw_sessions.core.stores.base import Store
 from miniclaw_sessions.disk import is_no_space
 from miniclaw_sessions.errors import (
     ManagerClosed,
     SessionExists,
     SessionLimit,
-    StoreConflict,
     StoreFull,
     StoreUnavailable,
 )
 from miniclaw_sessions.log import get_logger
-
-LEARNED_AT_ONCE = 10_000
-"""How many files' times are noted before others run."""
 
 MAKING_S = 5.0
 """So long a session is waited for that another process restores, imports or forks."""
@@ -74,12 +67,11 @@ class SessionRegistry:
     """The live sessions of an open manager, and how they come and go; the home of their journals.
 
     Attributes:
-        cache: which of them are in memory.
-        known: what is known of how many there are, and what others know of those used here.
+        cache: the ones in memory.
+        mode: how they get along with other processes that write the store.
         events: where what happens to them is published.
         evicted_of_gone: how many messages had left the windows of sessions that are gone.
-        clock, committer, flusher, store, turn_lease_s, max_message_bytes, max_metadata_bytes, owner: what every journal
-            works with.
+        clock, committer, flusher, store, max_message_bytes, max_metadata_bytes, owner: what every journal works with.
     """
 
     def __init__(  # noqa: PLR0913 - it works with what the manager has
@@ -92,25 +84,24 @@ class SessionRegistry:
         clock: Clock,
         cache: SessionCache,
         events: Events,
+        mode: Mode,
     ) -> None:
         self.cache = cache
+        self.mode = mode
         self.evicted_of_gone = 0
         self.store: Store = saving.store
-        self.known = Known(saving.store, cache, clock)
         self.committer = saving.committer
         self.flusher = saving.flusher
         self.clock = clock
-        self.turn_lease_s = settings.turn_lease_s
         self.max_message_bytes = settings.max_message_bytes
         self.max_metadata_bytes = settings.max_metadata_bytes
         self.owner = Owner()
         self._storage = storage
-        self._eraser = Eraser(storage, saving, cache)
+        self._eraser = Eraser(storage, saving, cache, mode)
         self._background = background
         self._settings = settings
-        self._keeper = TurnKeeper(self.store, clock, cache.in_memory, lease_s=settings.turn_lease_s)
         self.events = events
-        self.committer.restore = partial(restore, cache.get)
+        self.committer.on_conflict = mode.resolve
         self._lock = anyio.Lock()
         self._reserved: dict[str, anyio.Event] = {}
         self._in_the_making = 0
@@ -123,8 +114,7 @@ class SessionRegistry:
     def close(self) -> None:
         """Give out nothing more: whoever waits for a session is refused."""
         self._closed = True
-        self._keeper.close()
-        self.known.close()
+        self.mode.close()
 
     def require_open(self) -> None:
         """Raise ManagerClosed unless sessions are given out."""
@@ -133,11 +123,10 @@ class SessionRegistry:
 
     def adopt(self, found: dict[str, Recovered], names: dict[str, None]) -> None:
         """Take over what recovery found: sessions, and the names of those that stay on disk."""
-        if self.store.shared:
-            self._background.start(self._keeper.run, name="turns")
-            self._background.start(self.known.run, name="count")
+        for name, task in self.mode.tasks():
+            self._background.start(task, name=name)
         for one in found.values():
-            self._admit(self._journal_of(one.conversation, dirty=one.dirty))
+            self._admit(self.mode.journal(one.conversation, self, dirty=one.dirty))
         self.cache.learn_names(names)
 
     # --- looking up --------------------------------------------------------------------------------------------------
@@ -150,24 +139,30 @@ class SessionRegistry:
             await self._wait_until_free(session_id)
             loaded = await self.load(session_id)  # held, so that it is not evicted again before it is used
             await self._make_room()
-            if self.store.shared and self.cache.get(session_id) is None:
-                self.require_open()
-                journal = await self._make_shared(key, given)
-                if journal is None and session_id not in self._reserved and await self.load(session_id) is None:
+            self.require_open()
+            if session_id in self._unfinished or self.cache.get(session_id) is not None:
+                journal = self.usable(session_id) or await self._put_right(session_id)
+            elif session_id not in self.cache and session_id not in self._reserved:
+                # nothing is awaited since `load`: tasks that load in turn would keep each other from ever coming here
+                self._reserved[session_id] = anyio.Event()
+                journal = await self._make(key, given)
+                if journal is None and await self.load(session_id) is None:
                     raise SessionExists(
                         f"session {session_id!r} is being imported or forked by another process, or was, and that was "
                         "cut off; try again later"
                     )
-                continue
-            async with self._lock:
-                self.require_open()
-                journal = self.usable(session_id)
-                if journal is None and session_id not in self._reserved and not self.cache.must_load(session_id):
-                    await self._clear(session_id)
-                    refused = self.cache.get(session_id)
-                    journal = self._create(key, given) if refused is None else await self._reload(refused)
             del loaded
         return journal
+
+    async def _put_right(self, session_id: str) -> Journal | None:
+        """Remove what is left of an interrupted import, or reload a session that the store refused, if it is that."""
+        async with self._lock:
+            self.require_open()
+            if session_id in self._reserved:
+                return None
+            await self._clear(session_id)
+            refused = self.cache.get(session_id)
+            return None if refused is None else self.usable(session_id) or await self._reload(refused)
 
     async def fresh(self, session_id: str) -> Journal | None:
         """The live session as it is now, whoever has written it; None as for `usable`.
@@ -180,11 +175,12 @@ class SessionRegistry:
 
     async def exists(self, session_id: str) -> bool:
         """Whether there is a session of this id, loaded or not."""
-        return session_id in self.cache if self.cache.knows_names else await self.load(session_id) is not None
+        await self.look(session_id)
+        return session_id in self.cache or await self.load(session_id) is not None
 
     async def is_in_the_making(self, session_id: str) -> bool:
         """Whether a session that `load` did not find is there, because another process is putting it together."""
-        return self.store.shared and await self.store.head(session_id) is not None
+        return await self.mode.is_being_made(session_id)
 
     def usable(self, session_id: str) -> Journal | None:
         """The live session, unless it is being deleted or the store has refused it."""
@@ -222,26 +218,25 @@ class SessionRegistry:
                 self._release(session_id)
             else:
                 await self._background.complete(partial(self._discard, journal))
-            if not self.cache.knows_names:
-                break  # it is in memory now, or nowhere
+            break  # it is in memory now, or nowhere
         return self.cache.get(session_id)
 
     async def look(self, session_id: str) -> None:
-        """Where other processes write the same store, see what they have done with a session since.
+        """Let a session that is in memory be as it is stored now; one that was deleted is forgotten.
 
         Raises:
             StoreUnavailable: the store cannot be read.
         """
-        if not self.store.shared or session_id in self._reserved:
-            return
         journal = self.cache.get(session_id)
-        if journal is not None and not journal.is_deleted and not await refresh(journal):
+        if journal is None or journal.is_deleted or session_id in self._reserved:
+            return
+        if not await self.mode.refresh(journal):
             self._forget(journal)
 
     def gone(self, session_ids: Iterable[str]) -> None:
         """Sessions were removed from the store that others write, too."""
         for session_id in session_ids:
-            self.cache.counted(len(self.cache) - 1)
+            self.cache.names.removed()
             if (journal := self.cache.get(session_id)) is not None:
                 self._forget(journal, kind="expired")
             else:
@@ -258,16 +253,6 @@ class SessionRegistry:
         self.committer.refusals.forget(journal.session_id)
         self.evicted_of_gone += journal.evicted
         self.cache.remove(journal.session_id)
-
-    async def listing(self) -> Listing:
-        """All sessions and when they were last used; of those on disk, their files tell."""
-        if not self.cache.knows_times:
-            times = await self._storage.modified()
-            self.cache.knows_times = True
-            for start in range(0, len(times), LEARNED_AT_ONCE):
-                self.cache.learn_times(times[start : start + LEARNED_AT_ONCE])
-                await checkpoint()
-        return self.cache.listing()
 
     async def _wait_until_free(self, session_id: str) -> None:
         if (reserved := self._reserved.get(session_id)) is not None:
@@ -291,7 +276,7 @@ class SessionRegistry:
         conversation.state.last_accessed = self.cache.last_use(session_id, conversation.state.last_accessed)
         if recovered.is_held and INCOMPLETE in conversation.state.metadata:
             raise _InTheMakingError
-        journal = self._journal_of(conversation, dirty=recovered.dirty)
+        journal = self.mode.journal(conversation, self, dirty=recovered.dirty)
         if INCOMPLETE in journal.conversation.state.metadata:
             self.cache.remove(session_id)
             return journal
@@ -306,7 +291,7 @@ class SessionRegistry:
         """
         session_id = refused.session_id
         stored = await self.store.head(session_id)
-        if stored is None and self.store.shared:
+        if stored is None and self.mode.absence_is_deletion:
             self._forget(refused)
             return None
         head = stored.head if stored is not None else refused.log.head
@@ -324,73 +309,40 @@ class SessionRegistry:
         refused.retire()
         self.flusher.remove(refused)
         self.evicted_of_gone += refused.evicted
-        journal = self._journal_of(conversation, dirty=True)
+        journal = self.mode.journal(conversation, self, dirty=True)
         self._admit(journal)
         log.warning("reloaded from the store", action="session.reloaded", session_id=journal.session_id)
         return journal
 
     # --- coming into being -------------------------------------------------------------------------------------------
 
-    def _journal_of(self, conversation: Conversation, *, dirty: bool) -> Journal:
-        journal = Journal(conversation, self, committed=conversation.state.last_sequence, dirty=dirty)
-        if self.store.shared:
-            journal.log.share(rebase_of(journal))
-        return journal
+    def ownership(self, journal: Journal) -> Ownership:
+        """Who may answer a session during one turn."""
+        return self.mode.ownership(journal)
 
-    async def _make_shared(self, key: SessionKey, given: Mapping[str, Any]) -> Journal | None:
-        """Make a session in the store that others write, too; None where somebody else was first, or is at it.
-
-        It is there before anything is accepted for it. So no append ever makes a session: one that is not there any
-        more was deleted, also where the answer to the first append never came.
-        """
-        session_id = key.session_id
-        if session_id in self._reserved:
-            return None
-        self._reserved[session_id] = anyio.Event()
+    async def _make(self, key: SessionKey, given: Mapping[str, Any]) -> Journal | None:
+        """Make a session whose key is reserved, and free the key. None: another process has one of that name."""
         try:
             await self._count_again()
-            journal = self._new(key)
-            if not await self._begin(journal):
+            journal = self._new(key, dirty=not given)
+            if not await self.mode.begin(journal):
                 return None
-            if given:
-                await self._give(journal, given)
+            if given:  # which may be refused: until then the session is seen by none
+                try:
+                    Session.of(journal).update(**given)
+                except BaseException:
+                    await self.mode.undo(journal)
+                    raise
             self._admit(journal)
             self.events.created.publish(SessionCreated(journal.log.head))
         finally:
-            self._release(session_id)
+            self._release(key.session_id)
         return journal
 
-    async def _give(self, journal: Journal, given: Mapping[str, Any]) -> None:
-        try:
-            Session.of(journal).update(**given)
-        except BaseException:
-            await self.store.delete(journal.session_id)
-            raise
-
-    async def _begin_with_others(self, journal: Journal) -> None:
-        """Begin a session that takes a while, holding its turn: whose turn is over has been cut off."""
-        if not self.store.shared:
-            return
-        claim = Claim(TurnClaim(1, self.clock.new_id(), self.turn_lease_s))
-        if not await self._begin(journal, claim.turn):
-            raise _exists(journal.session_id)
-        claim.is_held, journal.log.claim, journal.log.fence = True, claim, claim.turn.fence
-        self._keeper.making.add(journal)
-
-    async def _begin(self, journal: Journal, turn: TurnClaim | None = None) -> bool:
-        """Write down that there is a session now; False where there is another one of its name already."""
-        (outcome,) = await self.store.append([Append(journal.log.head, (), turn=turn)])
-        if isinstance(outcome, StoreConflict):
-            return False
-        if outcome is not None:
-            raise outcome
-        self.cache.counted(len(self.cache) + 1)
-        return True
-
     async def _count_again(self) -> None:
-        """Where others make sessions, too, look how many there are before one is refused."""
+        """Before a session is refused because there are too many, see how many there are now."""
         if len(self.cache) + self._in_the_making >= self._settings.max_sessions:
-            await self.known.count()
+            await self.mode.count()
 
     def _new(self, key: SessionKey, *, dirty: bool = False, created_at: datetime | None = None) -> Journal:
         limit = self._settings.max_sessions
@@ -402,15 +354,7 @@ class SessionRegistry:
             created_at=created_at or self.clock.now(),
             capacity=self._settings.window,
         )
-        return self._journal_of(conversation, dirty=dirty)
-
-    def _create(self, key: SessionKey, given: Mapping[str, Any]) -> Journal:
-        journal = self._new(key, dirty=not given)
-        if given:  # which may be refused: until then nobody may know of the session
-            Session.of(journal).update(**given)
-        self._admit(journal)
-        self.events.created.publish(SessionCreated(journal.log.head))
-        return journal
+        return self.mode.journal(conversation, self, dirty=dirty)
 
     def _admit(self, journal: Journal) -> None:
         """Cache a session; if that makes too many, the dirty ones are saved soon so that some can go."""
@@ -462,11 +406,10 @@ class SessionRegistry:
             self._in_the_making += 1
             self.events.making.add(session_id)
         try:
-            await self._begin_with_others(journal)
+            await self._begin_long(journal)
             journal.note({INCOMPLETE: purpose})
             yield journal
-            if (claim := journal.log.claim) is not None:
-                claim.turn = msgspec.structs.replace(claim.turn, seconds=0.0)
+            self.mode.complete(journal)
             journal.note({INCOMPLETE: None})
             await journal.settle()
             await journal.saved()
@@ -479,8 +422,12 @@ class SessionRegistry:
             self.events.created.publish(SessionCreated(journal.log.head, journal.committed_sequence))
         finally:
             self._in_the_making -= 1
-            self._keeper.making.discard(journal)
+            self.mode.end_long(journal)
             self.events.making.discard(session_id)
+
+    async def _begin_long(self, journal: Journal) -> None:
+        if not await self.mode.begin_long(journal):
+            raise _exists(journal.session_id)
 
     # --- going -------------------------------------------------------------------------------------------------------
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, Protocol
 
 from anyio import to_thread
 
-from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.history.search import Found, Search
 from miniclaw_sessions.core.manager.cache import Listing, moment_of
-from miniclaw_sessions.core.manager.database_lists import newest_in, sessions_in
 from miniclaw_sessions.core.manager.registry import SessionRegistry
-from miniclaw_sessions.core.persistence.database import Database
 from miniclaw_sessions.core.persistence.losses import Loss
 from miniclaw_sessions.core.persistence.storage import Storage
 from miniclaw_sessions.core.session import Journal, Session
 from miniclaw_sessions.core.session.searching import search_windows
 from miniclaw_sessions.core.stores.base import Store
-from miniclaw_sessions.core.stores.shared import ListPosition
+from miniclaw_sessions.core.stores.positions import ListPosition
 from miniclaw_sessions.errors import SessionExpired, SessionNotFound
 
 FEW = 10_000
@@ -71,7 +68,7 @@ class Source(Protocol):
 
 
 class LiveSource:
-    """The sessions of an open manager that has a directory.
+    """The sessions of an open manager.
 
     Attributes:
         registry: the live sessions, and how they come and go.
@@ -95,11 +92,11 @@ class LiveSource:
 
     async def newest(self, **part: Any) -> list[ListPosition]:
         """A part of all sessions: see `Source.newest`."""
-        return await newest_of(await self.registry.listing(), **part)
+        return await self.registry.mode.newest(**part)
 
     async def load_listed(self, session_ids: Sequence[str]) -> dict[str, Session]:
-        """Those of these sessions that exist, each loaded into the cache."""
-        return await load_each(self, session_ids)
+        """Those of these sessions that exist."""
+        return await self.registry.mode.load_listed(session_ids, self.registry)
 
     async def look(self, search: Search) -> Found:
         """The newest hits of a search."""
@@ -110,26 +107,6 @@ class LiveSource:
         return (SessionExpired if await self.storage.archive.has(session_id) else SessionNotFound)(session_id)
 
 
-class SharedLiveSource(LiveSource):
-    """The sessions of an open manager that shares a database: a list comes from there, a page at a time."""
-
-    def __init__(self, registry: SessionRegistry, database: Database) -> None:
-        super().__init__(registry, database)
-        self._database = database
-
-    async def newest(self, **part: Any) -> list[ListPosition]:
-        """A part of all sessions, with what was used here and is not yet known to the database."""
-        return await newest_in(self._database, own=self.registry.known.unsaved_uses(), **part)
-
-    async def load_listed(self, session_ids: Sequence[str]) -> dict[str, Session]:
-        """Those of these sessions that exist, as the database has them; none of them is cached."""
-        folded: list[Conversation] = []
-        found = await sessions_in(self._database, session_ids, self.registry, folded)
-        if folded:  # once is enough; a list waits for nothing that is written
-            self.registry.known.soon(partial(self._database.write_checkpoints, folded))
-        return found
-
-
 async def newest_of(listing: Listing, **part: Any) -> list[ListPosition]:
     """A part of all sessions of a listing; put in order in a thread where there are many."""
     choose = partial(listing.newest, **part)
@@ -137,11 +114,11 @@ async def newest_of(listing: Listing, **part: Any) -> list[ListPosition]:
     return [ListPosition(moment_of(used), session_id) for used, session_id in chosen]
 
 
-async def load_each(source: Source, session_ids: Sequence[str]) -> dict[str, Session]:
+async def load_each(load: Callable[[str], Awaitable[Journal | None]], session_ids: Sequence[str]) -> dict[str, Session]:
     """Those of these sessions that exist, loaded one after the other."""
     found = {}
     for session_id in reversed(session_ids):  # so that the newest stays in memory longest
-        if (journal := await source.load(session_id)) is not None:
+        if (journal := await load(session_id)) is not None:
             found[session_id] = Session.of(journal)
     return found
 

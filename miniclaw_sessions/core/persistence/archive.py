@@ -14,19 +14,17 @@ from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from typing import Protocol
 
 from anyio import to_thread
 
-from miniclaw_sessions.core.persistence.whole_files import opened, opened_file
+from miniclaw_sessions.core.persistence.whole_files import opened_file
 from miniclaw_sessions.core.protocol.encoding import decode_entry
 from miniclaw_sessions.core.protocol.entries import FOLLOWED, METADATA, Custom
 from miniclaw_sessions.core.stores.base import SessionHead, StoredEntry
 from miniclaw_sessions.core.stores.encrypted import open_entry
 from miniclaw_sessions.core.stores.jsonl.lines import header_of
-from miniclaw_sessions.core.stores.shared import Archiving, SharedStore
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.encryption import KeyRing, PieceSealer
 from miniclaw_sessions.errors import InvalidMessage, NotEncrypted, StoreUnavailable
@@ -74,60 +72,6 @@ class Archive(Protocol):
         ...
 
 
-class ArchiveTable:
-    """The archive of a database that several processes share: the same bytes as a directory's files, in rows."""
-
-    def __init__(self, store: SharedStore, encryption: KeyRing | None = None) -> None:
-        self._store = store
-        self._encryption = encryption
-
-    def archiving(self, at: datetime) -> Archiving:
-        """How the store makes an archived file of a session that it removes."""
-        keys = self._encryption
-
-        def archive(head: SessionHead, entries: AsyncIterator[StoredEntry]) -> tuple[str, AsyncIterator[bytes]]:
-            name = _name_of(head, at)
-            return name, _in_pieces(_sealed(keys, name, _lines(head, _opened_entries(keys, head, entries))))
-
-        return archive
-
-    async def has(self, session_id: str) -> bool:
-        """True if there is an archived file of the session."""
-        return await self.newest(session_id) is not None
-
-    async def newest(self, session_id: str) -> str | None:
-        """The name of the newest archived file of a session, or None."""
-        return max(await self._store.archived(session_id), default=None)
-
-    async def names(self) -> list[str]:
-        """The names of all archived files, in order."""
-        return await self._store.archived()
-
-    async def forget(self, session_id: str, *, anew: bool = False) -> int:  # noqa: ARG002 - it is always looked at
-        """Delete all archived files of a session."""
-        return await self._store.delete_archived(session_id)
-
-    async def delete(self, name: str) -> None:
-        """Delete one archived file."""
-        await self._store.delete_archived(session_of(name), [name])
-
-    async def read(self, name: str) -> AsyncIterator[bytes]:
-        """The content of an archived file."""
-        pieces = self._store.read_archived(session_of(name), name)
-        if self._encryption is None:
-            async for piece in pieces:
-                yield piece
-            return
-        data = b"".join([piece async for piece in pieces])
-        try:
-            content = await to_thread.run_sync(
-                lambda keys: b"".join(opened(keys, BytesIO(data), name)), self._encryption
-            )
-        except NotEncrypted:  # from before it was encrypted
-            content = data
-        yield content
-
-
 async def write_archived_file(path: Path, name: str, pieces: AsyncIterator[bytes]) -> None:
     """Write an archived file as it comes, durably, into a directory that is made if need be.
 
@@ -170,8 +114,8 @@ class ArchiveDirectory:
         Raises:
             OSError: it could not be written; no file is left.
         """
-        name = _name_of(head, at)
-        await write_archived_file(self.path, name, _sealed(self._encryption, name, _lines(head, entries)))
+        name = name_of(head, at)
+        await write_archived_file(self.path, name, sealed(self._encryption, name, encoded_lines(head, entries)))
         if self._known is not None:
             self._known.setdefault(head.session_id, set()).add(name)
         return name
@@ -264,7 +208,8 @@ class ArchiveDirectory:
         return _plain(file)
 
 
-def _name_of(head: SessionHead, at: datetime) -> str:
+def name_of(head: SessionHead, at: datetime) -> str:
+    """The name of the file of a session that is archived at this time."""
     return f"{at:{_TIME}}-{head.session_id}{SUFFIX}"
 
 
@@ -321,13 +266,14 @@ def _opened(keys: KeyRing, file: Path) -> Iterator[bytes]:
         yield from _plain(file)
 
 
-async def _lines(head: SessionHead, entries: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def encoded_lines(head: SessionHead, entries: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The lines of an archived file: the header, and an entry each."""
     yield header_of(head).rstrip() + b"\n"
     async for entry in entries:
         yield entry + b"\n"
 
 
-async def _opened_entries(
+async def opened_entries(
     keys: KeyRing | None, head: SessionHead, entries: AsyncIterator[StoredEntry]
 ) -> AsyncIterator[bytes]:
     """Entries as they were said; what is damaged stays so, and keeps nobody from expiring."""
@@ -336,7 +282,7 @@ async def _opened_entries(
         yield entry.encoded
 
 
-async def _in_pieces(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def in_pieces(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The same bytes in pieces of some size, so that a row of them is neither tiny nor huge."""
     held = bytearray()
     async for block in blocks:
@@ -348,7 +294,7 @@ async def _in_pieces(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield bytes(held)
 
 
-async def _sealed(keys: KeyRing | None, name: str, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def sealed(keys: KeyRing | None, name: str, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """What is to be written: the lines, or what becomes of them."""
     sealer = None if keys is None else PieceSealer(keys, name)
     async for line in lines:

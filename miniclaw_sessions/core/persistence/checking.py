@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from types import MappingProxyType
 
@@ -22,7 +22,7 @@ from miniclaw_sessions.core.protocol.encoding import decode_entry
 from miniclaw_sessions.core.protocol.entries import BranchSummary, MessageEntry
 from miniclaw_sessions.core.stores.base import Store, StoredEntry, StoredHead
 from miniclaw_sessions.core.stores.branches import walk_up
-from miniclaw_sessions.core.stores.reading import PAGE, read_all
+from miniclaw_sessions.core.stores.reading import read_all
 from miniclaw_sessions.disk import Found
 from miniclaw_sessions.encryption import is_sealed
 from miniclaw_sessions.errors import InvalidMessage, SchemaTooNew, SessionUnavailable, StoreCorrupt, StoreUnavailable
@@ -160,40 +160,8 @@ class Check:
             )
 
 
-async def check_database(
-    store: Store,
-    checkpoints: Callable[[Sequence[str]], Awaitable[Sequence[Snapshot]]],
-    on_progress: Callable[[Progress], None],
-) -> CheckReport:
-    """Look at every entry of a shared store, and compare every checkpoint with the entries. Changes nothing.
-
-    Args:
-        store: the transcripts.
-        checkpoints: what the checkpoints of some sessions say, those that are sound.
-        on_progress: told how far it has come.
-    """
-    problems = await store.check()
-    total, sessions, entries = await store.count(), 0, 0
-    async for page in _pages_of(store.heads()):
-        sessions, entries = sessions + len(page), entries + sum(one.last_sequence for one in page.values())
-        for snapshot in await checkpoints(list(page)):
-            problems += await _problems_of_checkpoint(store, snapshot, page[snapshot.state.session_id])
-        on_progress(Progress("checking", sessions, max(total, sessions)))
-    return CheckReport(sessions=sessions, entries=entries, problems=problems)
-
-
-async def _pages_of(heads: AsyncIterator[StoredHead]) -> AsyncIterator[dict[str, StoredHead]]:
-    page: dict[str, StoredHead] = {}
-    async for stored in heads:
-        page[stored.head.session_id] = stored
-        if len(page) == PAGE:
-            yield page
-            page = {}
-    if page:
-        yield page
-
-
-async def _problems_of_checkpoint(store: Store, snapshot: Snapshot, stored: StoredHead) -> list[str]:
+async def problems_of_checkpoint(store: Store, snapshot: Snapshot, stored: StoredHead) -> list[str]:
+    """How a checkpoint contradicts the entries of its session, one sentence each."""
     state = snapshot.state
     if state.incarnation != stored.head.incarnation:  # nobody looks at it
         return []

@@ -1,28 +1,14 @@
-"""Where the newest state of sessions is kept beside their entries: in files (`snapshots`), or in the database itself.
+"""Where the newest state of sessions is kept beside their entries: in files (`snapshots`), or in a shared store.
 
-The flusher writes both the same way, and the bytes are the same (`snapshot_file`). In a database that several
-processes share a checkpoint is nothing but a cache: one that is gone, damaged or of an earlier session is passed over,
-and the session is folded from its entries.
+The flusher writes both the same way, and the bytes are the same (`snapshot_file`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple, Protocol
 
-from anyio import to_thread
-
-from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.core.history.state import Snapshot
-from miniclaw_sessions.core.persistence.snapshot_file import decode_snapshot, encode_snapshot
-from miniclaw_sessions.core.stores.base import Checkpoint
-from miniclaw_sessions.core.stores.shared import SharedStore
-from miniclaw_sessions.encryption import KeyRing, is_sealed, of_snapshot
-from miniclaw_sessions.errors import SessionsError, StoreError
-
-LONG_AGO_S = 1e9
-"""A use so many seconds ago changes nothing of what is known of a session's uses."""
 
 
 class Written(NamedTuple):
@@ -43,66 +29,3 @@ class Checkpoints(Protocol):
     async def remove(self, session_id: str) -> int:
         """Delete what there is of a session that is being deleted, durably; how many there were."""
         ...
-
-
-class StoredCheckpoints:
-    """Checkpoints in the database that has the entries too."""
-
-    def __init__(self, store: SharedStore, *, clock: Clock, max_bytes: int, encryption: KeyRing | None) -> None:
-        self._store = store
-        self._clock = clock
-        self._max_bytes = max_bytes
-        self._encryption = encryption
-
-    async def write(self, snapshots: Sequence[Snapshot], *, as_used: bool = True) -> list[Written]:
-        """Write a group of them in one statement; what another process has written meanwhile stays if it is newer.
-
-        Args:
-            snapshots: what is to be kept.
-            as_used: write down as well when the sessions were used.
-        """
-        checkpoints = await to_thread.run_sync(partial(self._encoded, snapshots, as_used=as_used))
-        sound = [one for one in checkpoints if isinstance(one, Checkpoint)]
-        failure: StoreError | None = None
-        try:
-            await self._store.write_checkpoints(sound)
-        except StoreError as error:
-            failure = error
-        return [
-            Written(snapshot.state.session_id, len(one.encoded), failure)
-            if isinstance(one, Checkpoint)
-            else Written(snapshot.state.session_id, 0, one)
-            for snapshot, one in zip(snapshots, checkpoints, strict=True)
-        ]
-
-    async def remove(self, session_id: str) -> int:  # noqa: ARG002 - as of files
-        """They go with the session itself."""
-        return 0
-
-    def decoded(self, checkpoint: Checkpoint) -> Snapshot | None:
-        """What a checkpoint says; None if it is of no use."""
-        session_id, data = checkpoint.session_id, checkpoint.encoded
-        try:
-            if self._encryption is not None:
-                data = self._encryption.open(data, of_snapshot(session_id), f"the checkpoint of {session_id}")
-            elif is_sealed(data):
-                return None
-            snapshot = decode_snapshot(data, stem=session_id, now=self._clock.now(), new_id=self._clock.new_id)
-        except SessionsError:  # whatever is wrong with it, the entries say the same
-            return None
-        same = (checkpoint.incarnation, checkpoint.sequence)
-        return snapshot if (snapshot.state.incarnation, snapshot.state.last_sequence) == same else None
-
-    def _encoded(self, snapshots: Sequence[Snapshot], *, as_used: bool) -> list[Checkpoint | SessionsError]:
-        return [self._one(snapshot, as_used=as_used) for snapshot in snapshots]
-
-    def _one(self, snapshot: Snapshot, *, as_used: bool) -> Checkpoint | SessionsError:
-        state = snapshot.state
-        try:
-            encoded = encode_snapshot(snapshot, max_bytes=self._max_bytes)
-        except SessionsError as error:
-            return error
-        if self._encryption is not None:
-            encoded = self._encryption.seal(encoded, of_snapshot(state.session_id))
-        used_s = max(0.0, (self._clock.now() - state.last_accessed).total_seconds()) if as_used else LONG_AGO_S
-        return Checkpoint(state.session_id, state.incarnation, state.last_sequence, encoded, used_s)

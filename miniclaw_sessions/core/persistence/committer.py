@@ -4,8 +4,8 @@ While a commit is on its way the next group gathers; there is no waiting window,
 cannot be written, nothing is acknowledged: waiters get the error, what was accepted stays in memory in order, and the
 committer tries again with a capped, jittered backoff until the store takes it (rules R6-R8).
 
-Where other processes write the same store, a session may have gone on without us. What we sent is refused then, the
-session makes it anew for the places behind (`SessionLog.rebase`), and it goes with the next group.
+When the store refuses a session's append because it stands elsewhere than we thought, `Committer.on_conflict` decides:
+what waits is made to fit and goes with the next group, or the session is refused.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from copy import copy
-from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 
 from miniclaw_sessions.clock import Clock, sleep_unless
 from miniclaw_sessions.core.events.listeners import Commit, Topic
-from miniclaw_sessions.core.persistence.accepted import Waiting
 from miniclaw_sessions.core.persistence.refusals import Refusals
 from miniclaw_sessions.core.persistence.rounds import Round
-from miniclaw_sessions.core.stores.base import Append, SessionHead, Store, StoredEntry, TurnClaim
+from miniclaw_sessions.core.protocol.entries import Entry
+from miniclaw_sessions.core.stores.base import Append, SessionHead, Store, StoredEntry
 from miniclaw_sessions.errors import ManagerClosed, StoreConflict, StoreError, StoreUnavailable, UnsavedLimit
 from miniclaw_sessions.log import get_logger
 
@@ -40,98 +39,145 @@ RARELY = 10
 """So many times as long as a commit took in vain for one session is waited at least before that is tried again."""
 
 E = TypeVar("E", bound=StoreError)
+M = TypeVar("M", bound=Entry)
 
 
-class Rebased(NamedTuple):
-    """By how much what waits has shrunk, in entries and in bytes."""
+class Shrunk(NamedTuple):
+    """How many entries, and bytes of them, need not be stored any more."""
 
     entries: int
     size: int
 
 
-Rebase = Callable[[StoreConflict], Awaitable[Rebased]]
-"""Makes what waits anew behind what others have stored; raises StoreError where that cannot be, and nothing changed."""
-
 log = get_logger(__name__)
 
 
-class Claim:
-    """The turn of a session that this process has, or asks for, where others answer the same sessions.
+class Receipt(Protocol):
+    """What a call holds of entries that were accepted together, to read after their acknowledgement how they stand.
 
     Attributes:
-        turn: what every append of the session says of it; with no seconds left it is given back.
-        ids: the entries that belong to it: they are stored in this turn or not at all.
-        is_held: whether the store has granted it.
-        is_over: whether the store has been told that it is given back.
-        error: why it is not ours, or no longer.
+        known: the entry that had their idempotency key before; None of them is stored then.
     """
 
-    __slots__ = ("error", "ids", "is_held", "is_over", "turn")
+    @property
+    def known(self) -> Entry | None:
+        """See above."""
+        ...
 
-    def __init__(self, turn: TurnClaim) -> None:
-        self.turn = turn
-        self.ids: set[str] = set()
-        self.is_held = self.is_over = False
-        self.error: StoreConflict | None = None
+    @property
+    def is_given_up(self) -> bool:
+        """Whether they are not stored, and never will be."""
+        ...
 
-    def granted(self, turn: TurnClaim) -> None:
-        """The store has taken an append that said this of the turn."""
-        self.is_held = True
-        self.is_over = turn.seconds <= 0
+    def check(self) -> None:
+        """Raise the reason if they were given up."""
+        ...
+
+    def final(self, entry: M) -> M:
+        """An entry as it is stored. Raises the reason if it was given up."""
+        ...
+
+    def stored(self, entries: list[Entry]) -> list[Entry]:
+        """The entries as they are stored; given up or not."""
+        ...
+
+
+class _InPlace:
+    """The receipt of entries that are stored as they were made."""
+
+    __slots__ = ()
+
+    known = None
+    is_given_up = False
+
+    def check(self) -> None:
+        """They are stored."""
+
+    def final(self, entry: M) -> M:
+        """The entry itself."""
+        return entry
+
+    def stored(self, entries: list[Entry]) -> list[Entry]:
+        """The entries themselves."""
+        return entries
+
+
+IN_PLACE: Receipt = _InPlace()
+"""The receipt of whatever this process alone can store."""
 
 
 class SessionLog:
     """One session's way to the store: what waits, what is on its way, what has arrived.
 
+    Entries are counted from the first that this object was given: their places in the session may change, as
+    `miniclaw_sessions.core.sharing.log` has it, the order in which they were accepted does not.
+
     Attributes:
-        accepted: how many entries it was ever given; places in the session may change, the order of these does not.
-        settled: how many of them are in the store, or were there before.
-        held: how many of them were there before, but are not acknowledged yet, because others before them wait.
-        rebase: what to do when others were first; None: they never are.
-        units: what is not acknowledged, as it stands now; None: others are never first, and it stands where it was put.
-        claim: the turn that is open, or asked for; None: none, or nobody else could have it.
-        fence: the highest number of a turn that is known.
-        must_exist: whether the session was made before anything was accepted for it; no append makes it then.
+        head: whose entries they are.
+        committed: the sequence number of the newest entry that the store has acknowledged.
+        accepted: how many entries were accepted.
+        settled: how many of these are acknowledged.
+        sending: the entries that are on their way to the store; None: none are.
+        rejected: why the store will never take what was accepted; None: it does.
         failure: why the last attempt failed for this session alone; None: it did not.
-        tried: how many of all that were accepted that attempt was about.
+        tried: how many of the accepted entries were part of that attempt, or acknowledged before.
     """
 
-    __slots__ = (
-        *("_sent_turn", "_waiting", "accepted", "claim", "committed", "failure", "fence", "head", "held"),
-        *("must_exist", "rebase", "rejected", "sending", "settled", "tried", "units"),
-    )
+    __slots__ = ("_waiting", "accepted", "committed", "failure", "head", "rejected", "sending", "settled", "tried")
 
     def __init__(self, head: SessionHead, committed: int = 0) -> None:
         self.head = head
         self.committed = committed
-        self.accepted = self.settled = self.held = self.tried = 0
-        self.rebase: Rebase | None = None
-        self.units: Waiting | None = None
-        self.claim: Claim | None = None
-        self.fence = 0
-        self.must_exist = False
-        self._sent_turn: TurnClaim | None = None
+        self.accepted = self.settled = self.tried = 0
         self._waiting: list[StoredEntry] | None = None
         self.sending: list[StoredEntry] | None = None
         self.rejected: StoreError | None = None
         self.failure: StoreUnavailable | None = None
 
-    def share(self, rebase: Rebase) -> None:
-        """Others write the session, too: it is there before anything is accepted for it, and they may be first."""
-        self.rebase, self.units, self.must_exist = rebase, Waiting(), True
+    # --- what a session asks ---------------------------------------------------------------------------------------
+
+    def track(self, entries: Iterable[Entry], *, is_fixed: bool = False, has_one_key: bool = True) -> Receipt:
+        """Note that entries were accepted together, and return how to find them when they are acknowledged.
+
+        Args:
+            entries: in order, as they were accepted.
+            is_fixed: whether they are stored at these very places or not at all.
+            has_one_key: whether the idempotency key of one of them, if no other has one, stands for all of them.
+        """
+        del entries, is_fixed, has_one_key
+        return IN_PLACE
+
+    def receipt(self, entry_id: str) -> Receipt:
+        """The receipt of an entry of the session; call it before the entry is acknowledged."""
+        del entry_id
+        return IN_PLACE
+
+    def final_up_to(self, last_sequence: int) -> int:
+        """The sequence number up to which entries keep their places, where the session ends at `last_sequence`."""
+        return last_sequence
+
+    def in_place(self, pending: list[StoredEntry]) -> list[StoredEntry]:
+        """Those of the pending entries that keep their places: all of them."""
+        return pending
+
+    def may_have_more(self, sequence: int) -> bool:
+        """Whether the store may have entries behind this place."""
+        return sequence < self.committed
 
     @property
     def waiting(self) -> Sequence[StoredEntry]:
-        """Accepted entries that no commit has taken up yet."""
+        """Accepted entries that are not on their way yet."""
         return self._waiting or ()
 
     @property
     def pending(self) -> list[StoredEntry]:
-        """Accepted entries that are not committed, as far as is known."""
+        """Accepted entries that are not acknowledged."""
         return [*(self.sending or ()), *(self._waiting or ())]
 
+    # --- what the committer does -----------------------------------------------------------------------------------
+
     def add(self, entry: StoredEntry) -> bool:
-        """Let an entry wait for the next commit; whether it is the first that waits."""
+        """Let an entry wait for the next commit. Returns True if it is the first that waits."""
         self.accepted += 1
         if self._waiting:
             self._waiting.append(entry)
@@ -140,65 +186,53 @@ class SessionLog:
         return True
 
     def take(self) -> Append:
-        """Everything that waits, now on its way."""
+        """Send everything that waits."""
         self.sending, self._waiting = self._waiting, None
-        self._sent_turn = None if self.claim is None else self.claim.turn
-        return Append(self.head, self.sending or [], turn=self._sent_turn, must_exist=self.must_exist)
+        return Append(self.head, self.sending or [])
+
+    @property
+    def sent(self) -> int:
+        """How many of the accepted entries are acknowledged or on their way."""
+        return self.settled + len(self.sending or ())
 
     def failed(self, error: StoreUnavailable) -> None:
-        """What was on its way waits again, for it could not be stored now; what came since was not tried."""
+        """What was on its way could not be stored now and waits again; what was accepted since was not tried."""
         self.failure = error
-        self.tried = self.accepted if self.sending is None else self.settled + self.held + len(self.sending)
+        self.tried = self.accepted if self.sending is None else self.sent
         self.put_back()
 
     def put_back(self) -> None:
-        """What was on its way waits again, in front."""
+        """What was on its way waits again, before everything else."""
         self._waiting = [*(self.sending or ()), *(self._waiting or ())]
         self.sending = None
 
     def arrived(self, sent: Sequence[StoredEntry]) -> None:
         """What was on its way is in the store."""
         self.committed = sent[-1].sequence
-        self.settled += len(sent) + self.held
-        self.held = 0
-        if self._sent_turn is not None and self.claim is not None:
-            self.claim.granted(self._sent_turn)
-            if self.claim.is_over:
-                self.claim = None
-        if self.units:
-            self.units.discard(entry.entry_id for entry in sent)
+        self.settled += len(sent)
 
     def number_of(self, sequence: int) -> int:
-        """The how manieth of all that was accepted the entry at a place is; of one that was refused, the next one."""
+        """1-based position of the entry with this sequence number among all accepted entries.
+
+        Where it is not among those that wait or are on their way, the position behind the acknowledged ones.
+        """
         newest = (self._waiting or self.sending or ())[-1:]
         return self.accepted - max(0, newest[0].sequence - sequence) if newest else self.settled + 1
 
-    def replace(self, head: SessionHead, waiting: list[StoredEntry], *, committed: int) -> Rebased:
-        """Let other entries wait in the place of those that do: the same ones made anew, without those stored before.
-
-        Args:
-            head: whose they are: of two who make a session at the same time, one goes on with the other's.
-            waiting: what waits now, in order.
-            committed: where the store ends.
-        """
-        before = self.waiting
-        shrunk = Rebased(len(before) - len(waiting), _bytes_of(before) - _bytes_of(waiting))
-        self.head, self.committed, self._waiting = head, committed, waiting or None
-        self.held += shrunk.entries
-        if not waiting:
-            self.settled, self.held = self.settled + self.held, 0
-        return shrunk
-
     def drop(self) -> int:
-        """Forget what waits; the bytes of it."""
-        size = _bytes_of(self.waiting)
+        """Forget what waits. Returns how many bytes that was."""
+        size = bytes_of(self.waiting)
         self._waiting = None
-        if self.units:
-            self.units.clear()
         return size
 
 
-def _bytes_of(entries: Iterable[StoredEntry]) -> int:
+async def _refuse(_: SessionLog, conflict: StoreConflict) -> Shrunk:
+    """Nothing can be done about a conflict."""
+    raise conflict
+
+
+def bytes_of(entries: Iterable[StoredEntry]) -> int:
+    """How many bytes entries have together."""
     return sum(len(entry.encoded) for entry in entries)
 
 
@@ -225,8 +259,11 @@ class Committer:
         self.failure: StoreUnavailable | None = None
         self.commits: Topic[Commit] = Topic() if commits is None else commits
         """Published after each commit, before those who wait for it go on."""
-        self.restore: Callable[[SessionLog, StoreConflict], Awaitable[Rebased]] | None = None
-        """As `SessionLog.rebase`, for those sessions that have none: the store may lack what it had acknowledged."""
+        self.on_conflict: Callable[[SessionLog, StoreConflict], Awaitable[Shrunk]] = _refuse
+        """Called when the store refuses an append with StoreConflict: makes what waits fit for the next commit.
+
+        It raises StoreError where that cannot be done, and has changed nothing then.
+        """
         self.refusals = Refusals(clock)
         """Which sessions' commits were refused, and not taken since."""
         self.lost: StoreUnavailable | None = None
@@ -238,7 +275,7 @@ class Committer:
         self._clock = clock
         self._max_unsaved_bytes = max_unsaved_bytes
         self._queued: dict[SessionLog, None] = {}
-        self._rebasing: dict[SessionLog, None] = {}  # which others were first with
+        self._in_conflict: dict[SessionLog, None] = {}  # whose append the store refused, and which are being mended
         self._tasks: TaskGroup | None = None
         self._delayed: dict[SessionLog, None] = {}  # which the store could not write, and are tried again
         self._retry_at = self._hurried_at = 0.0
@@ -315,8 +352,7 @@ class Committer:
             is_news = session.failure is not known and number <= session.tried
             if (failure := self.failure or (session.failure if is_news else None)) is not None:
                 raise anew(failure, _STILL_THERE if self.accepting else "")
-            settled = session.settled + session.held
-            on_its_way = session.sending is not None and number <= settled + len(session.sending)
+            on_its_way = session.sending is not None and number <= session.sent
             await (self._this_round if on_its_way else self._next_round).wait()
 
     async def drain(self) -> None:
@@ -325,7 +361,7 @@ class Committer:
         Raises:
             StoreUnavailable: the store cannot take it now.
         """
-        overtaken = [(session, session.accepted) for session in (*self._rebasing, *self._queued)]
+        overtaken = [(session, session.accepted) for session in (*self._in_conflict, *self._queued)]
         await self._look()
         if self._delayed:
             self._retry_delayed()
@@ -338,7 +374,7 @@ class Committer:
         elif self.busy_since is not None:
             await self._this_round.ended()
         for session, number in overtaken:
-            while session.settled < number and session in (*self._rebasing, *self._queued) and self.failure is None:
+            while session.settled < number and session in (*self._in_conflict, *self._queued) and self.failure is None:
                 await self._next_round.wait()
         self.check_store()
         for session in self._delayed:
@@ -381,7 +417,7 @@ class Committer:
             self._wake = anyio.Event()
             if self._queued:
                 await self._commit()
-            if self._closing and (self.failure is not None or not (self._queued or self._rebasing)):
+            if self._closing and (self.failure is not None or not (self._queued or self._in_conflict)):
                 return
             if self.failure is not None:
                 await sleep_unless(self._clock, self._clock.jitter(backoff), self._hurry)
@@ -452,9 +488,9 @@ class Committer:
             if isinstance(outcome, StoreUnavailable):
                 self._delay(session, outcome)
                 continue
-            if isinstance(outcome, StoreConflict) and (rebase := session.rebase or self._restoring(session)):
+            if isinstance(outcome, StoreConflict):
                 session.put_back()
-                self._overtaken(session, rebase, outcome)
+                self._resolve_later(session, outcome)
                 continue
             sent, session.sending = session.sending or [], None
             self._unsaved_entries -= len(sent)
@@ -471,20 +507,17 @@ class Committer:
                 self._reject(session, outcome)
         return appended
 
-    def _restoring(self, session: SessionLog) -> Rebase | None:
-        return None if self.restore is None else partial(self.restore, session)
-
-    def _overtaken(self, session: SessionLog, rebase: Rebase, conflict: StoreConflict) -> None:
-        """Others were first with a session: it makes what waits anew, while the commits of all others go on."""
+    def _resolve_later(self, session: SessionLog, conflict: StoreConflict) -> None:
+        """Resolve the conflict of one session, while the commits of all others go on."""
         assert self._tasks is not None  # noqa: S101 - nothing is committed outside of `run`
         self._queued.pop(session, None)
-        self._rebasing[session] = None
-        self._tasks.start_soon(self._rebase, session, rebase, conflict, name=f"rebase {session.head.session_id}")
+        self._in_conflict[session] = None
+        self._tasks.start_soon(self._resolve, session, conflict, name=f"conflict of {session.head.session_id}")
 
-    async def _rebase(self, session: SessionLog, rebase: Rebase, conflict: StoreConflict) -> None:
-        """Let a session make what waits anew behind what others have stored, and wait for the next commit."""
+    async def _resolve(self, session: SessionLog, conflict: StoreConflict) -> None:
+        """Wait until what waits of a session fits, and let it go with the next commit."""
         try:
-            shrunk = await rebase(conflict)
+            shrunk = await self.on_conflict(session, conflict)
         except StoreUnavailable as error:
             self._delay(session, error)
         except StoreError as error:
@@ -497,7 +530,7 @@ class Committer:
             if session.waiting:
                 self._queued[session] = None
         finally:
-            self._rebasing.pop(session, None)
+            self._in_conflict.pop(session, None)
             self._wake.set()
         self._next_round.look()
 

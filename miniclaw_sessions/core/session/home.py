@@ -1,19 +1,21 @@
-"""What a session needs of the place where it lives: what saves it, and what makes another session beside it."""
+"""What a session needs of the place where it lives: what saves it, who may answer it, and what makes another one."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, TypeVar
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.core.persistence.committer import SessionLog
 from miniclaw_sessions.core.persistence.flusher import Flushable
+from miniclaw_sessions.core.protocol.entries import EntryBase
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.session.owner import Owner
 from miniclaw_sessions.core.stores.base import Store, StoredEntry
 
-if TYPE_CHECKING:
-    from miniclaw_sessions.core.session.journal import Journal
+J = TypeVar("J")
+T = TypeVar("T")
 
 
 class Commits(Protocol):
@@ -44,8 +46,77 @@ class Flushes(Protocol):
         ...
 
 
-class Home(Protocol):
-    """Where sessions live: a manager, or the memory. What saves them, and what makes another one beside them."""
+class Ownership(Protocol):
+    """Who may answer a session while one of its turns is open.
+
+    Either this process alone, or whichever of several processes has claimed the turn in the store.
+
+    Attributes:
+        is_contested: whether other processes may answer the session, or add to it.
+    """
+
+    @property
+    def is_contested(self) -> bool:
+        """See above."""
+        ...
+
+    async def is_held(self) -> bool:
+        """Whether the store says that a process has the session's turn.
+
+        Raises:
+            StoreUnavailable: the store cannot be asked.
+        """
+        ...
+
+    async def wait_for_others(self) -> None:
+        """Return when no other process has the session's turn.
+
+        Raises:
+            StoreUnavailable: the store cannot be asked.
+        """
+        ...
+
+    async def begin(self, begin: Callable[[], Awaitable[T]]) -> T:
+        """Call `begin`, which commits what the turn begins with, until no other process is first.
+
+        Raises:
+            SessionDeleted: another process has deleted the session.
+            StoreUnavailable: the store cannot be read.
+        """
+        ...
+
+    async def take(self) -> None:
+        """Claim the turn alone, for a message that is stored already; the session is then as it is stored.
+
+        Raises:
+            TurnTaken: another process has it.
+            StoreError: it could not be claimed.
+        """
+        ...
+
+    def include(self, entries: Iterable[EntryBase]) -> None:
+        """Entries that are being accepted belong to the turn: they are stored in it, or not at all.
+
+        Raises:
+            TurnTaken: another process has taken over.
+        """
+        ...
+
+    def check(self) -> None:
+        """Raise TurnTaken unless the store has granted the turn, and no other process has taken over since."""
+        ...
+
+    def end_with_next_commit(self) -> None:
+        """Let the commit of what is accepted next give the turn back."""
+        ...
+
+    async def give_back(self) -> None:
+        """Let others have the turn, if they have not been let; if the store cannot be reached, its time runs out."""
+        ...
+
+
+class Home(Protocol[J]):
+    """Where sessions live: a manager, or the memory. `J` is the journal of a session."""
 
     @property
     def clock(self) -> Clock:
@@ -68,11 +139,6 @@ class Home(Protocol):
         ...
 
     @property
-    def turn_lease_s(self) -> float:
-        """How long a turn stays ours without a sign of life, where other processes answer the same sessions."""
-        ...
-
-    @property
     def max_message_bytes(self) -> int:
         """How large one message may be, as JSON."""
         ...
@@ -87,7 +153,11 @@ class Home(Protocol):
         """The thread and the event loop that its sessions may be used from."""
         ...
 
-    def new_journal(self, key: SessionKey, *, purpose: str) -> AbstractAsyncContextManager[Journal]:
+    def ownership(self, journal: J) -> Ownership:
+        """Who may answer a session during one turn."""
+        ...
+
+    def new_journal(self, key: SessionKey, *, purpose: str) -> AbstractAsyncContextManager[J]:
         """A new session that nobody else sees until the block has ended well; else nothing of it is left."""
         ...
 

@@ -21,8 +21,7 @@ from miniclaw_sessions.core.history.branch import Branch, summary_messages
 from miniclaw_sessions.core.history.branches import BranchMap
 from miniclaw_sessions.core.history.conversation import REMEMBERED_KEYS, Conversation
 from miniclaw_sessions.core.history.state import Snapshot
-from miniclaw_sessions.core.persistence.accepted import Accepted, Held
-from miniclaw_sessions.core.persistence.committer import SessionLog, anew
+from miniclaw_sessions.core.persistence.committer import Receipt, SessionLog, anew
 from miniclaw_sessions.core.protocol.encoding import (
     encode_json,
     encode_message,
@@ -57,9 +56,6 @@ ACCESS_RESOLUTION = timedelta(hours=1)
 
 MAX_IDEMPOTENCY_KEY = 512
 """Characters that an idempotency key may have: a session remembers hundreds of them."""
-
-LOOK_AGAIN_S = 0.3
-"""How often a turn that another process has is looked at, until it is over."""
 
 E = TypeVar("E", bound=EntryBase)
 
@@ -112,14 +108,22 @@ class Journal:
         "turn",
     )
 
-    def __init__(self, conversation: Conversation, home: Home, *, committed: int = 0, dirty: bool = False) -> None:
+    def __init__(
+        self,
+        conversation: Conversation,
+        home: Home[Journal],
+        *,
+        committed: int = 0,
+        dirty: bool = False,
+        log: type[SessionLog] = SessionLog,
+    ) -> None:
         self.session_id = conversation.state.session_id
         self.conversation = conversation
         self.home = home
         head = SessionHead(
             self.session_id, conversation.state.key, conversation.state.incarnation, conversation.state.created_at
         )
-        self.log = SessionLog(head, committed)
+        self.log = log(head, committed)
         self.branches = BranchMap()
         self.evicted = 0
         self.turn: OpenTurn | None = None
@@ -165,8 +169,8 @@ class Journal:
 
     @property
     def final_sequence(self) -> int:
-        """The sequence number up to which entries keep their places: where others may be first, the committed one."""
-        return self.last_sequence if self.log.units is None else self.log.committed
+        """The sequence number up to which entries keep their places."""
+        return self.log.final_up_to(self.last_sequence)
 
     @property
     def newest_waiting(self) -> str | None:
@@ -245,20 +249,8 @@ class Journal:
         """
         self.refuse_reentry()
         async with self.turn_lock:
-            if self.home.store.shared:
-                await self.wait_for_others()
+            await self.home.ownership(self).wait_for_others()
             yield
-
-    async def wait_for_others(self) -> None:
-        """Return when the turn that another process has is over, or has timed out.
-
-        Raises:
-            StoreUnavailable: the store cannot be asked.
-        """
-        while (stored := await self.home.store.head(self.session_id)) is not None:
-            if stored.turn is None or stored.turn.is_over:
-                return
-            await self.home.clock.sleep(self.home.clock.jitter(LOOK_AGAIN_S))
 
     def refuse_reentry(self) -> None:
         """Waiting for the session's turn must not be waiting for oneself.
@@ -305,8 +297,7 @@ class Journal:
         self.check_entry(entry, len(encoded))
         home.committer.check_room(len(encoded))
         self._accept(entry, encoded)
-        if self.log.units is not None:
-            self.log.units[entry.id] = Accepted([entry])
+        self.log.track((entry,))
         return entry
 
     def accept(
@@ -316,17 +307,17 @@ class Journal:
         branch: Branch | None = None,
         is_fixed: bool = False,
         has_one_key: bool = False,
-    ) -> Accepted | None:
+    ) -> Receipt:
         """Accept entries that were made for the places that follow, all of them or none.
 
         Args:
             entries: in order, each as `next_entry` makes it, with its JSON.
             branch: where one of them moves the leaf: the branch that it moves to.
-            is_fixed: whether they may stand nowhere else, should another process have been first.
+            is_fixed: whether they are stored at these very places or not at all, should another process be first.
             has_one_key: whether the idempotency key of one of them, if no other has one, stands for all of them.
 
         Returns:
-            How they stand from now on, where other processes may be first; None: as they were made.
+            How to find them when they are acknowledged.
 
         Raises:
             LeafMoved: something was accepted since they were made.
@@ -346,11 +337,7 @@ class Journal:
             self._accept(entry, encoded)
             if self.conversation.lacks_branch and branch is not None:
                 self.conversation.rebuild(branch)
-        if self.log.units is None:
-            return None
-        accepted = Accepted((entry for entry, _ in entries), is_fixed=is_fixed, has_one_key=has_one_key)
-        self.log.units.update(dict.fromkeys(accepted.entries, accepted))
-        return accepted
+        return self.log.track((entry for entry, _ in entries), is_fixed=is_fixed, has_one_key=has_one_key)
 
     def next_entry(self, kind: type[E], before: Sequence[tuple[Entry, bytes]] = (), **fields: Any) -> E:
         """An entry for the place behind the newest one, and behind those that are accepted together with it."""
@@ -447,10 +434,6 @@ class Journal:
             if isinstance(found, MessageEntry):
                 return found
         return self._without_text(stored.entry_id, stored.sequence)
-
-    def held(self, entry: MessageEntry) -> Held:
-        """An entry of the session, to be read again when it is acknowledged; to be called before that."""
-        return Held(entry, None if self.log.units is None else self.log.units.get(entry.id))
 
     def find_duplicate(self, idempotency_key: str) -> MessageEntry | None:
         """The entry that was accepted with this idempotency key, if it is remembered."""

@@ -13,8 +13,10 @@ from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.persistence.committer import SessionLog
 from miniclaw_sessions.core.persistence.flusher import Flushable
 from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.session.home import Ownership
 from miniclaw_sessions.core.session.journal import Journal
 from miniclaw_sessions.core.session.owner import Owner
+from miniclaw_sessions.core.session.turn import SOLE_OWNER
 from miniclaw_sessions.core.stores.base import Append, StoredEntry
 from miniclaw_sessions.core.stores.memory import MemoryStore
 
@@ -22,7 +24,6 @@ from miniclaw_sessions.core.stores.memory import MemoryStore
 class MemoryHome:
     """The home of sessions that belong to no manager; it is its own committer and flusher."""
 
-    turn_lease_s = 0.0
     max_message_bytes = max_metadata_bytes = 2**62
 
     def __init__(self, clock: Clock, window: int) -> None:
@@ -44,9 +45,12 @@ class MemoryHome:
     def journal(self, key: SessionKey) -> Journal:
         """A session without any entries."""
         clock = self.clock
-        return Journal(
-            Conversation.new(key, incarnation=clock.new_id(), created_at=clock.now(), capacity=self._window), self
-        )
+        conversation = Conversation.new(key, incarnation=clock.new_id(), created_at=clock.now(), capacity=self._window)
+        return Journal(conversation, self)
+
+    def ownership(self, journal: Journal) -> Ownership:  # noqa: ARG002 - the home's
+        """Nobody else can answer it."""
+        return SOLE_OWNER
 
     @asynccontextmanager
     async def new_journal(self, key: SessionKey, *, purpose: str) -> AsyncIterator[Journal]:  # noqa: ARG002 - nobody could see it half made

@@ -29,17 +29,22 @@ class TreeReader:
 
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         """The entries with a sequence greater than `after`, oldest first, at most `limit` of them."""
-        pending = self._pending()  # before the store is asked: what it commits meanwhile is then seen twice, not never
-        page = await self._store.read(session_id, after=after, limit=limit) if self._store.keeps_entries else []
+        del session_id
+        return await self._read(after, limit, self._pending())
+
+    async def read_in_place(self, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
+        """As `read`, but only entries that keep their place."""
+        return await self._read(after, limit, self._log.in_place(self._pending()))
+
+    async def _read(self, after: int, limit: int | None, pending: Sequence[StoredEntry]) -> list[StoredEntry]:
+        """The store's entries, and behind them those of `pending`.
+
+        `pending` is taken before the store is asked: what is committed meanwhile is then seen twice, and not never.
+        """
+        page = await self._store.read(self._session_id, after=after, limit=limit) if self._store.keeps_entries else []
         last = page[-1].sequence if page else after
         page += [entry for entry in pending if entry.sequence > last]
         return page if limit is None else page[:limit]
-
-    async def read_in_place(self, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
-        """As `read`, but only entries that keep their place: where others may be first, those that the store has."""
-        if self._log.units is None:
-            return await self.read(self._session_id, after=after, limit=limit)
-        return await self._store.read(self._session_id, after=after, limit=limit)
 
     async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:
         """The entry with this id, or None."""

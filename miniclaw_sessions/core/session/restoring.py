@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from miniclaw_sessions.core.history.window import Kept
-from miniclaw_sessions.core.persistence.committer import Rebased, SessionLog
+from miniclaw_sessions.core.persistence.committer import SessionLog, Shrunk
 from miniclaw_sessions.core.protocol.entries import place_of_parent
 from miniclaw_sessions.core.protocol.messages import Role
 from miniclaw_sessions.core.session.journal import Journal
@@ -22,7 +22,7 @@ from miniclaw_sessions.log import get_logger
 log = get_logger(__name__)
 
 
-async def restore(find: Callable[[str], Journal | None], refused: SessionLog, conflict: StoreConflict) -> Rebased:
+async def restore(find: Callable[[str], Journal | None], refused: SessionLog, conflict: StoreConflict) -> Shrunk:
     """Write what the store lacks of a session's acknowledged entries; what waits stays as it is.
 
     Args:
@@ -60,7 +60,7 @@ async def restore(find: Callable[[str], Journal | None], refused: SessionLog, co
         session_id=journal.session_id,
         entries=len(missing),
     )
-    return Rebased(0, 0)
+    return Shrunk(0, 0)
 
 
 def _is_whole(journal: Journal, missing: list[Kept], last: int) -> bool:

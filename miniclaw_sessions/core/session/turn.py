@@ -8,11 +8,11 @@ an error result, so that the history stays legal and shows what happened.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import anyio
 import msgspec
@@ -20,22 +20,19 @@ from msgspec import UNSET, UnsetType
 
 from miniclaw_sessions.core.history.branch import Branch
 from miniclaw_sessions.core.history.pairing import open_calls, with_answers
-from miniclaw_sessions.core.persistence.committer import Claim
-from miniclaw_sessions.core.protocol.entries import BranchSummary, Entry, LeafMove, MessageEntry
+from miniclaw_sessions.core.protocol.entries import BranchSummary, Entry, EntryBase, LeafMove, MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message, as_message
+from miniclaw_sessions.core.session.home import Ownership
 from miniclaw_sessions.core.session.journal import Journal
 from miniclaw_sessions.core.session.owner import guarded
-from miniclaw_sessions.core.session.rebasing import refresh
 from miniclaw_sessions.core.session.tree import SessionTree
 from miniclaw_sessions.core.session.unit import Unit
-from miniclaw_sessions.core.stores.base import Append, TurnClaim
 from miniclaw_sessions.errors import (
     DuplicateMessage,
     LeafMoved,
     NothingToResume,
     SessionDeleted,
     SessionsError,
-    StoreConflict,
     TurnInProgress,
     TurnTaken,
 )
@@ -46,6 +43,8 @@ INTERRUPTED = "The tool call was interrupted; it has no result."
 ABANDONED = "The user went on without waiting for this tool call; it has no result."
 """What stands for the result of a call that was open when the next message came."""
 
+
+T = TypeVar("T")
 
 Place = str | UnsetType | None
 """The entry that a turn follows; None: it begins at the root; unset: it follows the leaf, wherever that is."""
@@ -86,6 +85,44 @@ class Opening:
         self.entries: list[Entry] = []
 
 
+class _SoleOwner:
+    """This process alone answers its sessions: a turn is ours when it has the session's turn lock."""
+
+    __slots__ = ()
+
+    is_contested = False
+
+    async def is_held(self) -> bool:
+        """The store says nothing about turns."""
+        return False
+
+    async def wait_for_others(self) -> None:
+        """There are no others."""
+
+    async def begin(self, begin: Callable[[], Awaitable[T]]) -> T:
+        """Begin it."""
+        return await begin()
+
+    async def take(self) -> None:
+        """It is ours."""
+
+    def include(self, entries: Iterable[EntryBase]) -> None:
+        """Nobody can take the turn from them."""
+
+    def check(self) -> None:
+        """It is ours."""
+
+    def end_with_next_commit(self) -> None:
+        """Nobody waits for its end but in this process."""
+
+    async def give_back(self) -> None:
+        """As above."""
+
+
+SOLE_OWNER: Ownership = _SoleOwner()
+"""The ownership of every turn where no other process answers the sessions."""
+
+
 @guarded(attrgetter("_journal.home.owner"), anywhere=("messages", "entries"))
 class Turn:
     """`async with session.turn(message) as turn`: waits, commits `message`, and saves what is staged at the end.
@@ -124,7 +161,7 @@ class Turn:
         self._count_joined = 0
         self._taken_up: list[MessageEntry] = []
         self._work: anyio.CancelScope | None = None
-        self._claim: Claim | None = None
+        self._ownership = journal.home.ownership(journal)
 
     def __repr__(self) -> str:
         state = "open" if self.is_open else "closed"
@@ -176,6 +213,11 @@ class Turn:
         self._joined.append(self._extend(staged))
         self._count_joined += len(staged)
         await self._saved()
+
+    async def _saved(self) -> None:
+        """Return when all that was accepted is acknowledged, in this turn."""
+        await self._journal.saved()
+        self._ownership.check()
 
     @property
     def said(self) -> list[Message]:
@@ -240,10 +282,10 @@ class Turn:
             raise TurnInProgress("a turn is entered once, its reply would be saved twice; call `session.turn()` again")
         await self._journal.turn_lock.acquire()
         try:
-            self._message = await self._begin_alone()
+            self._message = await self._ownership.begin(self._begin)
         except BaseException:
-            with anyio.CancelScope(shield=True):
-                await self._give_back()
+            with anyio.CancelScope(shield=True):  # or a cancelled caller would leave the turn to its lease
+                await self._ownership.give_back()
             self._journal.turn_lock.release()
             raise
         self.is_open = True
@@ -254,83 +296,25 @@ class Turn:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            with anyio.CancelScope(shield=True):
+            with anyio.CancelScope(shield=True):  # else a cancelled turn would lose the steps that it has staged
                 try:
                     await self._finish(failed=error is not None)
-                finally:
-                    await self._give_back()
+                finally:  # also where they could not be saved: other processes need not wait for the lease
+                    await self._ownership.give_back()
         except SessionsError:
             if error is None:
                 raise  # else the body's own error tells more
-        finally:
+        finally:  # last, so that no other turn begins before this one's end is stored
             self.is_open = False
             self._journal.turn_ended(self)
             self._journal.turn_lock.release()
-
-    async def _begin_alone(self) -> MessageEntry:
-        """`_begin`, when no other process answers the session."""
-        journal = self._journal
-        if not journal.home.store.shared:
-            return await self._begin()
-        while True:
-            await journal.saved()  # what waits of a former turn goes in that one or not at all, never in this one
-            if not await refresh(journal):
-                raise SessionDeleted(f"session {self.session_id} was deleted by another process")
-            owner, seconds = journal.home.clock.new_id(), journal.home.turn_lease_s
-            self._claim = Claim(TurnClaim(journal.log.fence + 1, owner, seconds))
-            try:
-                return await self._begin()
-            except TurnTaken:
-                await self._give_back()
-                await journal.wait_for_others()
-
-    async def _take(self) -> None:
-        """Take the turn without a word, for a message that is stored already, and learn what was said until then.
-
-        Raises:
-            TurnTaken: another process has it.
-        """
-        if (claim := self._claim) is None:
-            return
-        log = self._journal.log
-        (outcome,) = await self._journal.home.store.append([Append(log.head, (), turn=claim.turn, must_exist=True)])
-        if isinstance(outcome, StoreConflict):
-            raise TurnTaken(self.session_id) from outcome
-        if outcome is not None:
-            raise outcome
-        claim.granted(claim.turn)
-        log.claim = claim
-        await refresh(self._journal)
-
-    async def _saved(self) -> None:
-        """Return when all that was accepted is acknowledged, in this turn."""
-        await self._journal.saved()
-        if (claim := self._claim) is not None and claim.error is not None:
-            raise TurnTaken(self.session_id) from claim.error
-
-    async def _give_back(self) -> None:
-        """Let others have the turn; if that cannot be told now, its time runs out."""
-        claim, self._claim = self._claim, None
-        log = self._journal.log
-        if claim is not None and log.claim is claim and log.sending:  # what is on its way would take it, or prolong it
-            with suppress(SessionsError):
-                await self._journal.saved()
-        if claim is not None and log.claim is claim and log.pending:  # what waits goes in this turn or not at all
-            claim.turn = msgspec.structs.replace(claim.turn, seconds=0.0)
-            return
-        if log.claim is claim:
-            log.claim = None
-        if claim is not None and claim.is_held and not claim.is_over and claim.error is None:
-            over = msgspec.structs.replace(claim.turn, seconds=0.0)
-            with suppress(SessionsError):
-                await self._journal.home.store.append([Append(log.head, (), turn=over, must_exist=True)])
 
     async def _begin(self) -> MessageEntry:
         """Commit the user's message, or take up the one that a former process left unanswered."""
         if self._journal.is_deleted:
             raise SessionDeleted(f"session {self.session_id} was deleted while its turn was waited for")
         if self._request is None:
-            await self._take()
+            await self._ownership.take()
             return await self._take_up()
         key = self._idempotency_key
         known = await self._journal.find_by_key(key) if key is not None else None
@@ -340,7 +324,7 @@ class Turn:
             self._close_what_was_left(self._request)
             return await self._ask(self._request)
         await self._journal.saved()
-        await self._take()
+        await self._ownership.take()
         if not await self._is_unanswered(known):
             raise DuplicateMessage(self.session_id, key or "", known.id)
         return await self._take_up()
@@ -348,13 +332,11 @@ class Turn:
     async def _ask(self, request: Message) -> MessageEntry:
         self._journal.home.committer.check_store()
         entry = self._journal.append(request, idempotency_key=self._idempotency_key)
-        held = self._journal.held(entry)
-        if (claim := self._claim) is not None:
-            claim.ids.add(entry.id)
-            self._journal.log.claim = claim
+        receipt = self._journal.log.receipt(entry.id)
+        self._ownership.include((entry,))
         await self._saved()
-        stored = held.now
-        if claim is not None and not (claim.is_held and stored.id == entry.id):  # it was brought to others as well
+        stored = receipt.final(entry)
+        if stored.id != entry.id:  # another process was given the same message, and answers it
             raise TurnTaken(self.session_id)
         return stored
 
@@ -380,21 +362,18 @@ class Turn:
             unit.add_custom(*opening.mark, idempotency_key=None if key_of_message else self._idempotency_key)
         for message in said:
             unit.add_message(message, idempotency_key=key_of_message if message is said[-1] else None)
-        if self._claim is not None:
-            self._claim.ids.update(entry.id for entry in unit.entries)
-            journal.log.claim = self._claim
+        self._ownership.include(unit.entries)
         leaf_id = journal.conversation.state.leaf_id
         unit.accept(if_leaf=(leaf_id or "") if moves and callable(opening.at) else None, branch=branch)
-        earlier = [journal.held(entry) for entry in _messages(branch.entries)]
+        earlier = [(entry, journal.log.receipt(entry.id)) for entry in _messages(branch.entries)]
         await self._saved()
         try:
             await unit.saved()
         except LeafMoved as error:  # another process said something that it would leave: it is placed again
             raise TurnTaken(self.session_id) from error
-        if self._claim is not None and not self._claim.is_held:
-            raise TurnTaken(self.session_id)
         opening.entries = unit.entries
-        path = [*(held.now for held in earlier if not held.is_given_up), *_messages(unit.entries)]
+        before_it = [receipt.final(entry) for entry, receipt in earlier if not receipt.is_given_up]
+        path = [*before_it, *_messages(unit.entries)]
         self.is_resumed = True
         return self._beginning_of(path, otherwise=len(path) - 1)
 
@@ -408,7 +387,7 @@ class Turn:
             entry_id = await wanted() if callable(wanted) else wanted
             at = leaf_id if isinstance(entry_id, UnsetType) else entry_id
             # where others may be first, what has a place of its own says so: else it would follow what they have said
-            moves = at != leaf_id or (journal.home.store.shared and entry_id is not UNSET)
+            moves = at != leaf_id or (self._ownership.is_contested and entry_id is not UNSET)
             target = None if at is None else await journal.reader.get(at)
             waiting: Collection[str] = () if at is None else await self.tree.get_waiting(at)
             branch = await journal.reader.window_at(target) if moves else None
@@ -420,11 +399,7 @@ class Turn:
         unit = Unit(self._journal)
         for message in messages:
             unit.add_message(message, continues=True)
-        if self._claim is not None:
-            if self._claim.error is not None:
-                raise TurnTaken(self.session_id) from self._claim.error
-            self._claim.ids.update(entry.id for entry in unit.entries)
-            self._journal.log.claim = self._claim
+        self._ownership.include(unit.entries)
         unit.accept()
         return unit
 
@@ -464,8 +439,8 @@ class Turn:
         if failed:
             self.close_calls()
         self._journal.touch()
-        if self._claim is not None and self.staged:
-            self._claim.turn = msgspec.structs.replace(self._claim.turn, seconds=0.0)
+        if self.staged:
+            self._ownership.end_with_next_commit()
         await self.save()
 
 

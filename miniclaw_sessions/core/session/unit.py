@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from miniclaw_sessions.core.history.branch import Branch
-from miniclaw_sessions.core.persistence.accepted import Accepted, Held
+from miniclaw_sessions.core.persistence.committer import IN_PLACE, Receipt
 from miniclaw_sessions.core.protocol.encoding import encoded_once
 from miniclaw_sessions.core.protocol.entries import (
     COPY_OF,
@@ -68,15 +68,15 @@ class Unit:
         journal: of the session whose entries they are.
     """
 
-    __slots__ = ("_accepted", "_entries", "_has_one_key", "_held", "_known", "journal")
+    __slots__ = ("_entries", "_has_one_key", "_known", "_receipt", "_waited_for", "journal")
 
     def __init__(self, journal: Journal, *, has_one_key: bool = True) -> None:
         self.journal = journal
         self._has_one_key = has_one_key
         self._entries: list[tuple[Entry, bytes]] = []
         self._known: dict[str, MessageEntry] = {}  # of what was looked up
-        self._held: dict[str, Held] = {}  # what was added before, and is waited for, too
-        self._accepted: Accepted | None = None
+        self._waited_for: dict[str, Receipt] = {}  # of what was accepted before, and is waited for, too
+        self._receipt: Receipt = IN_PLACE
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -84,21 +84,19 @@ class Unit:
     @property
     def entries(self) -> list[Entry]:
         """What was added, in order; when it is acknowledged, as it is stored."""
-        if self._accepted is not None:
-            return list(self._accepted.entries.values())
-        return [entry for entry, _ in self._entries]
+        return self._receipt.stored([entry for entry, _ in self._entries])
 
     @property
     def known(self) -> Entry | None:
-        """What others have stored before with the idempotency key of all of it: none of it is stored then."""
-        return None if self._accepted is None else self._accepted.known
+        """The entry that had the idempotency key of all of it before: none of it is stored then."""
+        return self._receipt.known
 
     @property
     def made(self) -> list[Entry]:
         """What of it is new, as it is stored: all that others were not first with the idempotency key of."""
-        if self._accepted is None:
-            return self.entries
-        return [entry for id_, entry in self._accepted.entries.items() if entry.id == id_ and self.known is None]
+        if self.known is not None:
+            return []
+        return [one for (entry, _), one in zip(self._entries, self.entries, strict=True) if one.id == entry.id]
 
     def as_stored(self, entry: MessageEntry) -> MessageEntry:
         """What is stored of an entry that was added, or was known: another one, if another process was first with it.
@@ -106,14 +104,11 @@ class Unit:
         Raises:
             TurnTaken: it was known as that of a turn, and was given up with it.
         """
-        if self._accepted is not None and entry.id in self._accepted.entries:
-            return Held(entry, self._accepted).now
-        held = self._held.get(entry.id)
-        return entry if held is None else held.now
+        return self._waited_for.get(entry.id, self._receipt).final(entry)
 
     def wait_for(self, entry: MessageEntry) -> MessageEntry:
         """Have an entry that was accepted before among those that are acknowledged when this unit is."""
-        self._held[entry.id] = self.journal.held(entry)
+        self._waited_for[entry.id] = self.journal.log.receipt(entry.id)
         return entry
 
     def add(self, kind: type[E], **fields: Any) -> E:
@@ -282,7 +277,7 @@ class Unit:
                 f"session {self.journal.session_id} went on meanwhile, or elsewhere; look at it and try again"
             )
         is_fixed = if_leaf is not None or if_sequence is not None
-        self._accepted = self.journal.accept(
+        self._receipt = self.journal.accept(
             self._entries, branch=branch, is_fixed=is_fixed, has_one_key=self._has_one_key
         )
         return self.entries
@@ -311,5 +306,4 @@ class Unit:
             StoreFull, StoreUnavailable: as for `Session.add_message`.
         """
         await self.journal.saved()
-        if self._accepted is not None and self._accepted.given_up is not None:
-            raise self._accepted.given_up()
+        self._receipt.check()

@@ -14,11 +14,11 @@ import orjson
 from anyio import CancelScope
 
 from miniclaw_sessions.core.persistence.archive import SUFFIX, session_of, write_archived_file
-from miniclaw_sessions.core.persistence.database import ENCRYPTION
 from miniclaw_sessions.core.persistence.marker import Marker, read_marker, write_marker
 from miniclaw_sessions.core.persistence.mirrored import PROPERTY as MIRRORED
 from miniclaw_sessions.core.persistence.mirrored import MirroredIds
-from miniclaw_sessions.core.stores.shared import SharedStore
+from miniclaw_sessions.core.sharing.database import ENCRYPTION
+from miniclaw_sessions.core.stores.shared_store import SharedStore
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.errors import StoreCorrupt
 from miniclaw_sessions.files.transfer.copying import in_thread

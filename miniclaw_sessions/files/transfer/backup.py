@@ -32,7 +32,7 @@ from miniclaw_sessions.core.persistence.recognition import recognize
 from miniclaw_sessions.core.stores import open_store, salvage_in, store_place, stores_in
 from miniclaw_sessions.core.stores.base import Store, StorePlace
 from miniclaw_sessions.core.stores.copying import compare_stores, copy_store
-from miniclaw_sessions.core.stores.shared import as_shared
+from miniclaw_sessions.core.stores.shared_store import as_shared
 from miniclaw_sessions.core.stores.wrapping import innermost
 from miniclaw_sessions.disk import LOCK, Directory
 from miniclaw_sessions.errors import ConfigError, StoreError

@@ -15,11 +15,12 @@ import msgspec
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.core.history.state import Snapshot
-from miniclaw_sessions.core.persistence.checkpoints import StoredCheckpoints, Written
+from miniclaw_sessions.core.persistence.checkpoints import Written
 from miniclaw_sessions.core.persistence.recovery import read_snapshot
 from miniclaw_sessions.core.persistence.snapshots import Snapshots
+from miniclaw_sessions.core.sharing.checkpoints import StoredCheckpoints
 from miniclaw_sessions.core.stores.copying import Alike
-from miniclaw_sessions.core.stores.shared import SharedStore, Use
+from miniclaw_sessions.core.stores.shared_store import SharedStore, Use
 from miniclaw_sessions.errors import KeyMismatch
 
 CHUNK = 100

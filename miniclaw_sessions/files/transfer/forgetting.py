@@ -18,7 +18,7 @@ from miniclaw_sessions.core.persistence.archive import Archive, lines_in, sessio
 from miniclaw_sessions.core.protocol.encoding import decode_entry
 from miniclaw_sessions.core.protocol.entries import SUSPENDED, Custom, Entry, SessionInfo
 from miniclaw_sessions.core.protocol.keys import of_channel
-from miniclaw_sessions.core.stores.shared import ListPosition
+from miniclaw_sessions.core.stores.positions import ListPosition
 from miniclaw_sessions.errors import InvalidMessage, InvalidSearch, LeafMoved, SessionHeld, SessionNotFound
 
 if TYPE_CHECKING:

@@ -296,7 +296,7 @@ class Import:
             left, followed = session.leaf_id, session.metadata.get(FOLLOWED) or {}
             async with aclosing(self._entries(journal, known)) as entries:
                 await adopt_all(journal, self._then_place(journal, entries), known)
-            if journal.log.units is None:  # in a shared store the sequence is only known when it is committed
+            if not journal.home.ownership(journal).is_contested:  # else a sequence is only known when it is committed
                 known.covered = journal.last_sequence
         if self.report.entries and left != followed.get("leaf", left):
             await session.tree.branch(left)

@@ -20,20 +20,20 @@ import msgspec
 
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.core.persistence.checkpoints import StoredCheckpoints
 from miniclaw_sessions.core.persistence.losses import Losses
 from miniclaw_sessions.core.persistence.marker import check_marker
 from miniclaw_sessions.core.persistence.own_task import in_own_task
 from miniclaw_sessions.core.persistence.recognition import is_ours, recognize
 from miniclaw_sessions.core.persistence.snapshots import largest_snapshot
 from miniclaw_sessions.core.persistence.workspace import open_snapshots
+from miniclaw_sessions.core.sharing.checkpoints import StoredCheckpoints
 from miniclaw_sessions.core.stores import STORE_URLS, open_store, refuse_another_store, store_place, stores_in
 from miniclaw_sessions.core.stores.base import Store, StorePlace
 from miniclaw_sessions.core.stores.copying import Copied, compare_stores, copy_store
 from miniclaw_sessions.core.stores.encrypted import encrypted
 from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.core.stores.reading import Source
-from miniclaw_sessions.core.stores.shared import SharedStore, as_shared
+from miniclaw_sessions.core.stores.shared_store import SharedStore, as_shared
 from miniclaw_sessions.core.stores.sqlite.files import is_open_elsewhere
 from miniclaw_sessions.disk import Directory, DirectoryLock
 from miniclaw_sessions.encryption import KeyRing, is_sealed

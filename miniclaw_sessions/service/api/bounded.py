@@ -27,7 +27,7 @@ from miniclaw_sessions.core.protocol.entries import Entry
 from miniclaw_sessions.core.protocol.keys import KeyBounds, SessionKey
 from miniclaw_sessions.core.session import Journal, Session
 from miniclaw_sessions.core.stores.base import Store
-from miniclaw_sessions.core.stores.shared import ListPosition
+from miniclaw_sessions.core.stores.positions import ListPosition
 from miniclaw_sessions.errors import InvalidKey, NotArchived, NotPermitted, SessionNotFound
 
 

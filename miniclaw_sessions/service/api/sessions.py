@@ -31,7 +31,7 @@ from miniclaw_sessions.statistics import SessionSummary
 
 if TYPE_CHECKING:
     from miniclaw_sessions.core.session import Session
-    from miniclaw_sessions.core.stores.shared import IdPart, ListPosition
+    from miniclaw_sessions.core.stores.positions import IdPart, ListPosition
     from miniclaw_sessions.service.api.context import Context
 
 MAX_PAGE = 1000
@@ -145,7 +145,7 @@ async def _titled(context: Context, part: str) -> list[SessionSummary]:
 
 
 def _id_part(text: str, *, at_beginning: bool) -> IdPart:
-    from miniclaw_sessions.core.stores.shared import IdPart  # noqa: PLC0415 - a client has these shapes, and lists nothing
+    from miniclaw_sessions.core.stores.positions import IdPart  # noqa: PLC0415 - a client has these shapes, and lists nothing
 
     return IdPart(text, at_beginning)
 
@@ -407,7 +407,7 @@ def _place(summary: SessionSummary) -> str:
 
 
 def _parse_place(text: str) -> ListPosition:
-    from miniclaw_sessions.core.stores.shared import ListPosition  # noqa: PLC0415 - same
+    from miniclaw_sessions.core.stores.positions import ListPosition  # noqa: PLC0415 - same
 
     number, _, session_id = text.partition(".")
     if not (number.isascii() and number.isdigit() and len(number) <= _MAX_PLACE_DIGITS):

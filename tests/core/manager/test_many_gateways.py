@@ -21,7 +21,7 @@ from miniclaw_sessions import Message, SessionManager, SessionSettings, ToolCall
 from miniclaw_sessions.core.protocol.entries import Custom, LeafMove, MessageEntry, SessionInfo
 from miniclaw_sessions.core.stores.base import Append, StoredHead, TurnClaim
 from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
-from miniclaw_sessions.core.stores.shared import Archiving
+from miniclaw_sessions.core.stores.shared_store import Archiving
 from miniclaw_sessions.errors import (
     DuplicateMessage,
     LeafMoved,
@@ -35,6 +35,7 @@ from miniclaw_sessions.errors import (
 )
 from miniclaw_sessions.files.transfer.forgetting import Selection, forget, select_sessions
 from miniclaw_sessions.testing import FaultyStore
+from tests.core.manager.modes import shared_mode
 from tests.postgresql import PostgreSQLServer
 
 pytestmark = pytest.mark.anyio
@@ -276,14 +277,14 @@ async def test_a_turn_is_prolonged_while_its_model_thinks_and_stopped_when_it_is
         async def think() -> None:
             async with mine.turn(Message.user("question")) as turn:
                 await time_runs_out(postgresql, database)
-                await one._registry._keeper.prolong()
+                await shared_mode(one).keeper.prolong()
                 ((seconds,),) = await postgresql.execute(left, urlsplit(database).path.strip("/"))
                 assert seconds > 20
                 await time_runs_out(postgresql, database)
                 async with theirs.turn(Message.user("another")) as another:
                     another.append(Message.assistant("answered"))
                     with turn.stoppable() as thinking:
-                        await one._registry._keeper.prolong()
+                        await shared_mode(one).keeper.prolong()
                         await anyio.sleep(60)
                     assert thinking.cancelled_caught
                 turn.append(Message.assistant("late"))
@@ -433,7 +434,7 @@ async def test_all_turns_are_prolonged_in_one_statement(
             session = await one.get_or_create("telegram", chat)
             await turns.enter_async_context(session.turn(Message.user("hello")))
         before = len(postgresql.log)
-        await one._registry._keeper.prolong()
+        await shared_mode(one).keeper.prolong()
         assert postgresql.log[before:].count("UPDATE sessions") == 1
 
 

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from miniclaw_sessions import Message, SessionManager, SessionSettings
+from miniclaw_sessions.core.stores.positions import ListPosition
 from miniclaw_sessions.core.stores.postgresql.connections import Connections
-from miniclaw_sessions.core.stores.shared import ListPosition
 from tests.postgresql import PostgreSQLServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.proof]

@@ -18,7 +18,7 @@ from miniclaw_sessions.core.manager import ReadOnlySessions, SessionManager, ope
 from miniclaw_sessions.core.manager.reading import read_transcript
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
-from miniclaw_sessions.core.stores.shared import ListPosition
+from miniclaw_sessions.core.stores.positions import ListPosition
 from miniclaw_sessions.core.stores.sqlite import reader as reading
 from miniclaw_sessions.core.stores.sqlite.files import connect
 from miniclaw_sessions.encryption import KeyRing

@@ -16,10 +16,10 @@ import pytest
 from miniclaw_sessions import Message, SessionManager, SessionSettings
 from miniclaw_sessions.core.manager import open_readonly, registry
 from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.stores.positions import ListPosition
 from miniclaw_sessions.core.stores.postgresql import catalog_sql
 from miniclaw_sessions.core.stores.postgresql.connections import Connections
 from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
-from miniclaw_sessions.core.stores.shared import ListPosition
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import (
     KeyNeeded,
@@ -37,6 +37,7 @@ from miniclaw_sessions.errors import (
 from miniclaw_sessions.service.client import connect
 from miniclaw_sessions.testing import FakeClock
 from tests.command_line import Cli
+from tests.core.manager.modes import shared_mode
 from tests.postgresql import PostgreSQLServer
 
 pytestmark = pytest.mark.anyio
@@ -247,7 +248,7 @@ async def test_what_a_killed_gateway_has_left_unfinished_keeps_nobody_from_the_c
             async with one._registry.new_journal(SessionKey("telegram", "1"), purpose="import") as journal:
                 journal.append(Message.user("half of it"))
                 await journal.saved()
-                one._registry._keeper.making.clear()  # as if it was killed here
+                shared_mode(one).keeper.making.clear()  # as if it was killed here
                 await database.execute(making)
                 await say(other, 1, "hello")
                 journal.append(Message.user("a late word"))
@@ -289,7 +290,7 @@ async def test_lists_and_counts_are_those_of_the_database(database: Database) ->
         assert (await other.continue_recent()).key.chat_id == "0"
         await one.get_or_create("telegram", 2)
         assert [row.chat_id for row in await one.list(limit=2)] == ["2", "x_y"]
-        await one._registry.known.write_uses()  # as it does once a minute
+        await shared_mode(one).census.write_uses()  # as it does once a minute
         assert [row.chat_id for row in await other.list(limit=2)] == ["2", "0"]
 
 
@@ -390,7 +391,7 @@ async def test_a_session_whose_turn_runs_anywhere_or_that_is_used_is_not_swept(d
             await database.make_idle("telegram_1", "telegram_2", "telegram_3")
             await one.get_or_create("telegram", 2)
             assert (await other.sweep(dry_run=True)).sessions == ["telegram_2", "telegram_3"]
-            await one._registry.known.write_uses()  # as it does once a minute
+            await shared_mode(one).census.write_uses()  # as it does once a minute
             assert (await other.sweep()).sessions == ["telegram_3"]
             turn.append(Message.assistant("answer"))
         assert texts((await other.get("telegram", 1)).messages()) == ["hello", "question", "answer"]

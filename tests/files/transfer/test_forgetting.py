@@ -16,12 +16,13 @@ import msgspec
 import pytest
 
 from miniclaw_sessions.config import RetentionSettings, SessionSettings
-from miniclaw_sessions.core.manager import SessionManager, database_lists, open_readonly, reading
+from miniclaw_sessions.core.manager import SessionManager, open_readonly, reading
 from miniclaw_sessions.core.manager.reading import Reader
 from miniclaw_sessions.core.protocol.entries import LEGAL_HOLD, SUSPENDED
 from miniclaw_sessions.core.protocol.keys import KeyBounds
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.sharing import lists
 from miniclaw_sessions.errors import InvalidSearch, NotPermitted, SessionHeld, SessionNotFound, StoreUnavailable
 from miniclaw_sessions.files.formats.registry import format_named
 from miniclaw_sessions.files.transfer import backup, forgetting
@@ -288,7 +289,7 @@ async def test_a_person_is_found_in_what_was_cleared_and_in_what_has_expired(hom
 async def test_what_is_used_or_begun_while_others_are_read_is_found_and_is_no_longer_old(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database_lists, "PAGE", 2)
+    monkeypatch.setattr(lists, "PAGE", 2)
     async with home.open() as manager:
 
         async def busy(reader: Reader, session_id: str) -> Session:

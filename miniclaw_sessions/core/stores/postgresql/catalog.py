@@ -10,10 +10,11 @@ from typing import Any, cast
 from anyio import CancelScope
 
 from miniclaw_sessions.core.stores.base import Checkpoint, StoredEntry, StoredHead, StoredSession
+from miniclaw_sessions.core.stores.positions import ListPosition
 from miniclaw_sessions.core.stores.postgresql import catalog_sql, changes, statements
 from miniclaw_sessions.core.stores.postgresql.connections import Connections, transaction
 from miniclaw_sessions.core.stores.reading import PAGE
-from miniclaw_sessions.core.stores.shared import Archiving, Changes, ListPosition, SharedStore, Use
+from miniclaw_sessions.core.stores.shared_store import Archiving, Changes, SharedStore, Use
 
 
 class Catalog(SharedStore):

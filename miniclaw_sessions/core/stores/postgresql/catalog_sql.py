@@ -42,7 +42,7 @@ from sqlalchemy.types import TypeEngine
 
 from miniclaw_sessions.core.stores.base import Checkpoint, StoredSession
 from miniclaw_sessions.core.stores.postgresql import statements
-from miniclaw_sessions.core.stores.shared import Use
+from miniclaw_sessions.core.stores.shared_store import Use
 from miniclaw_sessions.core.stores.sql.models import (
     SharedArchiveRow,
     SharedCheckpointRow,

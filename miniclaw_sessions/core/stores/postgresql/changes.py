@@ -31,7 +31,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.dialects.postgresql import insert as insert_or_not
 
 from miniclaw_sessions.core.stores.postgresql import statements
-from miniclaw_sessions.core.stores.shared import Changes
+from miniclaw_sessions.core.stores.shared_store import Changes
 from miniclaw_sessions.core.stores.sql.models import USED_RESOLUTION, SharedPropertyRow, SharedSessionRow
 
 KEPT_S = 3600

@@ -478,9 +478,7 @@ async def is_running(context: Context, session: Session, found: StoredResponse) 
         return False
     if context.responses is not None and context.responses.is_running(found.mark.id):
         return True
-    store = session.journal.home.store
-    stored = await store.head(session.session_id) if store.shared else None
-    return stored is not None and stored.turn is not None and not stored.turn.is_over
+    return await session.journal.home.ownership(session.journal).is_held()
 
 
 OPERATIONS = (create_response, retrieve_response, delete_response, cancel_response, list_input_items)

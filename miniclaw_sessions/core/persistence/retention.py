@@ -14,6 +14,20 @@ Held = Callable[[Sequence[str]], Awaitable[list[str]]]
 """Gives those of some sessions, by their ids, that are under legal hold."""
 
 
+class Looked(NamedTuple):
+    """What was looked at for expiry.
+
+    Attributes:
+        scanned: how many sessions.
+        idle: the ids of those that may go.
+        held: the ids of those that are idle as well, and stay because they are under legal hold.
+    """
+
+    scanned: int
+    idle: list[str]
+    held: list[str]
+
+
 class Rule(NamedTuple):
     """For how long the sessions of a channel live, whether the archive gets them then, and for how long it has them.
 

@@ -1,4 +1,4 @@
-"""Going on behind what other processes have stored: their entries are folded in, and ours are made anew behind them.
+"""Going on behind what other processes have stored: their entries are folded in, and ours are made again behind them.
 
 A session's entries stand in one order, which the store decides. What was accepted here and refused there, because
 somebody else was first, keeps its id, time and content; its place changes, and with it what it follows.
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
-from weakref import ref
+from typing import cast
 
 import msgspec
 
 from miniclaw_sessions.core.history.conversation import Conversation
-from miniclaw_sessions.core.persistence.accepted import Accepted
-from miniclaw_sessions.core.persistence.committer import Rebase, Rebased, SessionLog
+from miniclaw_sessions.core.persistence.committer import SessionLog, Shrunk
 from miniclaw_sessions.core.persistence.recovery import catch_up
 from miniclaw_sessions.core.protocol.encoding import encode_entry
 from miniclaw_sessions.core.protocol.entries import (
@@ -27,6 +26,7 @@ from miniclaw_sessions.core.protocol.entries import (
 )
 from miniclaw_sessions.core.session.journal import Journal
 from miniclaw_sessions.core.session.reading import TreeReader
+from miniclaw_sessions.core.sharing.log import Accepted, Claim, SharedLog, shared_log
 from miniclaw_sessions.core.stores.base import (
     SessionHead,
     Store,
@@ -41,96 +41,122 @@ from miniclaw_sessions.core.stores.reading import read_all
 from miniclaw_sessions.errors import InvalidMessage, LeafMoved, StoreConflict, TurnTaken
 
 
-def rebase_of(journal: Journal) -> Rebase:
-    """What the committer does when others were first with a session: `rebase` of its journal."""
-    weak = ref(journal)  # or no journal would be free before the collector has come by
-
-    async def go_on(conflict: StoreConflict) -> Rebased:
-        journal = weak()
-        if journal is None:
-            raise conflict
-        return await rebase(journal, conflict)
-
-    return go_on
-
-
-async def rebase(journal: Journal, conflict: StoreConflict) -> Rebased:
-    """Let what waits go on behind what is stored; what is stored already waits no longer.
+async def rebase(refused: SessionLog, conflict: StoreConflict) -> Shrunk:
+    """Let what waits of a session go on behind what is stored (`Committer.on_conflict`).
 
     Raises:
         StoreConflict: the session was deleted, or nothing that is stored explains why it was refused: it never will be
             taken.
         StoreUnavailable: the store cannot be read; nothing has changed.
     """
-    log, store = journal.log, journal.home.store
+    log = cast("SharedLog", refused)
+    journal = None if log.journal is None else log.journal()
+    if journal is None:
+        raise conflict
     while True:
-        stored = await _stored_head(store, log)
+        stored = await _stored_head(journal.home.store, log)
         if stored is None:
             raise StoreConflict(f"session {journal.session_id} was deleted by another process") from conflict
-        pending = log.pending
-        entries = [decode_stored(one) for one in pending]
-        there = await _there(store, log, entries)
-        known = set(there)
-        is_mine = _may_have_turn(log, stored.turn)
-        lost: set[str] = set()
-        if not is_mine and log.claim is not None:
-            lost = log.claim.ids.intersection(entry.id for entry in entries) - known
-            known |= lost
-        elif stored.last_sequence == log.committed and not known and not _asks_for_turn(log):
+        entries = [decode_stored(one) for one in log.pending]
+        there = await _there(journal.home.store, log, entries)
+        shrunk = await _Rebase(journal, log, stored, entries, there).done(conflict)
+        if shrunk is not None:
+            return shrunk
+
+
+class _Rebase:
+    """One attempt to fit what waits of a session behind what was stored when it was looked at.
+
+    Attributes:
+        stored: the session in the store.
+        entries: what waits, in order.
+        there: what is stored of these already (`_there`).
+        is_mine: whether the turn that is open here, or asked for, can be ours still.
+        lost: the ids of those that belong to a turn that is not ours any more.
+        overtaken: the ids of those that were accepted for their very places, which others have now.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        log: SharedLog,
+        stored: StoredHead,
+        entries: Sequence[Entry],
+        there: Mapping[str, Entry | None],
+    ) -> None:
+        self.stored = stored
+        self.entries = entries
+        self.there = there
+        self._journal = journal
+        self._log = log
+        self.is_mine = _may_have_turn(log.claim, stored.turn)
+        self.lost: set[str] = set()
+        self.overtaken: set[str] = set()
+        if not self.is_mine and log.claim is not None:
+            self.lost = log.claim.ids.intersection(entry.id for entry in entries) - there.keys()
+        if stored.last_sequence != log.committed or self.lost:
+            fixed = {entry.id for entry in entries if _unit_of(log, entry).is_fixed}
+            self.overtaken = fixed - there.keys() - self.lost
+
+    @property
+    def left_out(self) -> set[str]:
+        """The ids of those that are not made for other places."""
+        return {*self.there, *self.lost, *self.overtaken}
+
+    async def done(self, conflict: StoreConflict) -> Shrunk | None:
+        """Let the session go on so; None: it has changed meanwhile, here or in the store, and must be looked at again.
+
+        Raises:
+            StoreConflict: nothing that is stored explains `conflict`.
+            StoreUnavailable: the store cannot be read.
+        """
+        journal, log, store = self._journal, self._log, self._journal.home.store
+        nothing_came = self.stored.last_sequence == log.committed and not self.there
+        if self.is_mine and nothing_came and (log.claim is None or log.claim.is_held):
             raise conflict
-        overtaken: set[str] = set()
-        if stored.last_sequence != log.committed or lost:  # what was accepted for this very place and no other
-            overtaken = {entry.id for entry in entries if _unit_of(log, entry).is_fixed} - known
-            known |= overtaken
-        conversation = await _as_stored(journal, stored)
-        if _doubles(conversation, entries, known):  # which somebody has stored since: it would be refused for ever
-            continue
-        moved = behind(conversation, entries, known)
+        conversation = await _as_stored(journal, self.stored)
+        if _doubles(conversation, self.entries, self.left_out):  # stored a moment ago: it would be refused for ever
+            return None
+        moved = behind(conversation, self.entries, self.left_out)
         committed = conversation.state.last_sequence
         waiting = [stored_entry(entry, encode_entry(entry)) for entry in moved]
         for entry, one in zip(moved, waiting, strict=True):
             conversation.apply(entry, one.encoded)
-        await _bring_window_up(store, stored.head, conversation, waiting)
-        if len(log.pending) == len(pending):  # else something was accepted meanwhile
-            journal.go_on_with(conversation)
-            _settle_turn(log, is_mine=is_mine, lost=lost)
-            if log.units is not None:
-                log.units.moved(moved)
-                log.units.stored({id_: entry for id_, entry in there.items() if entry is not None})
-                log.units.give_up(lost, partial(TurnTaken, journal.session_id))
-                log.units.give_up(overtaken, partial(_went_on, journal.session_id))
-                log.units.discard(known)
-            return log.replace(stored.head, waiting, committed=committed)
+        await _bring_window_up(store, self.stored.head, conversation, waiting)
+        if len(log.pending) != len(self.entries):  # something was accepted meanwhile
+            return None
+        journal.go_on_with(conversation)
+        self._settle(moved)
+        return log.replace(self.stored.head, waiting, committed=committed)
+
+    def _settle(self, moved: Sequence[Entry]) -> None:
+        """Let every call that waits for one of the entries know what becomes of it."""
+        log, session_id = self._log, self._journal.session_id
+        _settle_turn(log, is_mine=self.is_mine, lost=self.lost)
+        log.moved(moved)
+        log.stored({id_: entry for id_, entry in self.there.items() if entry is not None})
+        log.give_up(self.lost, partial(TurnTaken, session_id))
+        log.give_up(self.overtaken, partial(_went_on, session_id))
+        log.discard(self.left_out)
 
 
-def _may_have_turn(log: SessionLog, turn: StoredTurn | None) -> bool:
+def _may_have_turn(claim: Claim | None, turn: StoredTurn | None) -> bool:
     """Whether the turn that is open here, or asked for, can be ours still."""
-    claim = log.claim
     if claim is None or turn is None or (turn.fence, turn.owner) == (claim.turn.fence, claim.turn.owner):
         return True
     return turn.is_over and not claim.is_held
 
 
-def _asks_for_turn(log: SessionLog) -> bool:
-    """Whether a turn is asked for, which somebody else may have had when the append was refused."""
-    return log.claim is not None and not log.claim.is_held
-
-
-def _asks_again(log: SessionLog) -> bool:
-    """Whether a turn is asked for with a number that somebody else has had."""
-    return log.claim is not None and not log.claim.is_held and log.claim.turn.fence <= log.fence
-
-
-def _settle_turn(log: SessionLog, *, is_mine: bool, lost: Collection[str]) -> None:
+def _settle_turn(log: SharedLog, *, is_mine: bool, lost: Collection[str]) -> None:
     """Ask for the turn with the next number, or let it go; what was stored of it before others had it is not lost."""
-    if log.claim is None:
+    if (claim := log.claim) is None:
         return
     if not is_mine:
-        if lost or not log.claim.is_held:
-            log.claim.error = TurnTaken(log.head.session_id)
+        if lost or not claim.is_held:
+            claim.error = TurnTaken(log.head.session_id)
         log.claim = None
-    elif _asks_again(log):
-        log.claim.turn = msgspec.structs.replace(log.claim.turn, fence=log.fence + 1)
+    elif not claim.is_held and claim.turn.fence <= log.fence:  # another process has had this number
+        claim.turn = msgspec.structs.replace(claim.turn, fence=log.fence + 1)
 
 
 async def refresh(journal: Journal) -> bool:
@@ -139,7 +165,7 @@ async def refresh(journal: Journal) -> bool:
     Raises:
         StoreUnavailable: the store cannot be read; nothing has changed.
     """
-    log, store = journal.log, journal.home.store
+    log, store = shared_log(journal), journal.home.store
     while not log.pending:
         committed = log.committed
         stored = await _stored_head(store, log)
@@ -155,7 +181,7 @@ async def refresh(journal: Journal) -> bool:
     return True
 
 
-def behind(conversation: Conversation, pending: Sequence[Entry], known: Collection[str]) -> list[Entry]:
+def behind(conversation: Conversation, pending: Sequence[Entry], left_out: Collection[str]) -> list[Entry]:
     """Entries that were made behind one state of a session, as they are behind another one.
 
     What followed the leaf follows the leaf as it is now; what was made to follow something else does so still.
@@ -163,8 +189,8 @@ def behind(conversation: Conversation, pending: Sequence[Entry], known: Collecti
     Args:
         conversation: the session as it is stored.
         pending: in order.
-        known: the ids of those that are not made: they, or others with their idempotency key, are stored, they
-            came too late for what they demanded, or the turn that they belong to is not ours.
+        left_out: the ids of those that are not made for other places: they, or others with their idempotency key, are
+            stored, they came too late for what they demanded, or the turn that they belong to is not ours.
     """
     last = conversation.state.last_sequence
     leaf_id, place = conversation.state.leaf_id, conversation.state.leaf_sequence
@@ -179,7 +205,7 @@ def behind(conversation: Conversation, pending: Sequence[Entry], known: Collecti
             parent_place = places.get(parent_place, parent_place)
         if moves_leaf(entry):
             former_leaf_id = entry.target_id if isinstance(entry, LeafMove) else entry.id
-        if entry.id in known:
+        if entry.id in left_out:
             continue
         last += 1
         places[entry.sequence] = last
@@ -203,7 +229,7 @@ def _places(entry: Entry, places: Mapping[int, int]) -> dict[str, int | None]:
     return {}
 
 
-async def _stored_head(store: Store, log: SessionLog) -> StoredHead | None:
+async def _stored_head(store: Store, log: SharedLog) -> StoredHead | None:
     """The session in the store; None if it was deleted, whether or not there is another one of its name."""
     stored = await store.head(log.head.session_id)
     if stored is not None and stored.turn is not None:
@@ -211,7 +237,7 @@ async def _stored_head(store: Store, log: SessionLog) -> StoredHead | None:
     return stored if stored is not None and stored.head.incarnation == log.head.incarnation else None
 
 
-async def _there(store: Store, log: SessionLog, entries: Sequence[Entry]) -> dict[str, Entry | None]:
+async def _there(store: Store, log: SharedLog, entries: Sequence[Entry]) -> dict[str, Entry | None]:
     """What is stored of these already, by their ids: they themselves, or others with the same idempotency key.
 
     None stands for what belongs to an entry whose key is stored: it is not stored, and not made either.
@@ -242,20 +268,19 @@ def _decoded(stored: StoredEntry, instead: Entry) -> Entry:
         return msgspec.structs.replace(instead, id=stored.entry_id, sequence=stored.sequence)
 
 
-def _unit_of(log: SessionLog, entry: Entry) -> Accepted:
+def _unit_of(log: SharedLog, entry: Entry) -> Accepted:
     """What an entry was accepted with."""
-    accepted = None if log.units is None else log.units.get(entry.id)
-    return accepted or Accepted([entry])
+    return log.receipts.get(entry.id) or Accepted([entry])
 
 
 def _went_on(session_id: str) -> LeafMoved:
     return LeafMoved(f"session {session_id} went on in another process meanwhile; look at it and try again")
 
 
-def _doubles(conversation: Conversation, entries: Iterable[Entry], known: Collection[str]) -> bool:
-    """Whether an entry is to be made whose idempotency key the session has already."""
+def _doubles(conversation: Conversation, entries: Iterable[Entry], left_out: Collection[str]) -> bool:
+    """Whether an entry that is not left out has an idempotency key that the session has already."""
     keys = conversation.state.idempotency_keys
-    return any(entry.idempotency_key in keys for entry in entries if entry.id not in known)
+    return any(entry.idempotency_key in keys for entry in entries if entry.id not in left_out)
 
 
 async def _as_stored(journal: Journal, stored: StoredHead) -> Conversation:

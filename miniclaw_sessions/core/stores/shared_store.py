@@ -12,40 +12,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-import msgspec
-
 from miniclaw_sessions.core.stores.base import Checkpoint, SessionHead, Store, StoredEntry, StoredHead
+from miniclaw_sessions.core.stores.positions import ListPosition
 from miniclaw_sessions.core.stores.wrapping import innermost
-
-
-class ListPosition(NamedTuple):
-    """A position in the list of sessions, the most recently used first: the time of the last use, and the id."""
-
-    last_accessed: datetime
-    session_id: str
-
-
-_SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\%_"})
-
-
-class IdPart(msgspec.Struct, frozen=True):
-    """A condition on session ids: they begin with a text, or contain it, in upper or lower case.
-
-    A plain function of an id can be used in its place; but a database evaluates this condition itself.
-    """
-
-    text: str
-    at_beginning: bool = False
-
-    def __call__(self, session_id: str) -> bool:
-        """Whether an id fulfils it."""
-        wanted, folded = self.text.casefold(), session_id.casefold()
-        return folded.startswith(wanted) if self.at_beginning else wanted in folded
-
-    @property
-    def pattern(self) -> str:
-        """The condition as a pattern for LIKE."""
-        return f"{'' if self.at_beginning else '%'}{self.text.lower().translate(_SPECIAL)}%"
 
 
 class Use(NamedTuple):

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from miniclaw_sessions.core.history.conversation import Conversation
-from miniclaw_sessions.core.persistence.database import Database, is_far_behind
 from miniclaw_sessions.core.protocol.entries import INCOMPLETE
 from miniclaw_sessions.core.session import Journal, Session
 from miniclaw_sessions.core.session.home import Home
-from miniclaw_sessions.core.stores.shared import IdPart, ListPosition
+from miniclaw_sessions.core.sharing.database import Database, is_far_behind
+from miniclaw_sessions.core.sharing.log import shared_journal
+from miniclaw_sessions.core.stores.positions import IdPart, ListPosition
 
 PAGE = 500
 """How many positions are asked for at a time where it is not known how many are wanted."""
@@ -65,7 +66,7 @@ async def newest_in(  # noqa: PLR0913 - each can be left out
 
 
 async def sessions_in(
-    database: Database, session_ids: Sequence[str], home: Home, folded: list[Conversation] | None = None
+    database: Database, session_ids: Sequence[str], home: Home[Journal], folded: list[Conversation] | None = None
 ) -> dict[str, Session]:
     """Those of these sessions that there are, as they are stored; none of them is cached.
 
@@ -82,6 +83,6 @@ async def sessions_in(
             if folded is not None and is_far_behind(one):
                 folded.append(conversation)
             if INCOMPLETE not in conversation.state.metadata:
-                journal = Journal(conversation, home, committed=conversation.state.last_sequence)
+                journal = shared_journal(conversation, home)
                 found[journal.session_id] = Session(journal)
     return found

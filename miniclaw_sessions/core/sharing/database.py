@@ -18,9 +18,7 @@ from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.history.state import Snapshot
-from miniclaw_sessions.core.persistence.archive import ArchiveTable
-from miniclaw_sessions.core.persistence.checking import CheckReport, check_database
-from miniclaw_sessions.core.persistence.checkpoints import StoredCheckpoints
+from miniclaw_sessions.core.persistence.checking import CheckReport
 from miniclaw_sessions.core.persistence.losses import Loss
 from miniclaw_sessions.core.persistence.marker import Marker, check_store
 from miniclaw_sessions.core.persistence.mending import Mended, check_and_mend
@@ -28,9 +26,12 @@ from miniclaw_sessions.core.persistence.mirrored import PROPERTY as MIRRORED
 from miniclaw_sessions.core.persistence.own_task import in_own_task, require_asyncio
 from miniclaw_sessions.core.persistence.recovery import Joined, Progress, Recovered, RecoveryReport, join
 from miniclaw_sessions.core.persistence.snapshots import largest_snapshot
+from miniclaw_sessions.core.sharing.archive import ArchiveTable
+from miniclaw_sessions.core.sharing.checking import check_database
+from miniclaw_sessions.core.sharing.checkpoints import StoredCheckpoints
 from miniclaw_sessions.core.stores.base import Store, StoredSession
 from miniclaw_sessions.core.stores.encrypted import encrypted
-from miniclaw_sessions.core.stores.shared import SharedStore, as_shared
+from miniclaw_sessions.core.stores.shared_store import SharedStore, as_shared
 from miniclaw_sessions.core.stores.wrapping import WatchedStore
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import KeyNeeded, NotEncrypted, StoreCorrupt, WrongKey

@@ -1,0 +1,187 @@
+"""The seam between a directory that one process has for itself and a store that several processes share.
+
+A manager chooses one of two modes once: `LocalMode` (in `local`) or `SharedMode` (in `miniclaw_sessions.core.sharing`).
+Registry, sessions and turns ask the mode, and never which one it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+from miniclaw_sessions.core.events.listeners import EndKind
+from miniclaw_sessions.core.history.conversation import Conversation
+from miniclaw_sessions.core.manager.cache import Listing, Names, SessionCache
+from miniclaw_sessions.core.persistence.clock_guard import ClockGuard
+from miniclaw_sessions.core.persistence.committer import SessionLog, Shrunk
+from miniclaw_sessions.core.persistence.retention import Looked, Retention
+from miniclaw_sessions.core.persistence.storage import Storage
+from miniclaw_sessions.core.session import Home, Journal, Session
+from miniclaw_sessions.core.session.home import Ownership
+from miniclaw_sessions.core.stores.positions import ListPosition
+from miniclaw_sessions.errors import StoreConflict
+
+Task = Callable[[], Awaitable[None]]
+
+
+class Sessions(Home[Journal], Protocol):
+    """The home of a manager's sessions, which loads and removes them."""
+
+    async def load(self, session_id: str) -> Journal | None:
+        """The live session, loaded if it is not in memory; None if there is none."""
+        ...
+
+    async def remove(self, journal: Journal, *, kind: EndKind = "deleted") -> None:
+        """Remove a session from memory and store; `kind` is the event that followers get."""
+        ...
+
+    def gone(self, session_ids: Iterable[str]) -> None:
+        """Sessions were removed from the store."""
+        ...
+
+
+class Population(Protocol):
+    """The sessions of a manager as far as they may expire."""
+
+    async def look(self, at: datetime) -> Looked:
+        """Which sessions will be idle for too long at that moment."""
+        ...
+
+    async def held(self, session_ids: Sequence[str]) -> list[str]:
+        """Those of these sessions that are under legal hold."""
+        ...
+
+    async def remove(self, idle: list[str]) -> dict[str, int]:
+        """Archive and delete those that are still idle; logs what cannot be done.
+
+        Returns:
+            Those that were removed, and how many bytes their entries had.
+        """
+        ...
+
+    async def doubt(self) -> str | None:
+        """Why nothing should expire now, or None."""
+        ...
+
+    def forgive(self, jump: timedelta, *, before: datetime) -> None:
+        """The wall clock jumped ahead: let no session age by it that was not used since `before`."""
+        ...
+
+    async def renewed(self, session_id: str, used_before: datetime) -> None:
+        """A session is used that was last used at a moment: let every process know that may expire it."""
+        ...
+
+
+class Mode(Protocol):
+    """How the sessions of a manager get along with those who write the same store.
+
+    It is made before the store is opened. All but `names` and `new_storage` may be used after `opened`.
+
+    Attributes:
+        names: what is known of the sessions that are not in memory.
+        absence_is_deletion: whether a session that is not in the store was deleted.
+    """
+
+    @property
+    def names(self) -> Names:
+        """See above."""
+        ...
+
+    absence_is_deletion: bool
+
+    def new_storage(self) -> Storage:
+        """What the sessions are kept in, to be opened."""
+        ...
+
+    def opened(self, cache: SessionCache) -> None:
+        """The storage is open, and the cache will have the sessions that are in memory."""
+        ...
+
+    # --- a session that is in memory ---------------------------------------------------------------------------------
+
+    def journal(self, conversation: Conversation, home: Home[Journal], *, dirty: bool) -> Journal:
+        """The journal of a session, all of which is stored."""
+        ...
+
+    def ownership(self, journal: Journal) -> Ownership:
+        """Who may answer a session during one turn."""
+        ...
+
+    async def resolve(self, refused: SessionLog, conflict: StoreConflict) -> Shrunk:
+        """Make what waits of a session fit for the next commit; see `Committer.on_conflict`."""
+        ...
+
+    async def refresh(self, journal: Journal) -> bool:
+        """Let a session be as it is stored now. Returns False if it was deleted.
+
+        Raises:
+            StoreUnavailable: the store cannot be read.
+        """
+        ...
+
+    async def give_way(self, journal: Journal, conflict: StoreConflict) -> bool:
+        """`refresh` a session that could not be deleted because of a conflict; raises it if there is nothing to learn.
+
+        Raises:
+            StoreError: as it says.
+        """
+        ...
+
+    # --- lists -------------------------------------------------------------------------------------------------------
+
+    async def count(self) -> int:
+        """Count the sessions, those of other processes too."""
+        ...
+
+    async def listing(self) -> Listing:
+        """All sessions and when they were last used, where names are known; else NotImplementedError."""
+        ...
+
+    async def newest(self, **part: Any) -> list[ListPosition]:
+        """A part of all sessions, the most recently used first: `part` is as for `Listing.newest`."""
+        ...
+
+    async def load_listed(self, session_ids: Sequence[str], home: Sessions) -> dict[str, Session]:
+        """Those of these sessions that there are."""
+        ...
+
+    def population(self, sessions: Sessions, retention: Retention, guard: ClockGuard) -> Population:
+        """The sessions as far as they may expire."""
+        ...
+
+    # --- a session that is being made --------------------------------------------------------------------------------
+
+    async def begin(self, journal: Journal) -> bool:
+        """Make sure that a new session may be used. Returns False if there is another one of its name."""
+        ...
+
+    async def undo(self, journal: Journal) -> None:
+        """Take back what `begin` did."""
+        ...
+
+    async def begin_long(self, journal: Journal) -> bool:
+        """As `begin`, for a session that takes a while; to be ended with `complete` or without, and with `end_long`."""
+        ...
+
+    def complete(self, journal: Journal) -> None:
+        """Let the next commit of a session say that it is made."""
+        ...
+
+    def end_long(self, journal: Journal) -> None:
+        """A session that took a while is made, or is not."""
+        ...
+
+    async def is_being_made(self, session_id: str) -> bool:
+        """Whether a session that could not be loaded is there, because another process is putting it together."""
+        ...
+
+    # --- at work -----------------------------------------------------------------------------------------------------
+
+    def tasks(self) -> Iterator[tuple[str, Task]]:
+        """What runs in the background until `close`, each with its name."""
+        ...
+
+    def close(self) -> None:
+        """Let the tasks return."""
+        ...

@@ -1,0 +1,179 @@
+"""The mode of a manager whose store other processes write, too; as `miniclaw_sessions.core.manager.mode` has it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Never, Protocol
+
+from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.core.history.conversation import Conversation
+from miniclaw_sessions.core.persistence.clock_guard import ClockGuard
+from miniclaw_sessions.core.persistence.committer import SessionLog, Shrunk
+from miniclaw_sessions.core.persistence.retention import Retention
+from miniclaw_sessions.core.session.home import Home
+from miniclaw_sessions.core.session.journal import Journal
+from miniclaw_sessions.core.session.session import Session
+from miniclaw_sessions.core.sharing.census import Census, StoredNames
+from miniclaw_sessions.core.sharing.database import Database
+from miniclaw_sessions.core.sharing.expiry import Sessions, SharedPopulation
+from miniclaw_sessions.core.sharing.lists import newest_in, sessions_in
+from miniclaw_sessions.core.sharing.log import Claim, shared_journal, shared_log
+from miniclaw_sessions.core.sharing.rebasing import rebase, refresh
+from miniclaw_sessions.core.sharing.turns import ClaimedTurn, TurnKeeper
+from miniclaw_sessions.core.stores.base import Append, Store, TurnClaim
+from miniclaw_sessions.core.stores.positions import ListPosition
+from miniclaw_sessions.errors import StoreConflict
+
+
+class InMemory(Protocol):
+    """What the mode needs of the manager's cache."""
+
+    def in_memory(self) -> Iterator[Journal]:
+        """Every session that is in memory."""
+        ...
+
+
+class SharedMode:
+    """Other processes write the store, too: it decides which sessions there are, how they go on, and whose turn it is.
+
+    Args:
+        new_database: makes the storage, to be opened.
+        clock: time and ids.
+        lease_s: how long a turn stays ours without a sign of life.
+
+    Attributes:
+        census: how many sessions there are, and which are used, once it is open.
+        keeper: prolongs the turns of this process, once it is open.
+    """
+
+    absence_is_deletion = True
+    census: Census
+    _store: Store
+    keeper: TurnKeeper
+
+    def __init__(self, new_database: Callable[[], Database], clock: Clock, *, lease_s: float) -> None:
+        self.names = StoredNames()
+        self._new_database = new_database
+        self._clock = clock
+        self._lease_s = lease_s
+
+    def __repr__(self) -> str:
+        return f"<SharedMode, {self.names!r}>"
+
+    def new_storage(self) -> Database:
+        """The store alone: there is no directory."""
+        self._database = self._new_database()
+        return self._database
+
+    def opened(self, cache: InMemory) -> None:
+        """Begin with the sessions that are in memory."""
+        self._store = self._database.store
+        self.census = Census(self._store, self.names, cache.in_memory, self._clock)
+        self.keeper = TurnKeeper(self._store, self._clock, cache.in_memory, lease_s=self._lease_s)
+
+    # --- a session that is in memory ---------------------------------------------------------------------------------
+
+    def journal(self, conversation: Conversation, home: Home[Journal], *, dirty: bool) -> Journal:
+        """The journal of a session."""
+        return shared_journal(conversation, home, dirty=dirty)
+
+    def ownership(self, journal: Journal) -> ClaimedTurn:
+        """A turn is claimed in the store."""
+        return ClaimedTurn(journal, lease_s=self._lease_s)
+
+    async def resolve(self, refused: SessionLog, conflict: StoreConflict) -> Shrunk:
+        """Others were first: what waits goes on behind them."""
+        return await rebase(refused, conflict)
+
+    async def refresh(self, journal: Journal) -> bool:
+        """Fold in what others have stored."""
+        return await refresh(journal)
+
+    async def give_way(self, journal: Journal, conflict: StoreConflict) -> bool:  # noqa: ARG002 - the mode's
+        """Others have gone on with it: fold that in."""
+        return await refresh(journal)
+
+    # --- lists -------------------------------------------------------------------------------------------------------
+
+    async def count(self) -> int:
+        """Ask the store."""
+        return await self.census.take()
+
+    async def listing(self) -> Never:
+        """A store is listed a page at a time."""
+        raise NotImplementedError
+
+    async def newest(self, **part: Any) -> list[ListPosition]:
+        """A part of all sessions, the most recently used first; uses of which only this process knows count here."""
+        return await newest_in(self._database, own=self.census.unsaved_uses(), **part)
+
+    async def load_listed(self, session_ids: Sequence[str], home: Home[Journal]) -> dict[str, Session]:
+        """Those of these sessions that there are, as they are stored; none of them is cached."""
+        folded: list[Conversation] = []
+        found = await sessions_in(self._database, session_ids, home, folded)
+        if folded:  # once is enough; a list waits for nothing that is written
+            self.census.soon(partial(self._database.write_checkpoints, folded))
+        return found
+
+    def population(self, sessions: Sessions, retention: Retention, guard: ClockGuard) -> SharedPopulation:
+        """The sessions as far as they may expire."""
+        return SharedPopulation(sessions, self._database, self.census, retention, guard)
+
+    # --- a session that is being made --------------------------------------------------------------------------------
+
+    async def begin(self, journal: Journal) -> bool:
+        """Write the session down, before anything is accepted for it.
+
+        So no append ever makes a session: one that is not there any more was deleted, also where the answer to the
+        first append never came.
+        """
+        return await self._begin(journal, None)
+
+    async def undo(self, journal: Journal) -> None:
+        """Delete it."""
+        if await self._store.delete(journal.session_id):
+            self.names.removed()
+
+    async def begin_long(self, journal: Journal) -> bool:
+        """Write the session down and hold its turn: one that is incomplete and in no turn was cut off."""
+        claim, log = Claim(TurnClaim(1, self._clock.new_id(), self._lease_s)), shared_log(journal)
+        if not await self._begin(journal, claim.turn):
+            return False
+        claim.is_held, log.claim, log.fence = True, claim, claim.turn.fence
+        self.keeper.making.add(journal)
+        return True
+
+    def complete(self, journal: Journal) -> None:
+        """Let the next commit end the turn."""
+        if (claim := shared_log(journal).claim) is not None:
+            claim.end()
+
+    def end_long(self, journal: Journal) -> None:
+        """Prolong its turn no longer."""
+        self.keeper.making.discard(journal)
+
+    async def is_being_made(self, session_id: str) -> bool:
+        """Whether it is there all the same."""
+        return await self._store.head(session_id) is not None
+
+    async def _begin(self, journal: Journal, turn: TurnClaim | None) -> bool:
+        (outcome,) = await self._store.append([Append(journal.log.head, (), turn=turn)])
+        if isinstance(outcome, StoreConflict):
+            return False
+        if outcome is not None:
+            raise outcome
+        self.names.made()
+        return True
+
+    # --- at work -----------------------------------------------------------------------------------------------------
+
+    def tasks(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
+        """Turns are prolonged, sessions counted."""
+        yield "turns", self.keeper.run
+        yield "count", self.census.run
+
+    def close(self) -> None:
+        """Let both return."""
+        self.keeper.close()
+        self.census.close()
