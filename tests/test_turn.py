@@ -139,7 +139,7 @@ async def test_whatever_may_be_staged_can_be_saved(bench: Bench) -> None:
                     turn.append(Message.assistant("x" * size))
                 except InvalidMessage:
                     turn.append(Message.assistant("too long"))
-            assert not session.journal.in_turn
+            assert not session.journal.turn_lock.is_held
         assert session.last_sequence == 200 * 4
 
 
@@ -177,7 +177,7 @@ async def test_a_failing_turn_keeps_the_users_message(session: Session, bench: B
         await fail_after(session)
     assert texts(session) == ["ask"]
     assert await committed(bench) == [1]
-    assert not session.journal.in_turn
+    assert not session.journal.turn_lock.is_held
 
 
 async def test_a_failing_turn_keeps_complete_groups_and_closes_the_open_call(session: Session, bench: Bench) -> None:
@@ -222,7 +222,7 @@ async def test_a_failing_turn_that_cannot_be_saved_raises_the_bodys_error(sessio
             bench.store.fail(StoreFull("full"))
             raise BodyFailed
     bench.store.heal()
-    assert not session.journal.in_turn
+    assert not session.journal.turn_lock.is_held
 
 
 async def test_a_failing_turn_on_a_closed_manager_raises_the_bodys_error(bench: Bench) -> None:
@@ -253,7 +253,7 @@ async def test_a_turn_refused_in_the_middle_leaves_no_half_of_its_reply(bench: B
                 turn.append(Message.tool_result(CALL, "x" * 500))
                 turn.append(Message.assistant("y" * 800))
         assert texts(session) == ["ask"]
-        assert not session.journal.in_turn
+        assert not session.journal.turn_lock.is_held
         await session.add_message(Message.user("goes on"))
 
 
@@ -265,7 +265,7 @@ async def test_a_store_that_fails_at_the_beginning_keeps_the_body_from_running(s
     with pytest.raises(StoreFull):
         async with session.turn(ASK):
             pytest.fail("the message is not safe")
-    assert not session.journal.in_turn
+    assert not session.journal.turn_lock.is_held
     bench.store.heal()
     await bench.clock.advance(60)
     async with session.turn(Message.user("again")):
@@ -280,7 +280,7 @@ async def test_a_store_that_fails_at_the_end_raises_and_keeps_the_reply_in_memor
             turn.append(Message.assistant("answer"))
             bench.store.fail()
     assert texts(session) == ["ask", "answer"]
-    assert not session.journal.in_turn
+    assert not session.journal.turn_lock.is_held
     bench.store.heal()
     await bench.clock.advance(60)
     assert await committed(bench) == [1, 2]
@@ -366,7 +366,7 @@ async def test_a_turn_that_one_task_begins_and_whose_block_fails_is_over(session
     with pytest.raises(ZeroDivisionError):
         async with in_two_tasks(session.turn(ASK)):
             raise ZeroDivisionError
-    assert not session.journal.in_turn
+    assert not session.journal.turn_lock.is_held
 
 
 async def test_re_entry_is_noticed_through_another_sessions_turn(tmp_path: Path) -> None:
@@ -434,7 +434,7 @@ async def test_a_turn_cancelled_in_its_body_is_closed_and_committed(
             tasks.cancel_scope.cancel()
     assert texts(session) == ["ask", "", INTERRUPTED]
     assert await committed(bench) == [1, 2, 3]
-    assert not session.journal.in_turn
+    assert not session.journal.turn_lock.is_held
 
 
 async def test_a_turn_cancelled_while_its_message_is_committed_keeps_the_message_and_frees_the_session(
@@ -450,7 +450,7 @@ async def test_a_turn_cancelled_while_its_message_is_committed_keeps_the_message
         tasks.start_soon(talk)
         await hold.reached.wait()
         tasks.cancel_scope.cancel()
-    assert not session.journal.in_turn
+    assert not session.journal.turn_lock.is_held
     hold.release()
     await session.saved()
     assert await committed(bench) == [1]
@@ -481,7 +481,7 @@ async def test_a_turn_cancelled_while_its_reply_is_committed_keeps_the_reply_and
     await asyncio.wait([task])
     await session.saved()
     assert await committed(bench) == [1, 2]
-    assert not session.journal.in_turn
+    assert not session.journal.turn_lock.is_held
     async with session.turn(Message.user("next")):
         pass
 
@@ -498,7 +498,7 @@ async def test_a_message_that_was_answered_is_a_duplicate_and_names_its_entry(se
             pytest.fail("answered twice")
     assert refusal.value.entry_id == entry_id
     assert texts(session) == ["ask", "answer"]
-    assert not session.journal.in_turn
+    assert not session.journal.turn_lock.is_held
 
 
 async def test_a_message_that_arrives_twice_at_once_is_answered_once(session: Session, bench: Bench) -> None:

@@ -251,7 +251,7 @@ class _HeldChats(Chats):
 
     async def use(self, key: SessionKey) -> Chat:
         session = await self._manager.find(key.session_id)
-        session.journal.touch()
+        session.journal.checkpoint.touch()
         return _HeldChat(session)
 
     async def ids(self, channel: str | None = None) -> list[str]:

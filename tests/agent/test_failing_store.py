@@ -67,7 +67,7 @@ async def test_a_store_that_fails_in_mid_turn_ends_it_and_loses_nothing(
             await read_all()
         assert any(isinstance(event, TurnFinished) for event in events) == (number == COMMITS)
         assert any(isinstance(event, ToolStarted) for event in events) == (number > 1)  # saved before they run
-        assert not session.journal.in_turn
+        assert not session.journal.turn_lock.is_held
         assert is_legal(session.messages()) == []
         assert roles(session)[:1] == ["user"]
         in_memory = roles(session)

@@ -316,5 +316,5 @@ async def test_a_hook_or_a_model_that_cancels_itself_is_an_error_of_the_turn(ses
 
     with pytest.raises(AgentError, match="cancelled itself"):
         await Agent(ScriptedProvider(["hi"]), hooks=Cancelled()).reply(HELLO, session=session)
-    assert not session.journal.in_turn
+    assert not session.journal.turn_lock.is_held
     assert texts(session) == ["hello"]

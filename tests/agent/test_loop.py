@@ -97,7 +97,7 @@ async def test_the_turn_is_over_and_committed_when_it_is_told_to_be(session: Ses
     async with Agent(ScriptedProvider(["hi"])).run(HELLO, session=session) as events:
         async for event in events:
             if isinstance(event, TurnFinished):
-                assert not session.journal.in_turn
+                assert not session.journal.turn_lock.is_held
                 assert session.journal.committed_sequence == session.last_sequence == 2
 
 
@@ -452,7 +452,7 @@ async def test_an_error_of_the_reader_is_raised_as_it_is_and_cancels_the_turn(se
     with pytest.raises(KeyError, match="mine"):
         await read()
     assert provider.cancelled == 1
-    assert not session.journal.in_turn
+    assert not session.journal.turn_lock.is_held
     assert [message.role.value for message in session.messages()] == ["user", "assistant", "tool_result"]
 
 
@@ -471,7 +471,7 @@ async def test_one_task_begins_to_read_a_turn_and_another_leaves_it(session: Ses
     async with in_two_tasks(Agent(provider).run(HELLO, session=session)):
         await provider.stalled.wait()
     assert (provider.cancelled, provider.closed) == (1, 1)
-    assert not session.journal.in_turn
+    assert not session.journal.turn_lock.is_held
 
 
 async def test_a_reader_that_does_not_read_does_not_stop_the_turn(session: Session) -> None:
@@ -564,7 +564,7 @@ async def outcomes_of_cancellations(manager: SessionManager) -> set[tuple[str, .
         cancelled = Cancelled("scope", step)
         await cancelled.run(read(agent.run(HELLO, session=session)))
         stored = session.messages()
-        assert not session.journal.in_turn
+        assert not session.journal.turn_lock.is_held
         assert is_legal(stored) == [], step
         assert not stored or stored[0].text == "hello"
         assert all(is_legal(context) == [] for context in provider.contexts)

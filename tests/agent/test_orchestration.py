@@ -287,7 +287,7 @@ async def test_a_cancellation_at_any_moment_of_a_turn_with_everything_leaves_a_l
             model, agent_session = everything(session)
             events: list[AgentEvent] = []
             finished = await ends_before(steps, partial(whole_turn, agent_session, events))
-            assert not session.journal.in_turn
+            assert not session.journal.turn_lock.is_held
             stored = await session.tree.get_branch()
             await compactions(session)
             texts_stored = [one.message.text for one in stored if isinstance(one, MessageEntry)]

@@ -48,7 +48,7 @@ async def suspended(session: Session, *names: str) -> list[PendingCall]:
 async def test_a_turn_goes_on_with_the_answer_after_a_restart(tmp_path: Path, store: str) -> None:
     async with opened(tmp_path, store) as session:
         (pending,) = await suspended(session, "ask", "echo")
-        assert not session.journal.in_turn
+        assert not session.journal.turn_lock.is_held
         assert session.journal.committed_sequence == session.last_sequence
     call = ToolCall("call_0", "ask", '{"say": "x"}')
     assert pending == PendingCall(call, "may I?", {"arguments": {"say": "x"}}, pending.question)

@@ -56,7 +56,7 @@ async def restore(registry: SessionRegistry, archive: Archive, session_id: str) 
             await _adopt(journal, entries.read(lines, journal))
             if head is None and not entries.taken:
                 raise ImportRefused(f"the archived file {file} holds nothing that is an entry of a session")
-            journal.touch()
+            journal.checkpoint.touch()
     await archive.delete(file)
     log.info("restored from the archive", action="session.restored", session_id=session_id, set_aside=entries.set_aside)
     return Session.of(journal)

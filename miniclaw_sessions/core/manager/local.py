@@ -161,7 +161,7 @@ class LocalPopulation:
         if self._cache.newest_on_disk is not None:
             self._guard.consider(self._cache.newest_on_disk)
         in_memory = list(self._cache.in_memory())
-        idle = [one.session_id for one in in_memory if not one.in_turn and self._is_idle(one, at)]
+        idle = [one.session_id for one in in_memory if not one.turn_lock.is_held and self._is_idle(one, at)]
         on_disk = [
             session_id
             for rule in self._retention.rules
@@ -199,7 +199,7 @@ class LocalPopulation:
         except SessionsError as error:  # its neighbours expire all the same
             _log_failure(session_id, error)
             return None
-        if journal is None or journal.in_turn:
+        if journal is None or journal.turn_lock.is_held:
             return None
         async with journal.turn_lock:
             if journal.is_deleted or journal.legal_hold is not None or not self._is_idle(journal, self._clock.now()):
@@ -228,7 +228,7 @@ class LocalPopulation:
     def forgive(self, jump: timedelta, *, before: datetime) -> None:
         """Add a jump of the clock to the last use of each session."""
         for journal in list(self._cache.in_memory()):
-            journal.forgive(jump, before=before)
+            journal.checkpoint.forgive(jump, before=before)
         self._cache.forgive(jump, before=before)
 
     async def renewed(self, session_id: str, used_before: datetime) -> None:

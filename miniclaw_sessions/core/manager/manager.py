@@ -382,7 +382,7 @@ class SessionManager:
             given = {**(metadata or {}), **({} if agent_id is None else {"agent_id": agent_id})}
             journal = await self._registry.get_or_create(key, given)
         used_before = journal.last_accessed
-        journal.touch()
+        journal.checkpoint.touch()
         await self._expiry.renewed(key.session_id, used_before)
         return Session.of(journal)
 

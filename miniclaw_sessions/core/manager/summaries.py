@@ -33,7 +33,7 @@ def summarize(session: Session, loss: Loss | None) -> SessionSummary:
         created_at=session.created_at,
         updated_at=session.updated_at,
         last_accessed=session.last_accessed,
-        dirty=session.journal.is_dirty,
+        dirty=session.journal.checkpoint.is_dirty,
         lost=0 if loss is None else loss.messages,
     )
 

@@ -53,15 +53,11 @@ log = get_logger(__name__)
 
 
 class Receipt(Protocol):
-    """What a call holds of entries that were accepted together, to read after their acknowledgement how they stand.
-
-    Attributes:
-        known: the entry that had their idempotency key before; None of them is stored then.
-    """
+    """What a call holds of entries that were accepted together, to read after their acknowledgement how they stand."""
 
     @property
     def known(self) -> Entry | None:
-        """See above."""
+        """The entry that had their idempotency key before: none of them is stored then. None: there was none."""
         ...
 
     @property
@@ -137,7 +133,7 @@ class SessionLog:
     # --- what a session asks ---------------------------------------------------------------------------------------
 
     def track(self, entries: Iterable[Entry], *, is_fixed: bool = False, has_one_key: bool = True) -> Receipt:
-        """Note that entries were accepted together, and return how to find them when they are acknowledged.
+        """Note that entries were accepted together. Returns how to find them when they are acknowledged.
 
         Args:
             entries: in order, as they were accepted.

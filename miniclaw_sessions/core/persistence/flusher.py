@@ -30,17 +30,12 @@ LISTED = 20
 log = get_logger(__name__)
 
 
-class Flushable(Protocol):
-    """What the flusher needs of a session."""
-
-    @property
-    def session_id(self) -> str:
-        """The name of its file."""
-        ...
+class Checkpointed(Protocol):
+    """What the flusher needs of a session's checkpoint."""
 
     @property
     def is_dirty(self) -> bool:
-        """Whether its file is not what it should be."""
+        """Whether it lacks something."""
         ...
 
     def capture(self) -> tuple[int, Snapshot] | None:
@@ -49,6 +44,15 @@ class Flushable(Protocol):
 
     def flushed(self, revision: int) -> None:
         """The snapshot of this revision is safe."""
+        ...
+
+
+class Flushable(Protocol):
+    """A session that is held until its checkpoint is written."""
+
+    @property
+    def checkpoint(self) -> Checkpointed:
+        """Its checkpoint."""
         ...
 
 
@@ -179,15 +183,15 @@ class Flusher:
         captured = [
             (session, *capture)
             for session in sessions
-            if session in self._dirty and (capture := session.capture()) is not None
+            if session in self._dirty and (capture := session.checkpoint.capture()) is not None
         ]
         if not captured:
             return []
         written = await self._checkpoints.write([snapshot for _, _, snapshot in captured])
         for (session, revision, _), outcome in zip(captured, written, strict=True):
             if outcome.error is None:
-                session.flushed(revision)
-                if not session.is_dirty:
+                session.checkpoint.flushed(revision)
+                if not session.checkpoint.is_dirty:
                     self._dirty.pop(session, None)
         return written
 

@@ -150,7 +150,7 @@ async def adopt_all(target: Journal, entries: AsyncIterator[Entry], places: Plac
             if _is_clearing(part[0][0]):
                 await target.settle()  # what is in force there stays in force
             target.accept(part)
-            target.not_used_later()
+            target.checkpoint.not_used_later()
             await target.saved()
     await target.settle()
 

@@ -160,16 +160,3 @@ class Home(Protocol[J]):
     def new_journal(self, key: SessionKey, *, purpose: str) -> AbstractAsyncContextManager[J]:
         """A new session that nobody else sees until the block has ended well; else nothing of it is left."""
         ...
-
-
-class OpenTurn(Protocol):
-    """What holds a session's turn."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it has begun and is not over."""
-        ...
-
-    def stop(self) -> bool:
-        """Cancel its work, if it does something that can be stopped."""
-        ...

@@ -1,26 +1,23 @@
-"""What stands behind a session: its conversation in memory, its way to the store, and its file.
+"""What stands behind a session: its conversation in memory, and its way to the store.
 
 Everything that is accepted passes through `append` or `accept`: encoded, folded into the conversation, handed to the
-committer. They are synchronous, so that nobody else runs in between. People talk to a `Session`, which holds a journal
-and nothing else; manager, flusher and turns work on the journal itself.
+committer. They are synchronous, so that nothing else runs in between. People talk to a `Session`, which holds a journal
+and nothing else; manager and turns work on the journal itself. What its file lacks is its `checkpoint`'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from contextvars import ContextVar
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, TypeVar
 from weakref import ref
 
-import anyio
 import msgspec
 
 from miniclaw_sessions.core.history.branch import Branch, summary_messages
 from miniclaw_sessions.core.history.branches import BranchMap
 from miniclaw_sessions.core.history.conversation import REMEMBERED_KEYS, Conversation
-from miniclaw_sessions.core.history.state import Snapshot
 from miniclaw_sessions.core.persistence.committer import Receipt, SessionLog, anew
 from miniclaw_sessions.core.protocol.encoding import (
     encode_json,
@@ -39,8 +36,10 @@ from miniclaw_sessions.core.protocol.entries import (
 )
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message, dated
-from miniclaw_sessions.core.session.home import Home, OpenTurn
+from miniclaw_sessions.core.session.checkpoint import SessionCheckpoint
+from miniclaw_sessions.core.session.home import Home
 from miniclaw_sessions.core.session.reading import TreeReader
+from miniclaw_sessions.core.session.turn_lock import TurnLock
 from miniclaw_sessions.core.stores.base import SessionHead, StoredEntry, decode_stored
 from miniclaw_sessions.core.stores.branches import bring_window_up
 from miniclaw_sessions.errors import (
@@ -48,11 +47,7 @@ from miniclaw_sessions.errors import (
     LeafMoved,
     SessionDeleted,
     TranscriptNotKept,
-    TurnInProgress,
 )
-
-ACCESS_RESOLUTION = timedelta(hours=1)
-"""An access that changes nothing is written to disk at most this often."""
 
 MAX_IDEMPOTENCY_KEY = 512
 """Characters that an idempotency key may have: a session remembers hundreds of them."""
@@ -74,9 +69,6 @@ class SessionStatistics(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: str
 
 
-_open_turns: ContextVar[tuple[OpenTurn, ...]] = ContextVar("open_turns", default=())
-
-
 class Journal:
     """A session's conversation, and how it is saved and checkpointed.
 
@@ -87,25 +79,14 @@ class Journal:
         log: its way to the store.
         branches: where its branches part, as far as somebody wanted to know.
         evicted: how many messages have left the window.
-        turn: the turn that holds the session, if one does.
+        checkpoint: whether its file must be written, and when it was used.
+        turn_lock: held by its open turn.
         handle: the live `Session` of this journal, if there is one.
     """
 
     __slots__ = (
-        "__weakref__",
-        "_accessed_on_disk",
-        "_flushed_revision",
-        "_retired",
-        "_revision",
-        "_turn_lock",
-        "branches",
-        "conversation",
-        "evicted",
-        "handle",
-        "home",
-        "log",
-        "session_id",
-        "turn",
+        *("__weakref__", "branches", "checkpoint", "conversation", "evicted", "handle", "home", "log"),
+        *("session_id", "turn_lock"),
     )
 
     def __init__(
@@ -124,20 +105,16 @@ class Journal:
             self.session_id, conversation.state.key, conversation.state.incarnation, conversation.state.created_at
         )
         self.log = log(head, committed)
+        self.checkpoint = SessionCheckpoint(self, conversation, self.log, home.flusher, home.clock)
+        self.turn_lock = TurnLock(self.session_id)
         self.branches = BranchMap()
         self.evicted = 0
-        self.turn: OpenTurn | None = None
         self.handle: ref[Any] | None = None
-        self._revision = 0
-        self._flushed_revision = 0
-        self._accessed_on_disk = conversation.state.last_accessed
-        self._turn_lock: anyio.Semaphore | None = None
-        self._retired = False
         if dirty:
-            self._changed()
+            self.checkpoint.changed()
 
     def __repr__(self) -> str:
-        state = "deleted" if self._retired else "dirty" if self.is_dirty else "clean"
+        state = "deleted" if self.is_deleted else "dirty" if self.checkpoint.is_dirty else "clean"
         return f"<Journal of {self.session_id}, {state}>"
 
     # --- what is known -----------------------------------------------------------------------------------------------
@@ -184,14 +161,9 @@ class Journal:
         return self.conversation.kept_from
 
     @property
-    def is_dirty(self) -> bool:
-        """Whether its file lacks something."""
-        return self._revision != self._flushed_revision
-
-    @property
     def is_deleted(self) -> bool:
         """Whether it accepts nothing more."""
-        return self._retired
+        return self.checkpoint.is_retired
 
     @property
     def reader(self) -> TreeReader:
@@ -220,24 +192,10 @@ class Journal:
             last_sequence=self.last_sequence,
             committed_sequence=self.committed_sequence,
             evicted=self.evicted,
-            dirty=self.is_dirty,
-            in_turn=self.in_turn,
+            dirty=self.checkpoint.is_dirty,
+            in_turn=self.turn_lock.is_held,
             incarnation=self.incarnation,
         )
-
-    # --- turns -------------------------------------------------------------------------------------------------------
-
-    @property
-    def in_turn(self) -> bool:
-        """Whether a turn is open or waited for."""
-        return self._turn_lock is not None and not self._turn_lock.value
-
-    @property
-    def turn_lock(self) -> anyio.Semaphore:
-        """Held by the open turn, not by a task: another one may end it. Made when needed: most sessions sleep."""
-        if self._turn_lock is None:
-            self._turn_lock = anyio.Semaphore(1, max_value=1)
-        return self._turn_lock
 
     @asynccontextmanager
     async def between_turns(self) -> AsyncIterator[None]:
@@ -247,32 +205,10 @@ class Journal:
             TurnInProgress: this very task, or one that started it, holds the session's turn.
             StoreUnavailable: other processes answer the session, and the store does not say whether one of them does.
         """
-        self.refuse_reentry()
+        self.turn_lock.refuse_reentry()
         async with self.turn_lock:
             await self.home.ownership(self).wait_for_others()
             yield
-
-    def refuse_reentry(self) -> None:
-        """Waiting for the session's turn must not be waiting for oneself.
-
-        Raises:
-            TurnInProgress: this very task, or one that started it, holds the session's turn.
-        """
-        if any(turn.is_open and turn is self.turn for turn in _open_turns.get()):
-            raise TurnInProgress(
-                f"session {self.session_id} is in a turn that this task belongs to; "
-                "use that turn, or start the other work from a task that was there before the turn"
-            )
-
-    def turn_began(self, turn: OpenTurn) -> None:
-        """This turn holds the session from here on, and this task is part of it."""
-        self.turn = turn
-        _open_turns.set((*_open_turns.get(), turn))
-
-    def turn_ended(self, turn: OpenTurn) -> None:
-        """The session is free for the next turn."""
-        self.turn = None
-        _open_turns.set(tuple(other for other in _open_turns.get() if other is not turn))
 
     # --- accepting ---------------------------------------------------------------------------------------------------
 
@@ -449,55 +385,15 @@ class Journal:
             id=entry_id, parent_id=None, timestamp=updated_at, sequence=sequence, message=Message.user("")
         )
 
-    # --- for the manager and the flusher -----------------------------------------------------------------------------
-
-    def touch(self) -> None:
-        """The session is being used: its time to live starts again."""
-        now = self.home.clock.now()
-        self.conversation.state.last_accessed = max(self.conversation.state.last_accessed, now)
-        if now - self._accessed_on_disk >= ACCESS_RESOLUTION:
-            self._changed()
-
-    def not_used_later(self) -> None:
-        """Entries from elsewhere may have any date: none of them keeps the session from expiring."""
-        self.conversation.state.last_accessed = min(self.conversation.state.last_accessed, self.home.clock.now())
-
-    @property
-    def unsaved_use(self) -> datetime | None:
-        """When it was last used, if nobody else can know of that yet."""
-        return self.last_accessed if self.last_accessed > self._accessed_on_disk else None
-
-    def use_saved(self, moment: datetime) -> None:
-        """It is written down that it was used at this moment."""
-        self._accessed_on_disk = max(self._accessed_on_disk, moment)
-
-    def forgive(self, jump: timedelta, *, before: datetime) -> None:
-        """The wall clock jumped: unless it was used since, the session is as idle as it was."""
-        if self.conversation.state.last_accessed <= before:
-            self.conversation.state.last_accessed += jump
-            self._changed()
-
-    def capture(self) -> tuple[int, Snapshot] | None:
-        """Its revision and the snapshot that may be written now, in one step between two awaits (rule R10)."""
-        snapshot = None if self._retired else self.conversation.capture(self.log.committed)
-        if snapshot is None:
-            return None
-        return (self._revision if snapshot.state.complete else self._revision - 1), snapshot
-
-    def flushed(self, revision: int) -> None:
-        """The snapshot of this revision is safe."""
-        self._flushed_revision = max(self._flushed_revision, revision)
-        self._accessed_on_disk = self.conversation.state.last_accessed
+    # --- going on, and going away ------------------------------------------------------------------------------------
 
     def retire(self) -> None:
         """Accept nothing more: the session is about to be deleted or replaced."""
-        self._retired = True
+        self.checkpoint.is_retired = True
 
     def revive(self) -> None:
         """Accept again: the deletion failed."""
-        self._retired = False
-        self._changed()
-        self.home.flusher.add(self)  # which had forgotten it, dirty or not
+        self.checkpoint.revive()
 
     def go_on_with(self, conversation: Conversation) -> None:
         """Have another conversation from here on: other processes have said something, too.
@@ -506,8 +402,8 @@ class Journal:
             conversation: the session with what they said, and behind it what waits to be committed.
         """
         conversation.state.last_accessed = max(conversation.state.last_accessed, self.last_accessed)
-        self.conversation = conversation
-        self._changed()
+        self.conversation = self.checkpoint.conversation = conversation
+        self.checkpoint.changed()
 
     def require_transcript(self, what: str) -> None:
         """Raise unless a transcript is kept.
@@ -519,7 +415,7 @@ class Journal:
             raise TranscriptNotKept(self.session_id, what)
 
     def _check_accepting(self) -> None:
-        if self._retired:
+        if self.checkpoint.is_retired:
             raise SessionDeleted(f"session {self.session_id} was deleted; get_or_create makes a new one")
         if self.log.rejected is not None:
             raise anew(self.log.rejected)
@@ -527,7 +423,11 @@ class Journal:
     def _accept(self, entry: Entry, encoded: bytes) -> None:
         self.evicted += self.conversation.apply(entry, encoded)
         self.home.committer.submit(self.log, StoredEntry(entry.sequence, entry.id, encoded, entry.idempotency_key))
-        self._changed()
+        checkpoint = self.checkpoint
+        if checkpoint.revision == checkpoint.written:
+            checkpoint.changed()
+        else:  # as `changed`, for what is dirty already: most messages come this way
+            checkpoint.revision += 1
 
     def _check_size(self, size: int) -> None:
         limit = self.home.max_message_bytes
@@ -544,10 +444,3 @@ class Journal:
                 f"the metadata of session {self.session_id} would have {size} bytes as JSON, the limit is {limit} "
                 "(max_metadata_bytes); remove some of it first, or keep it in custom entries"
             )
-
-    def _changed(self) -> None:
-        if self._retired:  # its file is gone or another object's: nothing would ever make it clean again
-            return
-        if self._revision == self._flushed_revision:
-            self.home.flusher.add(self)
-        self._revision += 1

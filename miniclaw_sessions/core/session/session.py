@@ -95,7 +95,7 @@ class Session:
         return cls(MemoryHome(clock, window).journal(key))
 
     def __repr__(self) -> str:
-        state = "deleted" if self.journal.is_deleted else "dirty" if self.journal.is_dirty else "clean"
+        state = "deleted" if self.journal.is_deleted else "dirty" if self.journal.checkpoint.is_dirty else "clean"
         return f"<Session {self.session_id} {len(self)} messages, {state}>"
 
     def __len__(self) -> int:
@@ -318,7 +318,7 @@ class Session:
         Returns:
             False if no agent works in this session now.
         """
-        return self.journal.turn is not None and self.journal.turn.stop()
+        return self.journal.turn_lock.turn is not None and self.journal.turn_lock.turn.stop()
 
     def clear(self) -> None:
         """Start over with an empty window; accepted like a message. The transcript and the metadata stay."""

@@ -277,7 +277,7 @@ class Turn:
     # --- entering and leaving ----------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        self._journal.refuse_reentry()
+        self._journal.turn_lock.refuse_reentry()
         if self._message is not None:
             raise TurnInProgress("a turn is entered once, its reply would be saved twice; call `session.turn()` again")
         await self._journal.turn_lock.acquire()
@@ -289,7 +289,7 @@ class Turn:
             self._journal.turn_lock.release()
             raise
         self.is_open = True
-        self._journal.turn_began(self)
+        self._journal.turn_lock.began(self)
         return self
 
     async def __aexit__(
@@ -306,7 +306,7 @@ class Turn:
                 raise  # else the body's own error tells more
         finally:  # last, so that no other turn begins before this one's end is stored
             self.is_open = False
-            self._journal.turn_ended(self)
+            self._journal.turn_lock.ended(self)
             self._journal.turn_lock.release()
 
     async def _begin(self) -> MessageEntry:
@@ -438,7 +438,7 @@ class Turn:
     async def _finish(self, *, failed: bool) -> None:
         if failed:
             self.close_calls()
-        self._journal.touch()
+        self._journal.checkpoint.touch()
         if self.staged:
             self._ownership.end_with_next_commit()
         await self.save()

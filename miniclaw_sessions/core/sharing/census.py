@@ -135,7 +135,7 @@ class Census:
             uses = [Use(one.session_id, one.incarnation, max(0.0, (now - at).total_seconds())) for one, at in used]
             await as_shared(self._store).used(uses)
             for one, at in used:
-                one.use_saved(at)
+                one.checkpoint.use_saved(at)
 
     def _unsaved(self) -> list[tuple[Journal, datetime]]:
-        return [(one, at) for one in self._journals() if (at := one.unsaved_use) is not None]
+        return [(one, at) for one in self._journals() if (at := one.checkpoint.unsaved_use) is not None]

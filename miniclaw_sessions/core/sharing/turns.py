@@ -168,7 +168,7 @@ class TurnKeeper:
 
     async def prolong(self) -> None:
         """Prolong all turns that this process has, and stop those that it has no more."""
-        kept = [*self.making, *(one for one in self._journals() if one.turn is not None)]
+        kept = [*self.making, *(one for one in self._journals() if one.turn_lock.turn is not None)]
         claims = [(one, shared_log(one).claim) for one in kept]
         held = [(one, claim) for one, claim in claims if claim is not None and claim.turn.seconds > 0]
         if not held:
@@ -184,5 +184,5 @@ class TurnKeeper:
             if isinstance(outcome, StoreConflict) and shared_log(journal).claim is claim and not claim.is_over:
                 log.warning("another process has the turn", action="turn.lost", session_id=journal.session_id)
                 claim.error = TurnTaken(journal.session_id)
-                if journal.turn is not None:
-                    journal.turn.stop()
+                if journal.turn_lock.turn is not None:
+                    journal.turn_lock.turn.stop()

@@ -260,7 +260,7 @@ class Import:
             await _go_to_leaf(session, self._reader.facts, self.report)
             if self._place is not None:
                 session.journal.note({FOLLOWED: {**self._place, "leaf": session.leaf_id}})
-        session.journal.touch()
+        session.journal.checkpoint.touch()
 
     @property
     def is_part(self) -> bool:
@@ -303,7 +303,7 @@ class Import:
         if (title := self._reader.facts.title) and not session.title:
             session.update(title=title)
         self.report.title = session.title
-        journal.touch()
+        journal.checkpoint.touch()
         return known
 
     async def _then_place(self, journal: Journal, entries: AsyncIterator[Entry]) -> AsyncGenerator[Entry, None]:

@@ -951,7 +951,7 @@ async def test_what_changes_during_a_flush_stays_dirty(home: Home, monkeypatch: 
         assert manager.statistics().dirty == 1
         assert len(home.read("telegram_1.json")["messages"]) == 1
         await manager.flush()
-        assert not session.journal.is_dirty
+        assert not session.journal.checkpoint.is_dirty
         assert len(home.read("telegram_1.json")["messages"]) == 2
 
 
@@ -1009,7 +1009,7 @@ async def test_a_refused_session_that_was_replaced_never_becomes_dirty_again(fau
         await manager.get_or_create("telegram", "1")
         await manager.flush()
         await faulty.clock.advance(2 * 3600)
-        session.journal.touch()
+        session.journal.checkpoint.touch()
         assert manager.statistics().dirty == 0
 
 

@@ -72,7 +72,13 @@ class Opened:
     def state(self) -> object:
         """What none of the refused calls may have changed."""
         session = self.objects[Session]
-        return (len(self.manager), session.messages(), session.last_sequence, session.metadata, session.journal.in_turn)
+        return (
+            len(self.manager),
+            session.messages(),
+            session.last_sequence,
+            session.metadata,
+            session.journal.turn_lock.is_held,
+        )
 
 
 async def opening(manager: SessionManager) -> Opened:

@@ -128,7 +128,7 @@ async def test_a_snapshot_that_is_behind_is_brought_up(home: Home) -> None:
         session = await manager.get("telegram", "1")
         assert texts(session) == ["1", "2", "3"]
         assert manager.recovery.brought_up == 1
-        assert session.journal.is_dirty
+        assert session.journal.checkpoint.is_dirty
     assert len(orjson.loads(home.files()["telegram_1.json"])["messages"]) == 3
     await home.check_sound()
 

@@ -100,7 +100,7 @@ async def test_what_refuses_it_leaves_the_session_as_it_was(session: Session) ->
             async with session.turn(opening):
                 pytest.fail("it was refused")
     assert (session.last_sequence, session.leaf_id) == before
-    assert not session.journal.in_turn
+    assert not session.journal.turn_lock.is_held
 
 
 async def test_two_turns_from_one_entry_are_two_branches_one_after_the_other(session: Session) -> None:

@@ -650,7 +650,7 @@ async def test_where_what_was_cut_off_is_tried_again_is_decided_when_its_turn_co
     async with anyio.create_task_group() as tasks, session.journal.turn_lock:
         ask = partial(client.responses.create, input="pay 5", conversation="conv_1", extra_headers=KEYED)
         tasks.start_soon(ask)
-        await until(lambda: session.journal.turn_lock.statistics().tasks_waiting == 1)
+        await until(lambda: session.journal.turn_lock.waiting == 1)
         await client.conversations.items.create("conv_1", items=[{"role": "user", "content": "item"}])
     assert (await items_in(client, "conv_1"))[:3] == ["pay 5", "item", "pay 5"]
 

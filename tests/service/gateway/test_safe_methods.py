@@ -33,7 +33,14 @@ SAME_HEADERS = ("content-type", "content-disposition", "cache-control")
 def state_of(manager: Any) -> Any:
     sessions = {
         one.session_id: (
-            *(one.last_accessed, one.last_sequence, one.leaf_id, one.metadata, one.journal.is_dirty, len(one)),
+            *(
+                one.last_accessed,
+                one.last_sequence,
+                one.leaf_id,
+                one.metadata,
+                one.journal.checkpoint.is_dirty,
+                len(one),
+            ),
         )
         for one in map(Session.of, manager._cache.in_memory())
     }
