@@ -132,7 +132,7 @@ class BoundedSource:
 
     async def load_listed(self, session_ids: Sequence[str]) -> dict[str, Session]:
         """Those of these sessions that are within bounds."""
-        return await load_each(self, session_ids)
+        return await load_each(self.load, session_ids)
 
     async def look(self, search: Search) -> Found:
         """Search the sessions within bounds and no others: a cursor would tell of what was passed over."""
