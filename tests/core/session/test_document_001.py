@@ -284,7 +284,7 @@ async def test_d4_a_session_without_a_turn_holds_no_lock(bench: Bench) -> None:
     """Defect D4: sessions and turn locks were kept for ever; here a deleted session is in nobody's hands."""
     async with bench.manager() as manager:
         session = await store_open(manager, "telegram_1")
-        assert session.journal._turn_lock is None
+        assert session.journal.turn_lock._lock is None
         async with session.turn(Message.user("hi")) as saying:
             saying.append(Message.assistant("hello"))
         await manager.delete("telegram_1")

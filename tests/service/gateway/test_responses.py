@@ -813,7 +813,7 @@ async def test_what_is_deleted_while_a_response_waits_stays_deleted(
             session_id = "conv_1" if "conversation" in where else root.id.split("_", 2)[2]
             tasks.start_soon(partial(served.unix.delete, f"/v1/sessions/{session_id}"))
             lock = (await served.manager.find(session_id)).journal.turn_lock
-            await until(lambda: lock.statistics().tasks_waiting == 1)  # noqa: B023 - it ends within the round
+            await until(lambda: lock.waiting == 1)  # noqa: B023 - it ends within the round
             await provider.slowed.wait()
             provider.gate.set()
         assert await served.manager.count() == (1 if "conversation" in where else 0)
