@@ -30,15 +30,14 @@ import anyio
 import msgspec
 
 from miniclaw_sessions.clock import Clock, SystemClock
-from miniclaw_sessions.config import DEFAULT_WORKSPACE, SessionSettings
+from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.events.events import Events
 from miniclaw_sessions.core.manager import reading
 from miniclaw_sessions.core.manager.archived import restore, restore_if_archived
 from miniclaw_sessions.core.manager.background import Background
 from miniclaw_sessions.core.manager.cache import SessionCache
+from miniclaw_sessions.core.manager.choosing import choose, mode_of
 from miniclaw_sessions.core.manager.expiry import Expiry, SweepReport
-from miniclaw_sessions.core.manager.local import LocalMode
-from miniclaw_sessions.core.manager.mode import Mode
 from miniclaw_sessions.core.manager.registry import SessionRegistry
 from miniclaw_sessions.core.manager.saving import Saving
 from miniclaw_sessions.core.manager.sources import LiveSource
@@ -49,14 +48,10 @@ from miniclaw_sessions.core.persistence.mending import Mended
 from miniclaw_sessions.core.persistence.own_task import HeldOpen
 from miniclaw_sessions.core.persistence.recovery import Progress, RecoveryReport
 from miniclaw_sessions.core.persistence.storage import Storage
-from miniclaw_sessions.core.persistence.workspace import Workspace
 from miniclaw_sessions.core.protocol.entries import FOLLOWED, LEGAL_HOLD
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.session import Owner, Session, guarded
 from miniclaw_sessions.core.session.copying import copy_session
-from miniclaw_sessions.core.sharing.database import Database
-from miniclaw_sessions.core.sharing.mode import SharedMode
-from miniclaw_sessions.core.stores import is_shared_url, open_store
 from miniclaw_sessions.core.stores.base import Store
 from miniclaw_sessions.core.stores.positions import ListPosition
 from miniclaw_sessions.core.stores.wrapping import WatchedStore
@@ -123,22 +118,19 @@ class SessionManager:
         """
         self.settings = settings or SessionSettings()
         self.clock = clock or SystemClock()
-        if isinstance(workspace, str) and is_shared_url(workspace):
-            store = workspace
-        choice = self._store_choice = store if store is not None else self.settings.store
-        is_shared = is_shared_url(choice) if isinstance(choice, str) else choice.shared
-        directory = Path(workspace or DEFAULT_WORKSPACE)
-        self.workspace = None if is_shared else directory.expanduser().resolve()
+        self._choice = choose(workspace, store if store is not None else self.settings.store)
+        self.workspace = self._choice.directory
         self._watcher = on_progress or _ignore
         self.events = Events(self.clock, locate=self._end_of, store=lambda: self.source.store)
         self.recovery = RecoveryReport()
-        self._encryption = encryption
-        self._create = create
-        self._wait_s = wait_s
-        self._mode: Mode = (
-            SharedMode(self._new_database, self.clock, lease_s=self.settings.turn_lease_s)
-            if is_shared
-            else LocalMode(self._new_workspace)
+        self._mode = mode_of(
+            self._choice,
+            self.settings,
+            clock=self.clock,
+            encryption=encryption,
+            on_progress=self.on_progress,
+            create=create,
+            wait_s=wait_s,
         )
         self._cache = SessionCache(self.settings.max_cached, self._mode.names)
         self._also_at: dict[str, list[str]] = {}  # of deleted sessions: where else their words are
@@ -232,25 +224,6 @@ class SessionManager:
                 raise
             if not self._closed:  # who opened it was cancelled when it was just open: nobody has it to close it
                 self._background.cut_off()
-
-    def _new_database(self) -> Database:
-        store = self._store_choice
-        if isinstance(store, str):
-            store = open_store(store, postgresql=self.settings.postgresql)
-        return Database(store, self.settings, clock=self.clock, encryption=self._encryption)
-
-    def _new_workspace(self) -> Workspace:
-        assert self.workspace is not None  # noqa: S101 - a local mode has one
-        return Workspace(
-            self.workspace,
-            self.settings,
-            self._store_choice,
-            clock=self.clock,
-            on_progress=self.on_progress,
-            encryption=self._encryption,
-            create=self._create,
-            wait_s=self._wait_s,
-        )
 
     def _compose(self, storage: Storage, background: Background) -> None:
         settings, clock = self.settings, self.clock
@@ -572,30 +545,25 @@ class SessionManager:
             quarantined=len(self.recovery.quarantined),
             expired=self._expiry.expired,
             followers=self.events.followers,
-            store=self._store_name,
+            store=self._choice.name,
         )
 
     def health(self) -> Health:
         """Whether messages can be acknowledged and snapshots written."""
         if self._held is None or self._closed:
-            return Health(ok=False, store=self._store_name, store_state="closed", problems=["the manager is not open"])
+            return Health(ok=False, store=self._choice.name, store_state="closed", problems=["the manager is not open"])
         problems = self._saving.problems
         if (failure := self._background.failure) is not None:
             problems.append(f"a part of the session manager has failed ({type(failure).__name__}); restart the program")
         losses = [loss.sentence(session_id) for session_id, loss in islice(self._storage.losses.items(), LISTED_LOSSES)]
         return Health(
-            ok=not problems, store=self._store_name, store_state=self._saving.state, problems=problems, losses=losses
+            ok=not problems, store=self._choice.name, store_state=self._saving.state, problems=problems, losses=losses
         )
 
     @property
     def progressed_at(self) -> float:
         """The monotonic second at which committer, flusher and all others were last known to be alive: see `Saving`."""
         return min(self._saving.progressed_at, self._background.failed_at)
-
-    @property
-    def _store_name(self) -> str:
-        choice = self._store_choice
-        return choice.partition(":")[0] if isinstance(choice, str) else type(choice).__name__
 
     def on_progress(self, progress: Progress) -> None:
         """Report progress to the watcher that was given, and let `close` wait longer. Never raises."""

@@ -25,6 +25,7 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.history.search import Found, Search
 from miniclaw_sessions.core.manager import reading
 from miniclaw_sessions.core.manager.cache import Listing, NamesOnDisk, SessionCache
+from miniclaw_sessions.core.manager.choosing import choose
 from miniclaw_sessions.core.manager.expiry import SweepReport
 from miniclaw_sessions.core.manager.sources import load_each, look_in, newest_of
 from miniclaw_sessions.core.persistence.archive import Archive, ArchiveDirectory
@@ -47,7 +48,6 @@ from miniclaw_sessions.core.sharing.database import Database
 from miniclaw_sessions.core.sharing.expiry import FORETOLD, doubt_of, held_in, idle_in
 from miniclaw_sessions.core.sharing.lists import newest_in, sessions_in
 from miniclaw_sessions.core.stores import (
-    is_shared_url,
     open_store,
     refuse_another_store,
     store_place,
@@ -79,13 +79,11 @@ def open_readonly(
         on_progress: called during a check, on the event loop.
     """
     settings = settings or SessionSettings()
-    if isinstance(workspace, str) and is_shared_url(workspace):
-        settings = msgspec.structs.replace(settings, store=workspace)
-    clock = clock or SystemClock()
-    if is_shared_url(settings.store):
+    choice, clock = choose(workspace, settings.store), clock or SystemClock()
+    if choice.directory is None:
+        settings = msgspec.structs.replace(settings, store=str(choice.store))
         return ReadOnlyDatabase(settings, clock, encryption=encryption, on_progress=on_progress)
-    directory = Path(workspace).expanduser().resolve()
-    return ReadOnlyDirectory(directory, settings, clock, encryption=encryption, on_progress=on_progress)
+    return ReadOnlyDirectory(choice.directory, settings, clock, encryption=encryption, on_progress=on_progress)
 
 
 class ReadOnlySessions(ABC):
