@@ -1,4 +1,4 @@
-"""An entry in a few words on one line: its role and its beginning. Safe to print with any content."""
+"""An entry in a few words on one line: its speaker, and its beginning. Safe to print, whatever its content."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.printable import printable
 
 MAX_CHARACTERS = 160
-"""How much of a text is taken for a line."""
+"""Characters of a text that are taken for a line."""
 
 _MARKS = (
     (re.compile(r"^[ \t]*(?:```.*|#{1,6}[ \t]+|>[ \t]?)", re.MULTILINE), ""),
     (re.compile(r"!?\[([^\]\n]*)\]\([^)\s]*\)"), r"\1"),
     (re.compile(r"(\*\*|`)(?=\S)(.+?)(?<=\S)\1"), r"\2"),
 )
-"""What stands out of Markdown on one line, and what is left of it: fences, headings, quotes, links, bold and code."""
+"""Marks of Markdown, and their replacements on one line: fences, headings, quotes, links, bold and code."""
 
 NAMES = {
     Role.SYSTEM: "System",
@@ -42,7 +42,7 @@ NAMES = {
     Role.BRANCH_SUMMARY: "Summary of a branch that was left",
     Role.COMPACTION_SUMMARY: "Summary of what came before",
 }
-"""Who speaks in each role, for people."""
+"""Names of the roles, for people."""
 
 _SPEAKERS = {
     Role.TOOL_RESULT: "tool",
@@ -62,13 +62,13 @@ _KINDS: dict[type, str] = {
 
 
 def named(message: Message) -> str:
-    """Who speaks, as a heading: a role, and a name where there is one. May hold anything."""
+    """The speaker as a heading: a role, and a name if there is one. The name may contain anything."""
     who = NAMES.get(message.role) or message.role_text or message.role.value
     return f"{who}: {message.name}" if message.name else who
 
 
 def speaker(entry: Entry) -> str:
-    """Who spoke, or what happened: `user`, `assistant`, `tool`, `compaction`, `title`, `unknown`."""
+    """The speaker or the kind of an entry: `user`, `assistant`, `tool`, `compaction`, `title`, `unknown`."""
     match entry:
         case MessageEntry(message=message):
             return _SPEAKERS.get(message.role) or one_line(message.role_text or message.role.value)
@@ -79,7 +79,7 @@ def speaker(entry: Entry) -> str:
 
 
 def first_words(entry: Entry) -> str:
-    """How an entry begins; what has no text is described in brackets."""
+    """The beginning of an entry; an entry without text is described in brackets."""
     text = ""
     match entry:
         case MessageEntry(message=message):
@@ -98,7 +98,7 @@ def first_words(entry: Entry) -> str:
 
 
 def call_words(call: ToolCall) -> str:
-    """What a tool call is about: its first argument that is a text, or else all arguments."""
+    """The object of a tool call: its first text argument, or else all arguments."""
     try:
         arguments = parse_json(call.arguments.encode())
     except (InvalidMessage, UnicodeEncodeError):
@@ -110,7 +110,7 @@ def call_words(call: ToolCall) -> str:
 
 
 def one_line(text: str) -> str:
-    """The beginning of a text of any origin, with its white space as single spaces."""
+    """The beginning of a text from any source, with white space as single spaces."""
     beginning = " ".join(text[: 2 * MAX_CHARACTERS].split())
     is_whole = len(text) <= 2 * MAX_CHARACTERS and len(beginning) <= MAX_CHARACTERS
     return printable(beginning) if is_whole else f"{printable(beginning[: MAX_CHARACTERS - 1])}…"

@@ -1,8 +1,8 @@
-"""What is searched for, and what was found: the shapes, and the language of a query.
+"""Searches and their results: the types, and the language of queries.
 
-A query is words, in any order: all of them must occur. What stands in quotation marks is one text with its spaces. What
-has a dash before it must not occur. Upper and lower case, accents and the kinds of white space are the same, and a part
-of a word is enough, so that languages without spaces can be searched: `rome` finds Jérôme, and `北京` 我在北京.
+A query is words in any order, which must all occur. A phrase in quotation marks is one text with its spaces. A word or
+phrase with a dash before it must not occur. Case, accents and kinds of white space do not matter, and a part of a word
+is enough, so that languages without spaces can be searched: `rome` finds Jérôme, and `北京` 我在北京.
 
     rome "flight at nine" -hotel
 """
@@ -23,13 +23,13 @@ from miniclaw_sessions.core.protocol.messages import Role
 from miniclaw_sessions.errors import InvalidSearch
 
 MAX_QUERY = 1_000
-"""Characters of a query, and of what else a search names."""
+"""Characters of a query, and of each other text of a search."""
 
 MAX_TERMS = 32
 """Words and phrases of a query."""
 
 MAX_RESULTS = 100
-"""Results of a page that people are given."""
+"""Results of a page for people."""
 
 MAX_HITS = 1_000
 """Hits that may be asked for at once."""
@@ -40,10 +40,10 @@ MAX_CURSOR = 4_000
 MAX_SEQUENCE = 2**63 - 1
 
 NO_CURSOR = "the cursor is not one; give what the page before calls next"
-"""The error for any other cursor."""
+"""The error for a wrong cursor."""
 
 TITLE, LABEL = "title", "label"
-"""In place of a role, for entries that are no messages: a title, or a label."""
+"""The roles of entries without a speaker: a session got a title, an entry got a label."""
 
 ROLES = (*(str(role) for role in Role), TITLE, LABEL)
 
@@ -51,14 +51,14 @@ Branch = Literal["all", "current"]
 Order = Literal["best", "newest"]
 
 _UNSEEN = re.compile("[\u00ad\u0300-\u036f\u200b-\u200f\u2060\ufeff]+")
-"""Accents, once they are parted from their letters, and what has no width."""
+"""Accents that are separated from their letters, and characters without width."""
 
 _PIECE = re.compile(r'(-?)(?:"([^"]*)"?|(\S+))')
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 def folded(text: str) -> str:
-    """A text as it is compared: without case, accents and what has no width, every white space as one space."""
+    """A text in the form for comparison: no case, accents and characters without width; white space as one space."""
     if text.isascii():
         return " ".join(text.lower().split())
     parted = _UNSEEN.sub("", unicodedata.normalize("NFKD", text)).casefold()
@@ -66,7 +66,7 @@ def folded(text: str) -> str:
 
 
 class SearchOptions(TypedDict, total=False):
-    """What narrows and orders the search of one session; each can be left out. `SearchQuery` says what they mean."""
+    """Keyword arguments of a search in one session; each can be left out. `SearchQuery` describes them."""
 
     author: str | None
     role: str | None
@@ -80,14 +80,14 @@ class SearchOptions(TypedDict, total=False):
 
 
 class SearchOptionsEverywhere(SearchOptions, total=False):
-    """The same for a search of all sessions."""
+    """Keyword arguments of a search in all sessions."""
 
     channel: str | None
     session_id: str | None
 
 
 class SearchQuery(msgspec.Struct, frozen=True):
-    """A search as a person or a program asks for it.
+    """A search as a person or a program states it.
 
     Attributes:
         query: words, of which all must occur, `"phrases"`, and `-words` that must not occur; at most 1,000 characters.
@@ -130,7 +130,7 @@ class SearchQuery(msgspec.Struct, frozen=True):
         """The search for a store.
 
         Raises:
-            InvalidSearch: there is nothing to search for, or something in it cannot be meant.
+            InvalidSearch: there is nothing to search for, or a value is not allowed.
         """
         if self.branch not in get_args(Branch) or self.order not in get_args(Order):
             raise InvalidSearch("a search has the branch all or current, and the order best or newest")
@@ -151,20 +151,20 @@ class SearchQuery(msgspec.Struct, frozen=True):
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
-    """What is searched for. What is None or empty does not matter.
+    """A search as stores get it. Attributes that are None or empty do not restrict it.
 
     Attributes:
-        terms: texts that must all occur, each as it is compared (`folded`): words, and what was in quotation marks.
-        excluded: texts of which none may occur.
+        terms: texts that must all occur, each in the form for comparison (`folded`): words and phrases.
+        excluded: texts that must not occur.
         session_ids: only in these sessions.
         channel: only in this channel.
-        author: only what this agent or person said.
-        role: only what has this role (`ROLES`).
-        tool: only calls of this tool, and what it returned.
-        after, before: only what was said at the first moment or later, and earlier than the second.
-        limit: how many hits at most.
-        cursor: go on behind the page that gave it, with the same search.
-        until: end where the page that gave this cursor ended, however many hits there are between by now.
+        author: only entries of this agent or person.
+        role: only entries with this role (`ROLES`).
+        tool: only calls of this tool, and its results.
+        after, before: only entries from the first time on, and before the second.
+        limit: the largest number of hits.
+        cursor: continue the same search behind the page with this cursor.
+        until: end where the page with this cursor ended, even if there are more hits in between by now.
     """
 
     terms: tuple[str, ...] = ()
@@ -182,10 +182,10 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, query: str, **filters: Any) -> Self:
-        """The search that a query in words means, with the other attributes as they are given.
+        """The search for a query in words; the other attributes are given as keyword arguments.
 
         Raises:
-            InvalidSearch: it says nothing to search for, is too long, or a text or a number in it cannot be meant.
+            InvalidSearch: there is nothing to search for, the query is too long, or a value is not allowed.
         """
         pieces = _PIECE.findall(checked("query", query))
         terms, excluded = (
@@ -206,12 +206,12 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
         return search
 
     def covers(self, session_id: str, key: SessionKey) -> bool:
-        """Whether a session is one of those that are searched."""
+        """Whether the search includes a session."""
         return (self.session_ids is None or session_id in self.session_ids) and self.channel in (None, key.channel)
 
 
 class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A part of a snippet; `match`: it is what was searched for."""
+    """A part of a snippet; `match`: whether it is a match."""
 
     text: str
     match: bool = False
@@ -221,14 +221,14 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
     """An entry that was found.
 
     Attributes:
-        session_id, channel, chat_id: where.
-        entry_id, sequence: which.
-        said_at: when it was said.
-        role: the message's role; `title` or `label` for other entries.
-        author: the agent's or the person's name, where one is known.
-        tools: what was called, or has answered.
-        score: how well it fits, from 0 to 1: whole words count more than parts, what was said more than what tools
-            returned.
+        session_id, channel, chat_id: its session.
+        entry_id, sequence: its id and place.
+        said_at: its time.
+        role: its speaker; `title` or `label` for entries without one.
+        author: the name of the agent or person, if it is known.
+        tools: the called tools, or those that answered.
+        score: the quality of the match, from 0 to 1: whole words count more than parts, messages more than results of
+            tools.
     """
 
     session_id: str
@@ -244,23 +244,23 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> Place:
-        """Where it stands among all that was said; the newest has the greatest."""
+        """Its place in the order of all entries; the newest has the greatest."""
         return self.said_at, self.session_id, self.sequence
 
 
 Place = tuple[datetime, str, int]
-"""When something was said, in which session, and as which of its entries."""
+"""The time, session id and sequence of an entry."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
     """A page of hits, the newest first.
 
     Attributes:
-        hits: at most as many as were asked for.
-        cursor: for the next page, or where the search said `until`; None at the end. With fewer hits than were
-            asked for, or none, it says that looking took too long: go on.
-        behind: how many entries the index lacks, about; a store may read them instead.
-        note: why every entry was read, where there is no index.
+        hits: at most `limit` hits.
+        cursor: the cursor of the next page, or the `until` of the search; None: this is the last page. A page with a
+            cursor may have fewer hits, or none, because searching on took too long: continue with the cursor.
+        behind: about how many entries the index lacks; a store may read them instead.
+        note: why every entry was read, if there is no index.
     """
 
     hits: tuple[Hit, ...] = ()
@@ -273,9 +273,9 @@ class SearchResult(Hit, frozen=True, kw_only=True):
     """A hit in its session.
 
     Attributes:
-        snippet: the place in its text, on one line.
-        title: what the session is called now.
-        current: whether the conversation goes on from it, or it is on a branch that was left.
+        snippet: the part of its text with the matches, on one line.
+        title: the current title of the session.
+        current: whether it is on the current branch.
     """
 
     snippet: tuple[Piece, ...] = ()
@@ -284,13 +284,13 @@ class SearchResult(Hit, frozen=True, kw_only=True):
 
 
 class SearchPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of what was found.
+    """A page of results.
 
     Attributes:
         results: the best first, or the newest.
-        next: the cursor of the next page; None at the end. A page may have fewer results than were asked for.
-        behind: how many entries the index lacks, about; a store may read them instead.
-        note: why every entry was read, where there is no index.
+        next: the cursor of the next page; None: this is the last page. A page may have fewer results than `limit`.
+        behind: about how many entries the index lacks; a store may read them instead.
+        note: why every entry was read, if there is no index.
     """
 
     results: tuple[SearchResult, ...] = ()
@@ -300,17 +300,17 @@ class SearchPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cursor_of(place: Place) -> str:
-    """A place as a cursor, for stores that have no shorter one."""
+    """A place as a cursor, for stores without a shorter form."""
     said_at, session_id, sequence = place
     passed = said_at - _EPOCH
     return f"{(passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds}.{sequence}.{session_id}"
 
 
 def place_of(cursor: str) -> Place:
-    """What `cursor_of` was given.
+    """The place of a cursor from `cursor_of`.
 
     Raises:
-        InvalidSearch: it is no such cursor.
+        InvalidSearch: it is not such a cursor.
     """
     passed, _, rest = cursor.partition(".")
     sequence, _, session_id = rest.partition(".")
@@ -347,10 +347,10 @@ def _checked_role(name: str) -> str | None:
 
 
 def checked(name: str, text: str, most: int = MAX_QUERY) -> str:
-    """A text of a stranger that stands in a search.
+    """A text of a search, if it is allowed.
 
     Raises:
-        InvalidSearch: it is too long, or no text of ours can have it in it.
+        InvalidSearch: it is too long, or has a character that no stored text can have.
     """
     if len(text) > most:
         raise InvalidSearch(f"the {name} has {len(text):,} characters; at most {most:,} are searched for")

@@ -1,7 +1,7 @@
-"""What of an entry is searched, whether it is what a search wants, and how that is shown. All stores ask here.
+"""The searched text of an entry, whether it matches a search, and its snippet, for all stores.
 
-An index only names entries that may be meant; `hit` decides, so that every store finds the same. What is long is folded
-in pieces, and only as far as it must be read.
+An index only names entries that may match; `hit` decides, so that every store finds the same. Long texts are folded in
+pieces, and only as far as needed.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall
 from miniclaw_sessions.errors import InvalidMessage
 
 SNIPPET = 160
-"""Characters of a snippet, about."""
+"""The approximate number of characters of a snippet."""
 
 WHOLE_WORD, BEGINNING, PART = 1.0, 0.75, 0.5
-"""How well a term fits where it was found."""
+"""The quality of a match: a whole word, the beginning of a word, or another part."""
 
 BY_A_TOOL = 0.4
-"""How much less counts what no one said: what a tool was given and what it returned, and what sums up."""
+"""The factor for texts of no speaker: arguments and results of tools, and summaries."""
 
 _SAID = frozenset({Role.USER, Role.ASSISTANT, Role.SYSTEM})
 _PIECE, _SEEK = 16_000, 500  # characters of a text that are folded at once
-_OCCURRENCES = 100  # are looked at for a whole word
+_OCCURRENCES = 100  # that are examined for a whole word
 _BLOCK, _OVERLAP, _MAX_BLOCKS = 2_000, 500, 500
-_BEFORE = 50  # characters of a snippet before what was found
+_BEFORE = 50  # characters of a snippet before the match
 _MARKS = 50  # of one term
 
 
 class Searched(msgspec.Struct, frozen=True, gc=False):
-    """What of an entry is searched.
+    """The searched parts of an entry.
 
     Attributes:
-        text: all of it: what was said, and what tools were given and returned. Images and thinking are left out.
-        said_at: when it was said.
-        role: the message's role; `title` or `label` for other entries.
-        said: its searchable text.
-        tools: the tools that it calls, or that have answered.
-        authors: what the author is called.
+        text: the whole text, with arguments and results of tools, without images and thinking.
+        said_at: its time.
+        role: its speaker; `title` or `label` for entries without one.
+        said: the part of the text that has a speaker.
+        tools: the tools that it calls, or that answered.
+        authors: the names of the author.
     """
 
     text: str
@@ -59,7 +59,7 @@ class Searched(msgspec.Struct, frozen=True, gc=False):
 
 
 def searched(entry: Entry) -> Searched | None:
-    """The searchable part of an entry; None: it has no text, or is of an unknown type."""
+    """The searched parts of an entry; None: it has no text, or its type is unknown."""
     match entry:
         case MessageEntry(message=message):
             return _of_message(message, entry.timestamp)
@@ -98,7 +98,7 @@ def _of_message(message: Message, logged_at: datetime) -> Searched:
 
 def _texts_of_call(call: ToolCall) -> Iterator[str]:
     yield call.name
-    if "\\" in call.arguments:  # what is escaped in it would not be found
+    if "\\" in call.arguments:  # escaped characters in it would not be found
         try:
             yield " ".join(_texts_in(parse_json(call.arguments.encode())))
         except (InvalidMessage, UnicodeEncodeError):
@@ -109,7 +109,7 @@ def _texts_of_call(call: ToolCall) -> Iterator[str]:
 
 
 def _texts_in(value: Any) -> Iterator[str]:
-    """All names and values of JSON, from outside inwards."""
+    """All names and values of JSON, from the outside in."""
     if isinstance(value, dict):
         for name, item in value.items():
             yield name
@@ -122,12 +122,12 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def hit(search: Search, session_id: str, key: SessionKey, entry: Entry) -> Hit | None:
-    """The hit that an entry is; None: it is not what is searched for.
+    """The hit for an entry; None: it does not match.
 
     Args:
-        search: what is searched for.
-        session_id: whose the entry is; whether that session is wanted, was asked before (`Search.covers`).
-        key: the session's.
+        search: the search.
+        session_id: the session of the entry, for which the caller has checked `Search.covers`.
+        key: the key of the session.
         entry: with its sequence.
     """
     found = searched(entry)
@@ -148,7 +148,7 @@ def hit(search: Search, session_id: str, key: SessionKey, entry: Entry) -> Hit |
 
 
 def score(search: Search, found: Searched) -> float | None:
-    """How well it fits, from 0 to 1, whichever session it is in; None: it is not what is searched for."""
+    """The quality of a match, from 0 to 1, whatever the session; None: it does not match."""
     if search.role not in (None, found.role) or not (
         _is_one_of(search.tool, found.tools) and _is_one_of(search.author, found.authors)
     ):
@@ -173,7 +173,7 @@ def _is_one_of(wanted: str | None, names: Iterable[str]) -> bool:
 def _qualities(
     text: str, terms: Sequence[str], excluded: Sequence[str], *, demands_all: bool = True
 ) -> list[float] | None:
-    """How well a text has each term, as far as it must be read; None: it lacks one, or has what is excluded."""
+    """The quality of the match of each term; None: the text lacks a term, or has an excluded one."""
     found = [0.0] * len(terms)
     for form in _forms(text, max(map(len, (*terms, *excluded)), default=0)):
         if any(term in form for term in excluded):
@@ -185,12 +185,14 @@ def _qualities(
 
 
 def _forms(text: str, longest: int) -> Iterator[str]:
-    """A text in its form for comparison, in pieces; every match up to `longest` is within one of them."""
+    """The folded text in pieces that overlap: each part of at most `longest` characters is inside one of them."""
     before = ""
     start = 0
     while start < len(text):
         end = _end_of_piece(text, start + _PIECE)
-        is_apart = text[start - 1].isspace() or text[start].isspace()  # a folded piece has no space at its ends
+        is_apart = (
+            text[start - 1].isspace() or text[start].isspace()
+        )  # folding strips the spaces at the ends of a piece
         glue = " " if before and not before.endswith(" ") and is_apart else ""
         form = f"{before}{glue}{folded(text[start:end])}"
         yield form
@@ -198,7 +200,7 @@ def _forms(text: str, longest: int) -> Iterator[str]:
 
 
 def _end_of_piece(text: str, end: int) -> int:
-    """Where a piece ends that may go up to a place: behind a white space, so that no letter loses its accent."""
+    """The end of a piece up to a limit: after white space, so that no accent is separated from its letter."""
     if end >= len(text):
         return len(text)
     return next((place for place in range(end, end - _SEEK, -1) if text[place - 1].isspace()), end)
@@ -227,12 +229,12 @@ def _occurrences(text: str, term: str) -> Iterator[int]:
 
 
 def snippet(text: str, terms: Sequence[str], size: int = SNIPPET) -> tuple[Piece, ...]:
-    """The place of a text where most of the terms are, on one line, with the terms marked; else its beginning.
+    """The part of a text with most of the terms, on one line, with the terms marked; else its beginning.
 
     Args:
-        text: as it was written.
-        terms: as they are compared (`folded`).
-        size: how many characters of it are shown, about.
+        text: the original text.
+        terms: in the form for comparison (`folded`).
+        size: about how many characters to show.
     """
     start = _best_block(text, terms)
     line = _Line(text[start : start + _BLOCK])
@@ -251,7 +253,7 @@ def snippet(text: str, terms: Sequence[str], size: int = SNIPPET) -> tuple[Piece
 
 
 def _best_block(text: str, terms: Sequence[str]) -> int:
-    """Where the part of a text begins in which most of the terms are; of several the first."""
+    """The beginning of the part of a text with most of the terms; of several the first."""
     best, most = 0, 0
     for start in islice(range(0, len(text), _BLOCK - _OVERLAP), _MAX_BLOCKS if len(text) > _BLOCK else 0):
         part = folded(text[start : start + _BLOCK])
@@ -264,7 +266,7 @@ def _best_block(text: str, terms: Sequence[str]) -> int:
 
 
 def _shown(line: str, marks: Sequence[tuple[int, int]], size: int) -> tuple[int, int]:
-    """From where to where a line is shown: a little before the first mark, and cut between words where there are."""
+    """The shown range of a line: from a little before the first mark, cut between words if possible."""
     begin, end = marks[0] if marks else (0, 0)
     first = max(begin - _BEFORE, 0)
     if first and 0 <= (space := line.find(" ", first, begin)) < first + _BEFORE // 2:
@@ -277,7 +279,7 @@ def _shown(line: str, marks: Sequence[tuple[int, int]], size: int) -> tuple[int,
 
 
 class _Line:
-    """A short text on one line, in which what occurs in its folded form is found."""
+    """A short text on one line, with the places of matches in its folded form."""
 
     def __init__(self, text: str) -> None:
         words = [(word, form) for word in text.split() if (form := folded(word))]
@@ -288,7 +290,7 @@ class _Line:
         self._folded_starts = [0, *accumulate(len(form) + 1 for _, form in words)]
 
     def marks(self, terms: Sequence[str]) -> list[tuple[int, int]]:
-        """From where to where the terms are, in order; those that overlap are one."""
+        """The ranges of the terms, in order; overlapping ones are joined."""
         found = sorted(
             (start, start + len(term)) for term in terms for start in islice(_occurrences(self._folded, term), _MARKS)
         )
@@ -301,7 +303,7 @@ class _Line:
         return marks
 
     def _place(self, folded_place: int) -> tuple[int, int]:
-        """Where in the line a place of the folded form is: as the beginning of something, and as its end."""
+        """The places in the line of a place in the folded form: as a beginning, and as an end."""
         number = min(bisect_right(self._folded_starts, folded_place), len(self._words)) - 1
         word, form = self._words[number]
         start, place = self._starts[number], folded_place - self._folded_starts[number]

@@ -1,6 +1,6 @@
 """A session's state as one struct: a conversation has it, a snapshot is a copy of it, and a session's file is its JSON.
 
-Which fields that file has, and in which order, is said here and nowhere else.
+The struct alone defines the fields of that file, and their order.
 """
 
 from __future__ import annotations
@@ -24,29 +24,30 @@ from miniclaw_sessions.errors import InvalidMessage
 SCHEMA_VERSION = 1
 
 NOT_SAID = -1
-"""The place of the leaf in a file that does not say it: at the end."""
+"""The sequence of the leaf in a file without that field: the leaf is the newest entry."""
 
 NO_COMPACTION = msgspec.Raw(b"null")
 NO_MESSAGES = msgspec.Raw(b"[]")
 
 
 MOST_SPENT = 4_000
-"""Lines that a session's account has at most, enough for ten years; beyond that the oldest half becomes two."""
+"""The largest number of lines of a session's account, enough for ten years; then the oldest half is summed up."""
 
 OLDER = "(older)"
-"""Stands for the models of a line that was made of many."""
+"""The model of a line that sums up lines of several models."""
 
 LONGEST_MODEL = 200
-"""Characters of a model's name in an account."""
+"""The largest number of characters of a model's name in an account."""
 
 
 class Spent(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """The usage of one model's replies of one day (UTC); `unpriced` of them used tokens without a price.
+    """The cost of one model's replies of one day (UTC): a line of a session's account.
 
-    `estimated` of them broke off, and were not reported.
+    `unpriced` counts replies that used tokens and have no known price, `estimated` replies that broke off without
+    numbers.
 
-    Days and models are few where messages are many: so every session has its own small account, and keeps it in its
-    file, and what all sessions cost is the sum of these.
+    Days and models are few, messages are many: so each session has a small account in its file, and the cost of all
+    sessions is the sum of these.
     """
 
     day: str
@@ -57,7 +58,7 @@ class Spent(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     estimated: int = 0
 
     def __add__(self, other: Spent) -> Spent:
-        """Both together, by the name of this one."""
+        """The sum, with the day and model of this line."""
         return Spent(
             self.day,
             self.model,
@@ -69,11 +70,10 @@ class Spent(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Totals(msgspec.Struct, gc=False):
-    """What all entries of a transcript add up to, on all branches.
+    """The totals of all entries of a transcript, on all branches.
 
-    `events` counts what was saved as one: turns, messages that were saved alone, and compactions, as in Dive.
-    `usage` is of all messages and summaries; `spent` has what was spent for this very session: nothing that a fork has
-    copied.
+    `events` counts turns, messages that were saved alone, and compactions, as in Dive. `usage` is the sum over all
+    messages and summaries; `spent` is what this session itself has spent, without what a fork has copied.
     """
 
     messages: int = 0
@@ -82,11 +82,11 @@ class Totals(msgspec.Struct, gc=False):
     spent: list[Spent] = []
 
     def copy(self) -> Totals:
-        """The same, which can be changed without changing this one."""
+        """A copy that can be changed independently."""
         return Totals(self.messages, self.events, self.usage, list(self.spent))
 
     def add(self, entry: MessageEntry, sign: int = 1) -> None:
-        """Count one more message, or one less when `sign` is -1."""
+        """Count one more message, or one less if `sign` is -1."""
         self.messages += sign
         if not entry.continues:
             self.events += sign
@@ -94,7 +94,7 @@ class Totals(msgspec.Struct, gc=False):
             self.add_usage(entry.message.usage, said_at(entry), entry.message.model, sign)
 
     def add_usage(self, usage: Usage, at: datetime, model: str | None, sign: int = 1, *, is_copy: bool = False) -> None:
-        """Add what a message or a summary cost, or take it away when `sign` is -1; a copy was paid for elsewhere."""
+        """Add the usage of a message or a summary, or subtract it if `sign` is -1; a copy costs nothing."""
         known = self.usage or Usage()
         self.usage = known + usage if sign > 0 else known - usage
         if is_copy:
@@ -102,7 +102,7 @@ class Totals(msgspec.Struct, gc=False):
         is_estimated, usage = usage.is_estimated, _not_below_zero(usage)
         day, model = in_utc(at).date().isoformat(), (model or "")[:LONGEST_MODEL]
         place = self._line_of(day, model)
-        if place is None and sign < 0:  # its line may have become a part of another one
+        if place is None and sign < 0:  # its line may be summed up already
             place = next((place for place, one in enumerate(self.spent) if one.model == OLDER), None)
         if place is None:
             if len(self.spent) >= MOST_SPENT:
@@ -121,7 +121,7 @@ class Totals(msgspec.Struct, gc=False):
         return None
 
     def _join_oldest(self) -> None:
-        """Make room; what budgets ask for, the newest days, stays as it is, however many lines are of other days."""
+        """Sum up old lines. The newest days, which budgets need, stay as they are."""
         in_order = sorted(self.spent, key=lambda one: one.day)
         oldest, self.spent = in_order[: MOST_SPENT // 2], in_order[MOST_SPENT // 2 :]
         newest_day = oldest[-1].day
@@ -131,13 +131,13 @@ class Totals(msgspec.Struct, gc=False):
 
 
 def said_at(entry: MessageEntry) -> datetime:
-    """When a message was said, by its own account, but not behind its entry: a day to come has no budget to ask."""
+    """The time of a message, but not later than its entry's: a future day would escape budgets."""
     kept_at = in_utc(entry.timestamp)
     return kept_at if entry.message.timestamp is None else min(in_utc(entry.message.timestamp), kept_at)
 
 
 def _not_below_zero(usage: Usage) -> Usage:
-    """The usage, none of it negative: a message with negative usage would give back what was spent."""
+    """The usage without negative numbers: otherwise a message could reduce what was spent."""
     names = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens")
     counts = {name: max(0, getattr(usage, name)) for name in names}
     if min(usage.total, usage.cost or 0) >= 0 and all(getattr(usage, name) == count for name, count in counts.items()):
@@ -146,15 +146,15 @@ def _not_below_zero(usage: Usage) -> Usage:
 
 
 class State(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    """What a session's entries lead to, but for the messages of its window.
+    """The state of a session after its entries, without the messages of its window.
 
-    Those stand in `messages`, `sequences`, `ids` and `parents` (where a parent is not the message before) only in a
-    file: `persistence.snapshot_file` puts them there, and takes them out.
+    These are in `messages`, `sequences`, `ids` and `parents` (if a parent is not the message before) only in a file:
+    `persistence.snapshot_file` puts them there, and takes them out.
 
-    `chosen_model` is the one of the newest `ModelChange` of all; the metadata say which model answered the branch last.
-    `leaf_sequence` is 0 where there is no leaf, or its place is not known. `complete` is False when accepted entries
-    were left out because the store has not committed them yet, or messages because the file would be too large: then
-    the window may be short, and the store has the rest.
+    `chosen_model` is the model of the newest `ModelChange`; the metadata have the model that answered last on the
+    branch. `leaf_sequence` is 0 if there is no leaf, or its sequence is not known. `complete` is False if accepted
+    entries were left out because the store has not committed them yet, or messages because the file would be too large:
+    then the window may be short, and the store has the rest.
     """
 
     session_id: str
@@ -183,7 +183,7 @@ class State(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, forbid_u
 
     @classmethod
     def new(cls, key: SessionKey, *, incarnation: str, created_at: datetime, **fields: Any) -> Self:
-        """Of a session that has no entries yet, unless `fields` say otherwise."""
+        """The state of a session without entries, changed by `fields`."""
         defaults = {"last_accessed": created_at, "updated_at": created_at, "last_sequence": 0, "leaf_sequence": 0}
         return cls(
             session_id=key.session_id,
@@ -197,7 +197,7 @@ class State(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, forbid_u
         )
 
     def copy(self, **changes: Any) -> Self:
-        """The same, which can be changed without changing this one; what it was read from is let go of."""
+        """A copy that can be changed independently; it does not keep the bytes from which this one was read."""
         return msgspec.structs.replace(
             self,
             **{
@@ -220,10 +220,10 @@ class State(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, forbid_u
 
     @property
     def compaction(self) -> Compaction | None:
-        """The newest compaction of the branch, a new copy.
+        """The newest compaction of the branch, decoded.
 
         Raises:
-            InvalidMessage: a file says that something else is one.
+            InvalidMessage: a file has another entry in its place.
         """
         if self.encoded_compaction is NO_COMPACTION:
             return None
@@ -238,12 +238,12 @@ class State(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, forbid_u
 
 
 class Snapshot(msgspec.Struct, frozen=True, gc=False):
-    """A conversation at one moment; what a session's file says.
+    """A conversation at one moment, as a session's file has it.
 
     Attributes:
-        state: a copy of the conversation's.
+        state: a copy of the conversation's state.
         kept: the window's messages.
-        extra: what else a file says whose fields are not all ours.
+        extra: further fields of a file.
     """
 
     state: State
@@ -252,5 +252,5 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def entries(self) -> list[MessageEntry]:
-        """The window's messages, new copies."""
+        """The window's messages, decoded."""
         return [kept.entry for kept in self.kept]

@@ -1,8 +1,8 @@
-"""The whole tree of a session: every entry by its id, with children, labels, leaf and problems.
+"""The whole tree of a session: every entry by its id, with children, labels, the leaf and problems.
 
-For those who need all of it at once: a picture of the tree, an export of one branch. A context needs only a branch, see
-`history.branch`. Nothing here recurses, because a conversation is as deep as it is long; and nothing trusts a file:
-where a parent is missing or does not come before its child, the child is a root, and `problems` says so.
+For callers that need all of it at once: a picture of the tree, an export of one branch. A context needs only a branch,
+see `history.branch`. Nothing here recurses, because a conversation is as deep as it is long. No file is trusted: if a
+parent is missing or does not come before its child, the child is a root, and `problems` reports it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from miniclaw_sessions.errors import EntryNotFound
 
 
 class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry with what follows it, in the order of logging; `label` is its bookmark."""
+    """An entry with its children, in the order of logging; `label` is its bookmark."""
 
     entry: Entry
     children: Sequence[TreeNode] = ()
@@ -27,12 +27,12 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
 class Transcript:
     """A session's entries, fed in the order in which they were logged.
 
-    The tree is that of the conversation: metadata is about the session, and not about a place in it. It is among the
-    `entries`, but no root, child or leaf, unless a file has something of the conversation follow it.
+    The tree is that of the conversation. Metadata belongs to the session as a whole: it is among the `entries`, but not
+    a root, child or leaf, unless an entry of the conversation follows it in a file.
     """
 
     def __init__(self, entries: Iterable[Entry] = (), *, session_id: str = "") -> None:
-        """Take in these entries; `session_id` is for errors only."""
+        """Add these entries; `session_id` is for errors only."""
         self.session_id = session_id
         self.leaf_id: str | None = None
         self.problems: list[str] = []
@@ -40,7 +40,7 @@ class Transcript:
         self._children: dict[str | None, list[str]] = {}
         self._parents: dict[str, str | None] = {}
         self._labels: dict[str, str] = {}
-        self._followed: set[str] = set()  # metadata that something of the conversation follows
+        self._followed: set[str] = set()  # metadata that an entry of the conversation follows
         for entry in entries:
             self.add(entry)
 
@@ -60,7 +60,7 @@ class Transcript:
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """The bookmark of each entry that has one; the last one set counts."""
+        """The bookmarks, by entry id; the last one set counts."""
         return MappingProxyType(self._labels)
 
     @property
@@ -70,11 +70,11 @@ class Transcript:
 
     @property
     def leaves(self) -> list[Entry]:
-        """The entries that nothing follows: the ends of all branches."""
+        """The entries without children: the ends of all branches."""
         return [entry for entry in self._entries.values() if self._is_shown(entry) and not self.children(entry.id)]
 
     def add(self, entry: Entry) -> None:
-        """Take in the next entry."""
+        """Add the next entry."""
         if isinstance(entry, LeafMove):
             self._move_leaf(entry)
             return
@@ -106,12 +106,12 @@ class Transcript:
             raise EntryNotFound(self.session_id, entry_id) from None
 
     def children(self, entry_id: str | None) -> list[Entry]:
-        """What follows an entry, in the order of logging; None gives the roots."""
+        """The children of an entry, in the order of logging; of None the roots."""
         children = (self._entries[child] for child in self._children.get(entry_id, ()))
         return [child for child in children if self._is_shown(child)]
 
     def path(self, entry_id: str | None = None) -> list[Entry]:
-        """The entries from the root to one of them; to the leaf if none is named.
+        """The entries from the root to an entry; to the leaf if none is named.
 
         Raises:
             EntryNotFound: no entry has this id.
@@ -125,7 +125,7 @@ class Transcript:
         return path
 
     def tree(self) -> list[TreeNode]:
-        """The roots, with everything that follows them."""
+        """The roots, with all their descendants."""
         nodes: dict[str, TreeNode] = {}
         for entry_id, entry in reversed(self._entries.items()):  # children come after their parents
             found = [nodes.pop(child) for child in self._children.get(entry_id, ())]

@@ -2,9 +2,9 @@
 
 At most `capacity` messages (50). The message that does not fit pushes out the oldest *unit*: a message together with
 the tool results that follow it, so a window never begins with an orphan result. Two things stay as long as anything
-else can go: the last user message (what is being answered) and the newest unit (what is being answered with). A unit
-that is the newest, or very large, leaves call by call, each together with its result; the user's message never leaves
-for it. Nothing is lost by this: the transcript in the store keeps every message.
+else can leave: the last user message (which is being answered) and the newest unit (which is the answer). A unit that
+is the newest, or very large, leaves call by call, each together with its result; the user's message never leaves for
+it. Nothing is lost: the transcript in the store keeps every message.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message, Role
 
 MOST_AT_ONCE = 24
-"""A unit of more messages leaves call by call, or one turn with many calls would leave the window nearly empty."""
+"""A larger unit leaves call by call; otherwise one turn with many calls would leave the window nearly empty."""
 
-_USER, _TOOL_RESULT = Role.USER, Role.TOOL_RESULT  # finding a member of an enum is slow, for the path of every append
+_USER, _TOOL_RESULT = Role.USER, Role.TOOL_RESULT  # looking up a member of an enum is slow, on the path of every append
 
 
 class Kept(msgspec.Struct, frozen=True, gc=False):
     """A message entry as the window keeps it: the message as its JSON, which no reader can change.
 
     Attributes:
-        role: who speaks.
+        role: the role of the message.
         calls_tools: whether the message has `tool_calls`.
         encoded: the message as JSON, as it is in the store and in the snapshot.
-        id, parent_id, sequence, parent_sequence, timestamp, idempotency_key, continues: those of the entry.
+        id, parent_id, sequence, parent_sequence, timestamp, idempotency_key, continues: the fields of the entry.
     """
 
     id: str
@@ -51,12 +51,12 @@ class Kept(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def message(self) -> Message:
-        """The message, a new copy."""
+        """The message, decoded."""
         return decode_message(self.encoded)
 
     @property
     def entry(self) -> MessageEntry:
-        """The entry, a new copy."""
+        """The entry, decoded."""
         return MessageEntry(
             id=self.id,
             parent_id=self.parent_id,
@@ -70,7 +70,7 @@ class Kept(msgspec.Struct, frozen=True, gc=False):
 
 
 def keep(entry: MessageEntry, encoded: bytes | None = None) -> Kept:
-    """An entry as the window keeps it; `encoded` is its JSON, if that has just been made."""
+    """An entry as the window keeps it; `encoded` is its JSON, if it was just made."""
     message = entry.message
     return Kept(
         entry.id,
@@ -87,15 +87,15 @@ def keep(entry: MessageEntry, encoded: bytes | None = None) -> Kept:
 
 
 class Packed(Sequence[Kept]):
-    """Messages in the bytes of the snapshot file that they were read from, decoded at each read.
+    """Messages in the bytes of their snapshot file, decoded at each access.
 
-    Thousands of unused sessions are in memory: their windows hold only the file's bytes.
+    Thousands of sessions are in memory and not used: their windows hold only the bytes of the file.
     """
 
     __slots__ = ("_count", "_unpack", "data")
 
     def __init__(self, data: bytes, count: int, unpack: Callable[[bytes], Sequence[Kept]]) -> None:
-        """Hold the `count` messages that `unpack(data)` gives: they follow one another, and begin with no orphan."""
+        """Hold the `count` messages of `unpack(data)`, which follow one another and do not begin with an orphan."""
         self.data = data
         self._count = count
         self._unpack = unpack
@@ -120,7 +120,7 @@ class Packed(Sequence[Kept]):
 
 
 class Window:
-    """A bounded FIFO of message entries; the eviction rules are this module's docstring."""
+    """A bounded FIFO of message entries; the module's docstring has the rules of eviction."""
 
     __slots__ = ("_entries", "_last_user", "_packed", "capacity", "newest_evicted")
 
@@ -130,15 +130,15 @@ class Window:
         """Hold at most `capacity` messages (at least 2).
 
         Args:
-            capacity: how many.
-            entries: oldest first; they pass through the same rules.
+            capacity: the largest number of messages.
+            entries: the first messages, oldest first; the same rules apply.
             kept: the same as the window keeps them, instead of `entries`.
         """
         if capacity < 2:  # noqa: PLR2004 - a question and its answer
             raise ValueError(f"a window holds at least 2 messages, not {capacity}")
         self.capacity = capacity
         self.newest_evicted = 0
-        """The greatest sequence of the messages that left, as a whole or in part; all later ones are here."""
+        """The greatest sequence of all messages that left; all later messages are here."""
         self._entries: deque[Kept] = deque()
         self._last_user: Kept | None = None
         self._packed: Packed | None = None  # instead of both, until the window is used
@@ -151,7 +151,7 @@ class Window:
         return len(self._entries if self._packed is None else self._packed)
 
     def __iter__(self) -> Iterator[MessageEntry]:
-        """The messages, oldest first, new copies."""
+        """The entries, oldest first, decoded."""
         return (kept.entry for kept in self._unpacked())
 
     def __repr__(self) -> str:
@@ -159,16 +159,16 @@ class Window:
 
     @property
     def kept(self) -> Sequence[Kept]:
-        """The messages as they are kept, oldest first."""
+        """The messages in their kept form, oldest first."""
         return tuple(self._unpacked())
 
     @property
     def for_snapshot(self) -> Sequence[Kept]:
-        """The same, but still packed if the window is unused: a snapshot takes the bytes as they are."""
+        """The same, still packed if the window was not used: a snapshot takes the bytes as they are."""
         return tuple(self._entries) if self._packed is None else self._packed
 
     def messages(self) -> list[Message]:
-        """The messages' content, oldest first, new copies."""
+        """The messages, oldest first, decoded."""
         return [decode_message(kept.encoded) for kept in self._unpacked()]
 
     def find(self, entry_id: str) -> MessageEntry | None:
@@ -176,11 +176,11 @@ class Window:
         return next((kept.entry for kept in self._unpacked() if kept.id == entry_id), None)
 
     def push(self, entry: MessageEntry, encoded: bytes | None = None) -> int:
-        """Append a message and return how many left for it; `encoded` is its entry's JSON, if just made."""
+        """Append a message. Returns how many left for it. `encoded` is the entry's JSON, if it was just made."""
         return self._push(keep(entry, encoded))
 
     def _unpacked(self) -> deque[Kept]:
-        """The messages, taken out of the file's bytes when the window is used for the first time."""
+        """The messages, decoded from the file's bytes when the window is used for the first time."""
         if self._packed is not None:
             self._fill(list(self._packed))
             self._packed = None
@@ -191,14 +191,14 @@ class Window:
         role = entry.role
         if not entries and role is _TOOL_RESULT:
             self._note_evicted(entry)
-            return 1  # its call is gone already: it stays in the transcript only
+            return 1  # its call has left already: it is in the transcript only
         entries.append(entry)
         if role is _USER:
             self._last_user = entry
         if len(entries) <= self.capacity:
             return 0
         if entries[0] is not self._last_user and entries[1].role is not _TOOL_RESULT:
-            gone = entries.popleft().sequence  # the usual case: a plain message leaves
+            gone = entries.popleft().sequence  # the usual case: a message without calls leaves
             if gone > self.newest_evicted:  # noqa: PLR1730 - the path of every append: max() costs twice
                 self.newest_evicted = gone
             return 1
@@ -208,7 +208,7 @@ class Window:
         return evicted
 
     def _fill(self, entries: Sequence[Kept]) -> None:
-        """Push all; at once when nothing has to leave, because thousands of windows are filled at startup."""
+        """Push all; in one step if nothing has to leave, because thousands of windows are filled at startup."""
         if len(entries) > self.capacity or (entries and entries[0].role is _TOOL_RESULT):
             self._entries, self._last_user, self._packed = deque(), None, None
             for entry in entries:
@@ -218,25 +218,25 @@ class Window:
         self._last_user = next((entry for entry in reversed(entries) if entry.role is _USER), None)
 
     def keep_from(self, sequence: int) -> None:
-        """Forget the messages that are older than this place; they are not counted as evicted."""
+        """Remove the messages before this sequence; they do not count as evicted."""
         entries = self._unpacked()
         if entries and entries[0].sequence < sequence:
             self._fill([entry for entry in entries if entry.sequence >= sequence])
 
     def keep_to(self, sequence: int) -> None:
-        """Forget the messages that are younger than this place."""
+        """Remove the messages after this sequence."""
         entries = self._unpacked()
         if entries and entries[-1].sequence > sequence:
             self._fill([entry for entry in entries if entry.sequence <= sequence])
 
     def clear(self) -> None:
-        """Forget all messages, and that any ever left."""
+        """Remove all messages, and forget that any were evicted."""
         self._entries.clear()
         self._last_user = self._packed = None
         self.newest_evicted = 0
 
     def _evict(self) -> int:
-        """Remove the oldest unit that may go; at least one message leaves."""
+        """Remove the oldest unit that may leave. Returns the number of messages, at least one."""
         entries = self._entries
         head = 1 if entries[0] is self._last_user else 0
         size = self._unit_size(head)
@@ -246,17 +246,17 @@ class Window:
         return self._remove(range(head, head + size))
 
     def _trim_unit(self, head: int, size: int) -> int:
-        """The unit is nearly all of the window: drop its oldest answered call together with the answers."""
+        """Remove the oldest answered call of a large unit, together with its answers."""
         entries = self._entries
         results = range(head + 1, head + size)
-        if entries[head].role is _TOOL_RESULT:  # results without a call, right behind the user's message
+        if entries[head].role is _TOOL_RESULT:  # answers without a call, right after the user's message
             return self._remove((head,))
         unit = [entries[place].message for place in (head, *results)]
         answers = pair(unit)
         calls = unit[0].tool_calls or ()
         call = next((call for call in calls if (0, call.id) in answers), None)
         kept = tuple(other for other in calls if call is not None and other.id != call.id)
-        if call is None or not kept:  # one call only, answered again and again, or not by these
+        if call is None or not kept:  # only one call, answered several times, or not by these
             return self._remove(results[:1] if len(results) > 1 else (head, *results))
         self._note_evicted(entries[head])
         trimmed = msgspec.structs.replace(unit[0], tool_calls=kept)
@@ -266,7 +266,7 @@ class Window:
         return self._remove([head + place for place, goes in enumerate(is_its) if goes and place])
 
     def _unit_size(self, head: int) -> int:
-        """How many messages the unit that starts at `head` has: it and the tool results right behind it."""
+        """The number of messages in the unit at `head`: the message and the tool results right after it."""
         entries = self._entries
         end = head + 1
         while end < len(entries) and entries[end].role is _TOOL_RESULT:

@@ -1,10 +1,10 @@
-"""What is logged: the entries of a session's transcript, as in the Go manager.
+"""The entries of a session's transcript, as in the Go manager.
 
-An entry wraps what happened with an identity: its own id, its parent's id, when it was logged and its place in the
-session (`sequence`, 1 for the first). The parents make a tree of the entries; the leaf is where the conversation goes
-on, and every new entry becomes a child of it. A session's whole state is the fold of its entries, so everything that
-must survive is an entry: messages, but also a model change, a title, free metadata, and a move of the leaf (clearing a
-session moves it to the root). An entry of a type from a newer version is kept byte for byte.
+An entry adds an identity to an event: its own id, its parent's id, its time, and its place in the session (`sequence`,
+1 for the first). The parents make a tree of the entries. The conversation goes on at the leaf, and each new entry
+becomes a child of it. A session's whole state is the fold of its entries, so everything that must survive is an entry:
+messages, but also a model change, a title, free metadata, and a move of the leaf (clearing a session moves it to the
+root). An entry of a type from a newer version is kept byte for byte.
 """
 
 from __future__ import annotations
@@ -20,48 +20,48 @@ METADATA = "metadata"
 """The `custom_type` of entries that set a session's free metadata; a value of None removes the key."""
 
 OWN_METADATA = "session."
-"""Metadata whose name begins like this belongs to the sessions themselves; callers may not set it."""
+"""The prefix of metadata that sessions set themselves; callers may not set it."""
 
 INCOMPLETE = OWN_METADATA + "incomplete"
-"""Set while a session is put together by a fork or an import, to what makes it; a crash leaves it to be removed."""
+"""Set while a fork or an import builds a session, to its maker; after a crash the session is removed."""
 
 FORK = "fork"
-"""The value of `INCOMPLETE` while a fork is made: what is copied meanwhile was said, and paid for, elsewhere."""
+"""The value of `INCOMPLETE` while a fork is made: the copied messages were paid for in another session."""
 
 SOURCE = OWN_METADATA + "source"
-"""Where an imported session comes from: format, id and header of the file."""
+"""The source of an imported session: format, id and header of the file."""
 
 LEGAL_HOLD = OWN_METADATA + "legal_hold"
-"""Set while nothing deletes the session, to why that is so."""
+"""Set while the session must not be deleted, to the reason."""
 
 FOLLOWED = OWN_METADATA + "followed"
-"""Which file of another program a session keeps up with, and how far that was read."""
+"""The file of another program that a session follows, and how far it was read."""
 
 SPENT = OWN_METADATA + "spent"
-"""Of an entry that says what a request to a model has cost that gave no message: one without content, with usage."""
+"""The metadata with the cost of a request that gave no message: a message without content, with usage."""
 
 SUSPENDED = "agent.suspended"
-"""The `custom_type` of the entry that says which calls of a suspended turn wait, and for what."""
+"""The `custom_type` of the entry with the waiting calls of a suspended turn."""
 
 COMMAND = "command"
-"""The `custom_type` of the entry that says that a command was obeyed, so that it is not when it is delivered again."""
+"""The `custom_type` of the entry for an executed command, which is not executed again when it is delivered again."""
 
 FINGERPRINT = "tool_fingerprint"
-"""In the data of a call that waits for a person's yes: the tool that he is asked about (`Tool.fingerprint`).
+"""In the data of a call that waits for an approval: the tool to approve (`Tool.fingerprint`).
 
-Beside it stand the `name` and the `arguments` of the call that would run: a hook may have chosen another one.
+The data also has the `name` and the `arguments` of the call that would run: a hook may have replaced the model's.
 """
 
 COPY_OF = "copy_of"
-"""The field of `extra` of an entry that stands on its branch for an earlier one: that one's id, or the first one's."""
+"""The field in the `extra` of an entry that is a copy of an earlier one: the id of the original."""
 
 
 class EntryBase(Value, frozen=True, gc=False, kw_only=True):
-    """What every entry has.
+    """The fields of every entry.
 
-    `parent_sequence` is where the parent stands, unless that is right before this entry: a reader of the tree
-    upwards finds every parent by its place, without an index of ids. `idempotency_key` is the sender's own id for it,
-    or for all that was accepted together and begins with it, where one was given.
+    `parent_sequence` is the sequence of the parent, unless the parent is the entry before: a walk towards the root
+    finds each parent by its sequence, without an index of ids. `idempotency_key` is the sender's own id, if one was
+    given, for this entry, or for all entries that were accepted together and begin with it.
     """
 
     id: str
@@ -74,10 +74,10 @@ class EntryBase(Value, frozen=True, gc=False, kw_only=True):
 
 
 class MessageEntry(EntryBase, frozen=True, gc=False, kw_only=True, tag="message", tag_field="type"):
-    """A message was said.
+    """A message.
 
-    `continues` says that it was saved as part of the same turn as the message before it. The message comes last, so
-    that its JSON can be cut out of the entry's (`encoding.message_within`).
+    `continues`: whether it was saved in the same turn as the message before it. The message is the last field, so that
+    its JSON can be cut out of the entry's (`encoding.message_within`).
     """
 
     continues: bool = False
@@ -85,14 +85,14 @@ class MessageEntry(EntryBase, frozen=True, gc=False, kw_only=True, tag="message"
 
 
 class ModelChange(EntryBase, frozen=True, gc=False, kw_only=True, tag="model_change", tag_field="type"):
-    """From here on this model answers."""
+    """The model that answers from here on."""
 
     provider: str = ""
     model_id: str = ""
 
 
 class ThinkingLevelChange(EntryBase, frozen=True, gc=False, kw_only=True, tag="thinking_level", tag_field="type"):
-    """From here on the model thinks this hard (for example high, low, off)."""
+    """The thinking level from here on, such as high, low or off."""
 
     thinking_level: str
 
@@ -104,18 +104,18 @@ class SessionInfo(EntryBase, frozen=True, gc=False, kw_only=True, tag="session_i
 
 
 class Label(EntryBase, frozen=True, gc=False, kw_only=True, tag="label", tag_field="type"):
-    """A bookmark on an entry; an empty label removes it, the last one wins."""
+    """A bookmark on an entry; an empty label removes it, and the last one counts."""
 
     target_id: str
     label: str = ""
 
 
 class Compaction(EntryBase, frozen=True, gc=False, kw_only=True, tag="compaction", tag_field="type"):
-    """A summary stands for everything before `first_kept_entry_id`; the originals stay in the transcript.
+    """A summary that replaces everything before `first_kept_entry_id`; the originals stay in the transcript.
 
-    The first kept entry stands at `first_kept_sequence`. Without one nothing before the compaction is kept, but
-    `messages`, which follow the summary, may stand for some of it. `reason` says why: manual, threshold, overflow.
-    `model` and `usage` are of who made the summary, and what that cost, where it is known.
+    `first_kept_sequence` is the sequence of the first kept entry. Without one nothing before the compaction is kept,
+    but `messages`, which follow the summary, may replace some of it. `reason` is manual, threshold or overflow.
+    `model` and `usage` are the model that made the summary, and its cost, if they are known.
     """
 
     summary: str = ""
@@ -130,21 +130,21 @@ class Compaction(EntryBase, frozen=True, gc=False, kw_only=True, tag="compaction
 
 
 class BranchSummary(EntryBase, frozen=True, gc=False, kw_only=True, tag="branch_summary", tag_field="type"):
-    """What happened on the branch that was left; `from_id` is where it was left, or went off, as its source has it."""
+    """A summary of a branch that was left; `from_id` is its last entry, or its first, depending on the source."""
 
     summary: str
     from_id: str = ""
 
 
 class LeafMove(EntryBase, frozen=True, gc=False, kw_only=True, tag="leaf", tag_field="type"):
-    """The conversation goes on from `target_id`, at `target_sequence`; None is the root, which clears the session."""
+    """A move of the leaf to `target_id`, at `target_sequence`; None is the root, which clears the session."""
 
     target_id: str | None
     target_sequence: int | None = None
 
 
 class Custom(EntryBase, frozen=True, gc=False, kw_only=True, tag="custom", tag_field="type"):
-    """Anything else worth keeping; it never reaches a model."""
+    """Other data to keep; it never reaches a model."""
 
     custom_type: str
     data: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -171,9 +171,9 @@ Entry = (
 
 
 class WaitingCall(msgspec.Struct, frozen=True):
-    """A call that waits for an answer from outside: its id, and what its tool says of the wait.
+    """A call that waits for an answer from outside: its id, and its tool's reason and data.
 
-    `question` is the id of the entry in which it was first said that it waits; empty: of the one that says it here.
+    `question` is the id of the entry that first recorded the wait; empty: this entry.
     """
 
     id: str
@@ -183,16 +183,16 @@ class WaitingCall(msgspec.Struct, frozen=True):
 
     @property
     def needs_approval(self) -> bool:
-        """Whether it waits for a person's yes or no (`FINGERPRINT`), and not for something else from outside."""
+        """Whether it waits for an approval (`FINGERPRINT`), and not for another answer."""
         return isinstance(self.data.get(FINGERPRINT), str)
 
     @property
     def approval_id(self) -> str:
-        """What a yes or no names it by: no later question has the same, though its calls may have the same ids."""
+        """The id for an approval. Later questions have other ones, even if their calls have the same ids."""
         return f"{self.question}.{self.id}"
 
     def asked_about(self, call: ToolCall) -> ToolCall:
-        """The call that a person is asked about: the model's own, or the one that a hook has put in its place."""
+        """The call to approve: the model's own, or the one with which a hook replaced it."""
         name, arguments = self.data.get("name"), self.data.get("arguments")
         if self.needs_approval and isinstance(name, str) and isinstance(arguments, str):
             return msgspec.structs.replace(call, name=name, arguments=arguments)
@@ -212,29 +212,29 @@ class WaitingCall(msgspec.Struct, frozen=True):
 
 
 def waiting_calls(entry: Entry) -> dict[str, WaitingCall] | None:
-    """The calls that a turn was suspended for, by their ids; None: this is no entry that says so (`SUSPENDED`)."""
+    """The waiting calls of a suspended turn, by their ids; None: this is not such an entry (`SUSPENDED`)."""
     if not isinstance(entry, Custom) or entry.custom_type != SUSPENDED:
         return None
     try:
         calls = msgspec.convert(entry.data.get("calls"), list[WaitingCall])
-    except msgspec.ValidationError:  # anybody may write a custom entry
+    except msgspec.ValidationError:  # any program may write a custom entry
         return None
     return {call.id: msgspec.structs.replace(call, question=call.question or entry.id) for call in calls}
 
 
 def moves_leaf(entry: Entry) -> bool:
-    """Whether an entry becomes the leaf: free metadata is about the session, not about a place in it."""
+    """Whether an entry becomes the leaf: free metadata belongs to the session as a whole, and does not."""
     return not (isinstance(entry, Custom) and entry.custom_type == METADATA)
 
 
 def original_id(entry: EntryBase) -> str:
-    """The id of the entry that an entry stands for: its own, unless it is a copy (`COPY_OF`)."""
+    """The id of the original of an entry: its own id, unless it is a copy (`COPY_OF`)."""
     original = (entry.extra or {}).get(COPY_OF)
     return original if isinstance(original, str) else entry.id
 
 
 def is_bookkeeping(entry: Entry) -> bool:
-    """Whether an entry only says what a session knows of itself (`OWN_METADATA`): no export has it."""
+    """Whether an entry only has metadata that sessions set themselves (`OWN_METADATA`); exports leave it out."""
     return (
         isinstance(entry, Custom)
         and entry.custom_type == METADATA
@@ -244,26 +244,26 @@ def is_bookkeeping(entry: Entry) -> bool:
 
 
 class Placed(Protocol):
-    """What stands at a place of a session."""
+    """Anything with a place in a session."""
 
     @property
     def parent_id(self) -> str | None:
-        """The entry that it follows."""
+        """The id of the parent."""
         ...
 
     @property
     def sequence(self) -> int:
-        """Its place."""
+        """Its sequence."""
         ...
 
     @property
     def parent_sequence(self) -> int | None:
-        """The parent's place, unless that is right before it."""
+        """The sequence of the parent, unless the parent is the entry before."""
         ...
 
 
 def place_of_parent(entry: Placed) -> int:
-    """The sequence at which the entry's parent stands; 0 when it has none."""
+    """The sequence of the entry's parent; 0 if it has none."""
     if entry.parent_id is None:
         return 0
     return entry.sequence - 1 if entry.parent_sequence is None else entry.parent_sequence

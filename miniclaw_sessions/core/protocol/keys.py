@@ -1,4 +1,4 @@
-"""How a session is named: the pair (channel, chat_id), and the one text that stands for it everywhere.
+"""The names of sessions: the pair (channel, chat_id), and the one text that represents it everywhere.
 
 `session_id` is `{channel}_{chat_id}`, as in miniclaw, with an injective escape, so that two pairs never share a text:
 `telegram` + `123456789` stays `telegram_123456789`, while the underscore in channel `a_b` becomes `%5F`. The same text
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from miniclaw_sessions.errors import InvalidKey
 
 MAX_KEY_BYTES = 4096
-"""Bytes of UTF-8 that a channel or a chat id may have."""
+"""The largest size of a channel or a chat id, in bytes of UTF-8."""
 
 NAMED = "session"
 """The channel of sessions that one text names, without a channel, as in the kernel, Dive and the Go manager."""
@@ -50,7 +50,7 @@ class SessionKey(NamedTuple):
 
     @classmethod
     def parse(cls, session_id: str) -> SessionKey:
-        """The key that a session id stands for.
+        """The key of a session id.
 
         Raises:
             InvalidKey: the text is not a session id, or it is a shortened one, whose key only the session knows.
@@ -67,10 +67,10 @@ class SessionKey(NamedTuple):
 
     @classmethod
     def named(cls, name: str) -> SessionKey:
-        """The key that any text stands for where a session is named by one text; `name` gives the text back.
+        """The key for any text that names a session; `name` returns the text.
 
         A session id names its session, and any other text (`my-session`, a bare UUID) the chat of that name in the
-        channel `session`. Two texts never stand for one key; `session_x` is a name of its own where `x` is one.
+        channel `session`. Two texts never have one key; `session_x` is a name of its own if `x` is one.
 
         Raises:
             InvalidKey: the text is empty, longer than 4,096 bytes, or holds NUL or a lone surrogate.
@@ -83,13 +83,13 @@ class SessionKey(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The one text that `named` makes this key of; of a shortened session id only the session knows the key."""
+        """The text from which `named` makes this key; not of a shortened session id, whose key only the session has."""
         is_bare = self.channel == NAMED and self.named(self.chat_id) == self
         return self.chat_id if is_bare else self.session_id
 
     @property
     def session_id(self) -> str:
-        """The one text that names this session everywhere."""
+        """The text that names this session everywhere."""
         plain = f"{_escape(self.channel, extra='', first=True)}_{_escape(self.chat_id, extra='_', first=False)}"
         if len(plain) <= MAX_SESSION_ID_LENGTH:
             return plain
@@ -100,7 +100,7 @@ class SessionKey(NamedTuple):
 
 
 def is_session_id(text: str) -> bool:
-    """Whether the text has the form of a session id; says nothing about whether such a session exists."""
+    """Whether the text has the form of a session id; such a session need not exist."""
     return (
         ("_" in text or "~" in text)  # shortening may cut off a long channel's underscore
         and len(text) <= MAX_SESSION_ID_LENGTH
@@ -110,10 +110,10 @@ def is_session_id(text: str) -> bool:
 
 
 def of_channel(channel: str) -> Callable[[str], bool]:
-    """Whether a session id is one of this channel's; yes for a shortened one that does not show it.
+    """A function that returns whether a session id belongs to this channel; True for a shortened one that may.
 
     Raises:
-        InvalidKey: no session can be of such a channel.
+        InvalidKey: no session can have such a channel.
     """
     prefix = f"{_escape(_checked('channel', channel), extra='', first=True)}_"
 
@@ -125,11 +125,11 @@ def of_channel(channel: str) -> Callable[[str], bool]:
 
 @dataclass(frozen=True)
 class KeyBounds:
-    """Some of all keys: those of some channels, those whose chat id begins with a text, or what is both.
+    """A set of keys: of some channels, with a prefix of the chat id, or both.
 
     Attributes:
-        channels: which; None: all of them.
-        chat_prefix: what the chat ids begin with.
+        channels: the channels; None: all channels.
+        chat_prefix: the prefix of the chat ids.
     """
 
     channels: frozenset[str] | None = None
@@ -140,11 +140,11 @@ class KeyBounds:
         return f"{channels}, chats {self.chat_prefix}..." if self.chat_prefix else channels
 
     def covers(self, key: SessionKey) -> bool:
-        """Whether a key is one of them."""
+        """Whether the set contains a key."""
         return (self.channels is None or key.channel in self.channels) and key.chat_id.startswith(self.chat_prefix)
 
     def may_cover(self, session_id: str) -> bool:
-        """The same of a session id; yes for a shortened one that does not show it."""
+        """Whether the set contains the key of a session id; True for a shortened one that may be in it."""
         text, shortened, _ = session_id.partition("~")
         if self.channels is None:
             text = text.partition("_")[2]
@@ -153,7 +153,7 @@ class KeyBounds:
 
     @cached_property
     def _beginnings(self) -> tuple[str, ...]:
-        """What their session ids begin with, or, where every channel is theirs, what these have behind the channel."""
+        """The prefixes of their session ids; if all channels belong to it, of the part after the channel."""
         chats = _escape(self.chat_prefix, extra="_", first=False)
         if self.channels is None:
             return (chats,)
@@ -180,12 +180,12 @@ def _checked(field: str, text: str) -> str:
         raise InvalidKey(f"{field} {_shown(text)} holds a lone surrogate; send valid Unicode") from None
     if length > MAX_KEY_BYTES:
         raise InvalidKey(f"{field} {_shown(text)} has {length} bytes; at most {MAX_KEY_BYTES} are allowed")
-    return str.__str__(text)  # an enum's member is text too, but neither interned nor stored as such
+    return str.__str__(text)  # a member of an enum is text too, but neither interned nor stored as such
 
 
 def _escape(text: str, *, extra: str, first: bool) -> str:
     if text.isalnum() and text.isascii():
-        return text  # the usual case, and thousands of them at startup
+        return text  # the usual case, thousands of times at startup
     escaped = "".join(
         character
         if character in _PLAIN or character in extra
@@ -207,5 +207,5 @@ def _unescape(text: str) -> str:
 
 
 def _shown(text: str) -> str:
-    """A stranger's text, shortened and escaped so that it can stand in a log line."""
+    """A text from outside, shortened and escaped for a log line."""
     return ascii(text if len(text) <= 60 else text[:57] + "...")  # noqa: PLR2004 - a readable length

@@ -1,4 +1,4 @@
-"""What one request wants of its model beside an answer, in no service's words."""
+"""The options of a request to a model, independent of any service."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import msgspec
 
 
 class TextFormat(msgspec.Struct, frozen=True):
-    """What the reply's text must be: any JSON object, or one that a schema describes.
+    """The required form of the reply's text: any JSON object, or one that a schema describes.
 
     Attributes:
         schema: the JSON schema; None: any object.
-        name: what it is called.
-        description: what it is for.
-        strict: whether the model may give nothing but what the schema describes.
+        name: the name of the schema.
+        description: its purpose.
+        strict: whether the reply must follow the schema exactly.
     """
 
     schema: dict[str, Any] | None = None
@@ -24,16 +24,16 @@ class TextFormat(msgspec.Struct, frozen=True):
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request wants of its model; None: as it does by itself.
+    """Options of one request to a model; None: the model's default.
 
     Attributes:
-        temperature, top_p: how it chooses its words.
-        max_output_tokens: how long a reply may be.
-        tool_choice: `auto`, `none` or `required`; or `function:` and the name of the one tool that it is to call.
+        temperature, top_p: parameters of the sampling.
+        max_output_tokens: the largest length of a reply.
+        tool_choice: `auto`, `none` or `required`; or `function:` and the name of the tool that it must call.
         parallel_tool_calls: whether it may call several tools at once.
         effort: how much it thinks, such as `low`.
-        verbosity: how much it says, such as `low`.
-        format: what the reply's text must be.
+        verbosity: the length of its text, such as `low`.
+        format: the form of the reply's text.
     """
 
     temperature: float | None = None
@@ -46,9 +46,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     format: TextFormat | None = None
 
     def given(self) -> dict[str, Any]:
-        """Those that are not None, by name."""
+        """The options that are not None, by name."""
         return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
 
 
 FUNCTION = "function:"
-"""What a `tool_choice` begins with that names a tool."""
+"""The prefix of a `tool_choice` that names a tool."""
