@@ -150,6 +150,11 @@ def test_the_page_about_the_architecture_has_the_layers_that_are_held() -> None:
     assert [set(re.findall(r"`(\w+)`", row)) for row in rows] == LAYERS
 
 
+def test_the_picture_of_the_storeys_has_every_room() -> None:
+    drawn = set(re.findall(r'font-size="13">(\w+)</text>', text_of(ROOT / "docs/pictures/storeys.svg")))
+    assert drawn == set[str]().union(*LAYERS) - {"__init__", "__main__"}
+
+
 def numbers_in(text: str) -> set[str]:
     return set(re.findall(r"\d[\d,.]*\d|\d", re.sub(r"\]\([^)]*\)", "", text)))
 
