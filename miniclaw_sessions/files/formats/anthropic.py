@@ -31,7 +31,7 @@ from miniclaw_sessions.core.protocol.messages import (
 )
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.files.formats.blocks import read_block, read_usage, written_part
-from miniclaw_sessions.files.formats.codec import has_kept, kept_apart, kept_but, kept_fields, text_of
+from miniclaw_sessions.files.formats.codec import has_kept, kept_apart, kept_but, kept_fields, marked, text_of
 from miniclaw_sessions.files.formats.message_list import (
     NOTHING_TO_SHOW,
     MessageList,
@@ -278,7 +278,7 @@ def _read(fields: Mapping[str, Any]) -> list[Message]:
             return _read_user(content, extra)
         case "system":
             parts = _read_parts(content)
-            return [Message(Role.SYSTEM, parts, extra=_marked(extra, parts))]
+            return [Message(Role.SYSTEM, parts, extra=marked(extra, parts, KEPT))]
         case _:
             raise InvalidMessage("a message's role is none of user, assistant and system")
 
@@ -290,7 +290,7 @@ def _read_user(content: str | list[Any], extra: dict[str, Any] | None) -> list[M
     rest = [block for block in content if _type_of(block) != "tool_result"]
     if rest or extra or not results:
         parts = _read_parts(rest)
-        results.append(Message(Role.USER, parts, extra=_marked(extra, parts)))
+        results.append(Message(Role.USER, parts, extra=marked(extra, parts, KEPT)))
     return results
 
 
@@ -310,7 +310,7 @@ def _read_result(block: Mapping[str, Any]) -> Message:
         parts,
         tool_call_id=call_id,
         is_error=is_error,
-        extra=_marked(kept_apart(block, known, KEPT), parts),
+        extra=marked(kept_apart(block, known, KEPT), parts, KEPT),
     )
 
 
@@ -327,7 +327,7 @@ def _read_reply(fields: Mapping[str, Any], content: str | list[Any], extra: dict
         model=text_of(fields, "model"),
         usage=read_usage(fields.get("usage"), KEPT),
         stop_reason=text_of(fields, "stop_reason"),
-        extra=_marked(extra, parts),
+        extra=marked(extra, parts, KEPT),
     )
 
 
@@ -349,13 +349,6 @@ def _read_block(block: Any) -> Part | ToolCall:
 
 def _type_of(block: Any) -> Any:
     return block.get("type") if isinstance(block, dict) else None
-
-
-def _marked(extra: dict[str, Any] | None, content: str | tuple[Part, ...]) -> dict[str, Any] | None:
-    """What is kept of a message; at least the mark, where it has blocks that only this service knows."""
-    if extra is None and any(isinstance(part, OtherPart) for part in content):
-        return {KEPT: {}}
-    return extra
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

@@ -35,9 +35,10 @@ from miniclaw_sessions.files.formats.blocks import read_block, read_usage
 from miniclaw_sessions.files.formats.codec import (
     Chain,
     Format,
-    Sample,
+    any_line,
     content_of,
     count_of,
+    keeping,
     kept_apart,
     kept_whole,
     object_in,
@@ -60,10 +61,6 @@ _TITLES = {"summary": "summary", "ai-title": "aiTitle", "custom-title": "customT
 _TITLE_RANKS = {kind: rank for rank, kind in enumerate(_TITLES)}
 _SIGNS = {"summary": "leafUuid", "file-history-snapshot": "snapshot", "queue-operation": "operation"}
 _REASONS = {"auto": "threshold"}
-
-
-def _recognize(sample: Sample) -> bool:
-    return any(map(_is_ours, sample.objects))
 
 
 def _is_ours(line: Mapping[str, Any]) -> bool:
@@ -93,8 +90,8 @@ class _Open:
         raise NotImplementedError
 
     def _base(self) -> dict[str, Any]:
-        extra = {NAME: self.extra} if self.extra else None
-        return {"id": self.id, "parent_id": self.parent_id, "timestamp": self.timestamp, "extra": extra}
+        about = {"id": self.id, "parent_id": self.parent_id, "timestamp": self.timestamp}
+        return {**about, "extra": keeping(self.extra, NAME)}
 
 
 class _Reply(_Open):
@@ -139,7 +136,7 @@ class _Reply(_Open):
             model=self.model,
             usage=self.usage,
             stop_reason=self.stop_reason,
-            extra={NAME: self.kept} if self.kept else None,
+            extra=keeping(self.kept, NAME),
         )
         return MessageEntry(**self._base(), message=message)
 
@@ -256,7 +253,7 @@ class _Reader(LineReader):
                 parent_id=parent_id,
                 timestamp=self._time,
                 message=replace(message, timestamp=self._time),
-                extra={NAME: extra} if extra and not number else None,
+                extra=None if number else keeping(extra, NAME),
             )
             self._place(entry, line)
             parent_id = entry_id
@@ -504,6 +501,6 @@ CLAUDE_CODE = Format(
     name=NAME,
     about="Claude Code's transcript, with its branches, compactions and subagents; read only",
     suffix=".jsonl",
-    recognize=_recognize,
+    recognize=any_line(_is_ours),
     reader=_Reader,
 )

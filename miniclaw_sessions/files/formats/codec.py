@@ -276,6 +276,11 @@ class Chain:
         return derived_id(f"{digest.hex()} {self._met[digest]} {self._forgotten}")
 
 
+def any_line(is_ours: Callable[[dict[str, Any]], bool]) -> Callable[[Sample], bool]:
+    """A `Format.recognize` that looks at each line that is an object, and says yes if one is of this format."""
+    return lambda sample: any(map(is_ours, sample.objects))
+
+
 # --- fields ----------------------------------------------------------------------------------------------------------
 
 
@@ -336,6 +341,18 @@ def role_named(text: str, others: Mapping[str, Role] = {}) -> Role:
         return others.get(text) or Role(text)
     except ValueError:
         return Role.OTHER
+
+
+def role_and_extra(text: str, others: Mapping[str, Role] = {}) -> tuple[Role, dict[str, Any]]:
+    """`role_named`, and the `extra` that keeps the name of an unknown role."""
+    role = role_named(text, others)
+    return role, {"role": text} if role is Role.OTHER and text != Role.OTHER else {}
+
+
+def marked(extra: dict[str, Any] | None, content: str | tuple[Part, ...], under: str) -> dict[str, Any] | None:
+    """What is kept of a message; at least the format's mark if it has parts that only the format knows."""
+    is_own = extra is None and any(isinstance(part, OtherPart) for part in content)
+    return {under: {}} if is_own else extra
 
 
 def without(fields: Mapping[Any, Any], *names: str) -> dict[str, Any]:

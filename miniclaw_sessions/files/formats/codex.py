@@ -48,10 +48,11 @@ from miniclaw_sessions.files.formats.codec import (
     Sample,
     content_of,
     count_of,
+    keeping,
     kept_apart,
     kept_whole,
     moment_of,
-    role_named,
+    role_and_extra,
     stated,
     text_of,
     without,
@@ -366,7 +367,7 @@ class _Reply:
             tuple(self.parts),
             timestamp=self.since,
             tool_calls=tuple(self.calls) or None,
-            extra={NAME: self.kept} if self.kept else None,
+            extra=keeping(self.kept, NAME),
         )
 
 
@@ -448,13 +449,12 @@ def _message(item: Mapping[str, Any], timestamp: datetime | None) -> Message | N
     role_text = item.get("role")
     if not isinstance(role_text, str) or not role_text:
         return None
-    role = role_named(role_text, _ROLES)
+    role, named = role_and_extra(role_text, _ROLES)
     extra = kept_apart(stated(item), ("type", "role", "content"), NAME) or {}
     if role_text == "developer":
         extra.setdefault(NAME, {})["role"] = role_text
-    if role is Role.OTHER and role_text != Role.OTHER:
-        extra["role"] = role_text
-    return Message(role, content_of(item.get("content"), _part), timestamp=timestamp, extra=extra or None)
+    content = content_of(item.get("content"), _part)
+    return Message(role, content, timestamp=timestamp, extra={**extra, **named} or None)
 
 
 def _part(part: Any) -> Part:

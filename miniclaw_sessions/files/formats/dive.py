@@ -37,9 +37,11 @@ from miniclaw_sessions.files.formats.codec import (
     Outcome,
     Sample,
     SessionFacts,
+    keeping,
     kept_apart,
     kept_fields,
     moment_of,
+    role_and_extra,
     role_named,
     stated,
     taken,
@@ -165,7 +167,7 @@ class _Reader(LineReader):
                 messages[answer] = msgspec.structs.replace(messages[answer], usage=usage)
                 del data["usage"]
         kept = _kept_of(data, timestamp, messages)
-        extra = {NAME: kept} if kept else None
+        extra = keeping(kept, NAME)
         if is_compaction:
             return [self._chain.add(Compaction, timestamp=timestamp, messages=tuple(messages), extra=extra)]
         return [
@@ -249,12 +251,10 @@ def _is_result(block: Any) -> bool:
 def _read_piece(role_text: str, blocks: list[Any], kept: dict[str, Any]) -> Message:
     if blocks and _is_result(blocks[0]):
         return _read_result(blocks[0], {**kept, "role": role_text})
-    role = role_named(role_text, _ALIASES)
+    role, named = role_and_extra(role_text, _ALIASES)
     if _ROLES.get(role) != role_text:
         kept = {**kept, "role": role_text}
-    extra: dict[str, Any] = {NAME: kept} if kept else {}
-    if role is Role.OTHER and role_text != Role.OTHER:
-        extra["role"] = role_text
+    extra = {**(keeping(kept, NAME) or {}), **named}
     parts, calls = taken_apart(map(_read_block, blocks))
     content: str | tuple[Part, ...] = parts
     if not parts:

@@ -29,6 +29,7 @@ from miniclaw_sessions.files.formats.codec import (
     Format,
     Sample,
     amount_of,
+    any_line,
     count_of,
     keeping,
     moment_of,
@@ -46,10 +47,6 @@ _PLACED = ("id", "timestamp", "type", "content", "thoughts", "tokens", "model", 
 
 def _is_header(line: Mapping[str, Any]) -> bool:
     return isinstance(line.get("sessionId"), str) and "projectHash" in line
-
-
-def _recognize(sample: Sample) -> bool:
-    return any(_is_header(line) and "messages" not in line for line in sample.objects)
 
 
 def _recognize_document(sample: Sample) -> bool:
@@ -292,7 +289,7 @@ GEMINI_CLI = Format(
     name=NAME,
     about="Gemini CLI's chats, with their rewinds; read only",
     suffix=".jsonl",
-    recognize=_recognize,
+    recognize=any_line(lambda line: _is_header(line) and "messages" not in line),
     reader=_Reader,
 )
 GEMINI_CLI_JSON = Format(

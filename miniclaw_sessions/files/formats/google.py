@@ -37,6 +37,7 @@ from miniclaw_sessions.files.formats.codec import (
     keeping,
     kept_but,
     kept_fields,
+    marked,
     taken,
     text_of,
     without,
@@ -298,7 +299,7 @@ def from_google_reply(reply: Mapping[str, Any]) -> list[Message]:
             model=text_of(fields, "model_version"),
             usage=_read_usage(fields.get("usage_metadata")),
             stop_reason=text_of(candidate, "finish_reason"),
-            extra=_marked(parts),
+            extra=marked(None, parts, KEPT),
         )
     ]
 
@@ -327,7 +328,7 @@ class _ContentReader(MessageReader):
             case "model":
                 parts, calls = taken_apart(pieces)
                 self._waiting = list(calls or ())
-                return [Message(Role.ASSISTANT, parts, tool_calls=calls, extra=_marked(parts))]
+                return [Message(Role.ASSISTANT, parts, tool_calls=calls, extra=marked(None, parts, KEPT))]
             case "user" | "function" | "tool":
                 return self._said(pieces)
             case "system":
@@ -353,7 +354,7 @@ class _ContentReader(MessageReader):
             elif not isinstance(piece, ToolCall):
                 rest.append(piece)
         if rest or not results:
-            results.append(Message(Role.USER, tuple(rest), extra=_marked(tuple(rest))))
+            results.append(Message(Role.USER, tuple(rest), extra=marked(None, tuple(rest), KEPT)))
         return results
 
     def _piece(self, part: dict[str, Any]) -> Part | ToolCall:
@@ -482,11 +483,6 @@ def _snake_value(value: Any) -> Any:
 
 def _snake_name(name: str) -> str:
     return name if name.islower() else _CAMEL.sub(r"_\1", name).lower()
-
-
-def _marked(parts: tuple[Part, ...]) -> dict[str, Any] | None:
-    """The mark of a message that has parts which only this service knows."""
-    return {KEPT: {}} if any(isinstance(part, OtherPart) for part in parts) else None
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

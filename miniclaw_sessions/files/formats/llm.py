@@ -23,8 +23,8 @@ from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.files.formats.codec import (
     Chain,
     Format,
-    Sample,
     amount_of,
+    any_line,
     count_of,
     keeping,
     kept_whole,
@@ -42,10 +42,6 @@ NAME = "llm"
 
 _HEADERS = ("thread", "conversation")
 _OF_A_RESPONSE = ("id", "model", "prompt", "system", "response", "reasoning", "conversation_id", "datetime_utc")
-
-
-def _recognize(sample: Sample) -> bool:
-    return any(_header_of(line) is not None for line in sample.objects)
 
 
 def _header_of(line: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -177,6 +173,6 @@ LLM = Format(
     name=NAME,
     about="The log of the command `llm`, as lines out of its database; read only",
     suffix=".jsonl",
-    recognize=_recognize,
+    recognize=any_line(lambda line: _header_of(line) is not None),
     reader=_Reader,
 )

@@ -35,8 +35,8 @@ from miniclaw_sessions.files.formats.blocks import read_block, written_part
 from miniclaw_sessions.files.formats.codec import (
     Chain,
     Format,
-    Sample,
     SessionFacts,
+    any_line,
     count_of,
     keeping,
     kept_but,
@@ -55,10 +55,6 @@ _KEPT_BEHIND_SUMMARY = 8  # nanobot sends at least this many messages with a sum
 _CHAT_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")
 _NOT_KEPT = (*_CHAT_FIELDS, "_type")  # nanobot takes a line with a type for no message
 _EPOCH = datetime.fromtimestamp(0, UTC)
-
-
-def _recognize(sample: Sample) -> bool:
-    return any(line.get("_type") == _METADATA and ("created_at" in line or "key" in line) for line in sample.objects)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -240,7 +236,7 @@ NANOBOT = Format(
     name=NAME,
     about="nanobot's session file, of any generation; its times, which name no zone, are taken to be UTC",
     suffix=".jsonl",
-    recognize=_recognize,
+    recognize=any_line(lambda line: line.get("_type") == _METADATA and ("created_at" in line or "key" in line)),
     reader=_Reader,
     message_writer=_Writer,
 )

@@ -16,7 +16,14 @@ from typing import Any
 from miniclaw_sessions.core.protocol.images import NOT_SHOWABLE, address_of, image_at, is_showable
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, OtherPart, Part, Role, TextPart, ToolCall
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.files.formats.codec import has_kept, keeping, kept_but, kept_fields, role_named, without
+from miniclaw_sessions.files.formats.codec import (
+    has_kept,
+    keeping,
+    kept_but,
+    kept_fields,
+    role_and_extra,
+    without,
+)
 from miniclaw_sessions.files.formats.message_list import (
     IMAGES_OF_RESULTS,
     MessageList,
@@ -149,7 +156,7 @@ def _read(fields: Mapping[str, Any]) -> Message:
     role_text = fields.get("role")
     if not isinstance(role_text, str) or role_text in ("", Role.OTHER):
         raise InvalidMessage('a chat-completions message needs a "role"')
-    role = role_named(role_text, {"developer": Role.SYSTEM})
+    role, named = role_and_extra(role_text, {"developer": Role.SYSTEM})
     unknown = without(fields, *_FIELDS)
     if role_text == "developer":
         unknown["role"] = role_text
@@ -162,7 +169,7 @@ def _read(fields: Mapping[str, Any]) -> Message:
         tool_calls=tuple(_read_call(call) for call in calls) or None,
         tool_call_id=_text_or_none(fields, "tool_call_id"),
         name=_text_or_none(fields, "name"),
-        extra={**({KEPT: unknown} if unknown else {}), **({"role": role_text} if role is Role.OTHER else {})} or None,
+        extra={**(keeping(unknown, KEPT) or {}), **named} or None,
     )
 
 

@@ -29,6 +29,7 @@ from miniclaw_sessions.files.formats.codec import (
     Format,
     Sample,
     amount_of,
+    any_line,
     count_of,
     keeping,
     kept_apart,
@@ -45,10 +46,6 @@ NAME = "opencode"
 
 _INFO = ("id", "sessionID", "role", "time", "tokens", "cost", "modelID", "finish")
 _OF_A_PART = ("id", "sessionID", "messageID")
-
-
-def _recognize(sample: Sample) -> bool:
-    return any(_is_session(line.get("info")) and "messages" not in line for line in sample.objects)
 
 
 def _recognize_document(sample: Sample) -> bool:
@@ -242,7 +239,7 @@ OPENCODE = Format(
     name=NAME,
     about="opencode's sessions, as lines out of its database; read only",
     suffix=".jsonl",
-    recognize=_recognize,
+    recognize=any_line(lambda line: _is_session(line.get("info")) and "messages" not in line),
     reader=_Reader,
 )
 OPENCODE_EXPORT = Format(
