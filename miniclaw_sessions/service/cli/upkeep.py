@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from miniclaw_sessions.errors import DirectoryInUse, SessionsError
@@ -16,7 +14,6 @@ from miniclaw_sessions.service.cli.output import counted, one_line
 
 if TYPE_CHECKING:
     from miniclaw_sessions.config import LoadedSettings
-    from miniclaw_sessions.service.api.shapes import BackupReply
 
 app = typer.Typer()
 
@@ -43,56 +40,16 @@ async def backup(
     The daemon makes it if one runs: it must be allowed to write there. What is encrypted stays so, and no key is
     needed. `restore` puts it back.
     """
+    from miniclaw_sessions.service.cli import copies  # noqa: PLC0415 - loads stores and formats
+
     target = directory.expanduser().absolute()
-    made = await (_verified(invocation, target) if verify else _backed_up(invocation, target))
+    made = await (copies.verified(invocation, target) if verify else copies.backed_up(invocation, target))
     if invocation.as_json:
         invocation.print_json(made)
     else:
-        _tell_backup(invocation, made, ("damaged" if made.problems else "verified") if verify else "backed up")
+        copies.print_backup(invocation, made, ("damaged" if made.problems else "verified") if verify else "backed up")
     if made.problems:
         raise typer.Exit(1)
-
-
-async def _backed_up(invocation: Invocation, target: Path) -> BackupReply:
-    from miniclaw_sessions.core.stores import is_shared_url  # noqa: PLC0415 - same
-    from miniclaw_sessions.files.transfer.backup import back_up_closed  # noqa: PLC0415 - same
-    from miniclaw_sessions.service.api.upkeep import backup_reply  # noqa: PLC0415 - help does not need it
-    from miniclaw_sessions.service.cli.opening import find_daemon, refused  # noqa: PLC0415 - same
-
-    async with find_daemon(invocation) as daemon:
-        if daemon is not None:
-            invocation.report("backing up", 0, None)
-            return await daemon.back_up(target)
-    loaded = invocation.local
-    is_shared = is_shared_url(loaded.settings.sessions.store)
-    if not is_shared and (problem := refused(loaded, create=False)) is not None:
-        raise problem
-    made = await back_up_closed(loaded.workspace.absolute(), loaded.settings.sessions, target, invocation.report)
-    return backup_reply(made, target)
-
-
-async def _verified(invocation: Invocation, target: Path) -> BackupReply:
-    from miniclaw_sessions.files.transfer.backup import verify_backup  # noqa: PLC0415 - same
-    from miniclaw_sessions.service.api.upkeep import backup_reply  # noqa: PLC0415 - help does not need it
-
-    return backup_reply(await verify_backup(target, invocation.report), target)
-
-
-def _tell_backup(invocation: Invocation, made: BackupReply, done: str) -> None:
-    from rich.filesize import decimal  # noqa: PLC0415 - `--json` does not need it
-
-    for problem in made.problems:
-        invocation.console.print(f"problem: {one_line(problem)}", style="red", soft_wrap=True)
-    for loss in made.losses:
-        invocation.console.print(f"missing since it was made: {one_line(loss)}", style="yellow", soft_wrap=True)
-    entries = counted(made.entries, "entry", "entries") if made.store != "none:" else "no transcripts (none:)"
-    holds = (
-        f"{counted(made.sessions, 'session', 'sessions')}, {entries}, "
-        f"{counted(made.files, 'file', 'files')}, {decimal(made.bytes)}"
-    )
-    verdict = f"{done}, with {counted(len(made.problems), 'problem', 'problems')}" if made.problems else done
-    style = "bold red" if made.problems else "bold green"
-    invocation.console.print(f"{verdict}: {holds} in {one_line(made.directory)}", style=style, soft_wrap=True)
 
 
 @command(
@@ -114,23 +71,13 @@ async def restore(
 
     If this is interrupted, run it again. One expired session is brought back by `unarchive`.
     """
-    from miniclaw_sessions.core.stores import is_shared_url  # noqa: PLC0415 - same
-    from miniclaw_sessions.files.transfer.backup import restore as put_back  # noqa: PLC0415 - same
-    from miniclaw_sessions.files.transfer.backup import store_of  # noqa: PLC0415 - same
-    from miniclaw_sessions.service.api.upkeep import backup_reply  # noqa: PLC0415 - help does not need it
+    from miniclaw_sessions.service.cli import copies  # noqa: PLC0415 - loads stores and formats
 
-    loaded = invocation.loaded
-    workspace, settings = loaded.workspace.expanduser().absolute(), loaded.settings.sessions
-    source = directory.expanduser().absolute()
-    if loaded.sources["sessions.store"] == "default":
-        settings = msgspec.structs.replace(settings, store=await store_of(source) or settings.store)
-    restored = await put_back(source, workspace, settings, invocation.report, damaged=damaged)
-    where = settings.store if is_shared_url(settings.store) else str(workspace)
-    reply = msgspec.structs.replace(backup_reply(restored, source), directory=where)
+    reply = await copies.restored(invocation, directory.expanduser().absolute(), damaged=damaged)
     if invocation.as_json:
         invocation.print_json(reply)
         return
-    _tell_backup(invocation, reply, "restored")
+    copies.print_backup(invocation, reply, "restored")
     if reply.key is not None:
         invocation.console.print(f"it is encrypted; its key is {one_line(reply.key)}", style="dim")
 
@@ -167,34 +114,17 @@ async def migrate(  # noqa: PLR0913, PLR0917 - one parameter per option
     sessions.store to the new URL. Interrupted, it goes on where it was. Exit status 1: something is damaged, or
     different.
     """
-    from miniclaw_sessions.encryption import load_keys  # noqa: PLC0415 - same
-    from miniclaw_sessions.files.transfer.migrating import Change, location  # noqa: PLC0415 - same
-    from miniclaw_sessions.files.transfer.migrating import migrate as move  # noqa: PLC0415 - same
-    from miniclaw_sessions.service.cli.move_report import as_document, sentences  # noqa: PLC0415 - same
-    from miniclaw_sessions.service.cli.opening import refused  # noqa: PLC0415 - help does not need it
+    from miniclaw_sessions.service.cli import copies  # noqa: PLC0415 - loads stores and formats
 
     if encrypt and decrypt:
         raise typer.BadParameter("it is either --encrypt or --decrypt")
-    loaded = invocation.local if source is None else invocation.loaded
-    workspace = loaded.workspace.expanduser().absolute()
-    store = loaded.settings.sessions.store
-    old, new = location(source or store, workspace, store), location(to, workspace, store)
-    if old.workspace == workspace and (problem := refused(loaded, create=False)) is not None:
-        raise problem
-    moved = await move(
-        old,
-        new,
-        load_keys(loaded.settings.encryption, os.environ),
-        change=Change.ENCRYPT if encrypt else Change.DECRYPT if decrypt else Change.NONE,
-        delete_others=delete_others,
-        dry_run=dry_run,
-        settings=loaded.settings.sessions,
-        on_progress=invocation.report,
+    moved = await copies.copied_into(
+        invocation, source, to, encrypt=encrypt, decrypt=decrypt, delete_others=delete_others, dry_run=dry_run
     )
     if invocation.as_json:
-        invocation.print_json(as_document(moved))
+        invocation.print_json(copies.as_document(moved))
     else:
-        for text, style in sentences(moved):
+        for text, style in copies.sentences(moved):
             invocation.console.print(one_line(text), style=style, soft_wrap=True)
     if moved.copied.problems or moved.copied.different:
         raise typer.Exit(1)
