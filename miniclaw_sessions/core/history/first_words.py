@@ -124,8 +124,8 @@ def _words_of(message: Message) -> str:
     if len(calls) == 1:
         return f"{text} → {one_line(calls[0].name)} {call_words(calls[0])}".strip()
     names = Counter(call.name for call in calls)
-    calls = ", ".join(name if count == 1 else f"{count} {name}" for name, count in names.items())
-    return f"{text} → {one_line(calls)}".strip()
+    listed = ", ".join(name if count == 1 else f"{count} {name}" for name, count in names.items())
+    return f"{text} → {one_line(listed)}".strip()
 
 
 def _first_text(message: Message) -> str:

@@ -343,8 +343,8 @@ class Workspace:
         """
         path = self.path / SALVAGE
         await to_thread.run_sync(remove_tree, self.path / SALVAGE_PART)
-        rest = store.rest_of(path)
-        if rest is None or not await to_thread.run_sync(path.exists):
+        rest = store.rest_of(path) if await to_thread.run_sync(path.exists) else None
+        if rest is None:
             return False
         async with AsyncExitStack() as opened:
             try:
@@ -395,7 +395,7 @@ class Workspace:
         choice = self._store_choice
         if isinstance(choice, str):
             choice = open_store(choice, self.path, postgresql=self._settings.postgresql)
-        return encrypted(choice, self._encryption)
+        return choice if self._encryption is None else encrypted(choice, self._encryption)
 
     async def _check_encryption(self, store: Store) -> None:
         """Where no marker tells, see whether everything is encrypted, or nothing; what is encrypted gets a marker."""

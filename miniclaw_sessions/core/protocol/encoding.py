@@ -25,7 +25,7 @@ from miniclaw_sessions.core.protocol.json_values import (
     parse_json,
 )
 from miniclaw_sessions.core.protocol.messages import Message, is_bare, message_from_dict
-from miniclaw_sessions.core.protocol.parts import EXTRA, OtherPart, Part, Role, Usage, known_role
+from miniclaw_sessions.core.protocol.parts import EXTRA, OtherPart, Role, Usage, known_role
 from miniclaw_sessions.errors import InvalidMessage
 
 _encoder = msgspec.json.Encoder(decimal_format="number")
@@ -143,14 +143,13 @@ def _is_plain(message: Message) -> bool:
     return (
         message.extra is None
         and (message.timestamp is None or message.timestamp.tzinfo is UTC)
-        and (isinstance(message.content, str) or all(_is_plain_part(part) for part in message.content))
+        and (
+            isinstance(message.content, str)
+            or all(not isinstance(part, OtherPart) and part.extra is None for part in message.content)
+        )
         and (message.tool_calls is None or all(call.extra is None for call in message.tool_calls))
         and (message.usage is None or _is_plain_usage(message.usage))
     )
-
-
-def _is_plain_part(part: Part) -> bool:
-    return not isinstance(part, OtherPart) and part.extra is None
 
 
 def _is_plain_usage(usage: Usage) -> bool:

@@ -138,7 +138,7 @@ def store_place(url: str, workspace: Path) -> StorePlace:
     kind = _KINDS.get(scheme, StorePlace(""))
     if kind.kind and colon and not rest:
         return msgspec.structs.replace(kind, path=kind.path and workspace / kind.path)
-    if kind.path is not None and _is_absolute_path(rest):
+    if kind.path is not None and rest.startswith("///") and not rest.endswith("/") and "\0" not in rest:
         return msgspec.structs.replace(kind, path=Path(rest.removeprefix("//")))
     if scheme == "postgresql" and rest.startswith("//"):
         return StorePlace("postgresql", url=url)
@@ -186,10 +186,6 @@ def refuse_another_store(place: StorePlace, workspace: Path) -> None:
             f"names; nothing was changed. Set sessions.store (MINICLAW_SESSIONS_STORE) to '{other.kind}:', `migrate` "
             "from there, or move away what is old"
         )
-
-
-def _is_absolute_path(place: str) -> bool:
-    return place.startswith("///") and not place.endswith("/") and "\0" not in place
 
 
 def _without_password(url: str) -> str:

@@ -279,7 +279,7 @@ class _Copy:
         self._named = set(await self._source.session_ids())
         left = set(self._named)
         pieces = self._pieces(choose, left, on_progress)
-        async for batch in in_batches(pieces, _size_of, most=GROUP):
+        async for batch in in_batches(pieces, lambda piece: len(piece.entry.encoded) if piece.entry else 0, most=GROUP):
             await self._append(batch)
             await self._compare_all()
         await self._compare_all()
@@ -514,10 +514,6 @@ async def _goes_on(source: Source, target: Store, stored: StoredHead, there: Sto
     pages = [await one.read(session_id, after=last - 1, limit=1) for one in (source, target)]
     ours, theirs = ([(entry.sequence, entry.entry_id) for entry in page] for page in pages)
     return ours == theirs
-
-
-def _size_of(piece: _Piece) -> int:
-    return 0 if piece.entry is None else len(piece.entry.encoded)
 
 
 async def _side_by_side(

@@ -30,7 +30,7 @@ from miniclaw_sessions.core.stores.wrapping import WrappingStore
 from miniclaw_sessions.encryption import DamagedSeal, KeyRing, is_sealed, of_entry
 from miniclaw_sessions.errors import InvalidMessage, StoreError
 
-NOT_INDEXED = "the workspace is encrypted and has no index, which would tell what was said: every message was opened"
+NOT_INDEXED = "the workspace is encrypted and has no index, which would reveal what was said: every message was opened"
 
 
 class EncryptedStore(WrappingStore):

@@ -44,7 +44,7 @@ def read_through(files: Sequence[Path]) -> None:
             continue
         except OSError as error:
             raise StoreUnavailable(
-                f"cannot read {file}: {error.strerror}. It is not damaged as far as can be told, and nothing was "
+                f"cannot read {file}: {error.strerror}. It may be undamaged, and nothing was "
                 "changed; mend its permissions or the disk and start again."
             ) from error
 

@@ -94,11 +94,10 @@ class Newest:
         """Take the matches among some entries of one session."""
         for entry in readable(stored for stored in page if may_fit(stored.encoded, self._words)):
             found = hit(self._search, session_id, key, entry)
-            if found is not None and self._is_between(found.place):
+            if found is None or (self._below is not None and found.place >= self._below):
+                continue
+            if self._last is None or found.place >= self._last:
                 self._take(found)
-
-    def _is_between(self, place: Place) -> bool:
-        return (self._below is None or place < self._below) and (self._last is None or place >= self._last)
 
     def _take(self, found: Hit) -> None:
         if len(self._hits) < self._search.limit:

@@ -512,7 +512,7 @@ async def test_a_shortened_name_does_not_tell_whose_a_damaged_file_is(path: Path
         assert await store.append([Append(head, sample_entries(1, 2))]) == [None]
     file = path / f"{head.session_id}.jsonl"
     file.write_bytes(b"#" + file.read_bytes())
-    with pytest.raises(StoreCorrupt, match="does not tell who it is"):
+    with pytest.raises(StoreCorrupt, match="does not identify its session"):
         async with JSONLStore(path):
             pass
 

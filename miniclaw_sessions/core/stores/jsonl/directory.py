@@ -314,7 +314,7 @@ class Transcripts:
             raise _OtherContent("it is another session of this name")
         place = before.last_sequence
         if before.last_id and transcript.last_sequence >= place:
-            found = self._entry_at(transcript, place)
+            found = next(self._entries_between(transcript, place, place), None)
             if found is None or not (found.entry_id == before.last_id or is_damaged(found.encoded)):
                 raise _OtherContent(f"its entry {place} is not the one that was written")
         if transcript.stamp is None or transcript.stamp.size != before.length:
@@ -377,9 +377,6 @@ class Transcripts:
         if transcript is None:
             return {}
         return {entry.sequence: entry.entry_id for entry in self._entries_between(transcript, first, last)}
-
-    def _entry_at(self, transcript: Transcript, place: int) -> StoredEntry | None:
-        return next(self._entries_between(transcript, place, place), None)
 
     def _entries_between(self, transcript: Transcript, first: int, last: int) -> Iterator[StoredEntry]:
         fd = self._directory.open_file(transcript.name)

@@ -138,7 +138,7 @@ def examine_open(fd: int, session_id: str) -> Transcript:
     head, start, header_lost = _head(fd, session_id)
     length, last_sequence, last_id = _end_of_last_append(fd, start, size)
     if header_lost and not last_sequence:
-        raise StoreCorrupt("its first line is damaged, and no whole append is left to tell who it is")
+        raise StoreCorrupt("its first line is damaged, and no whole append is left to identify its session")
     transcript = Transcript(head, start=start, length=length, last_sequence=last_sequence, last_id=last_id)
     transcript.stamp = stamp
     transcript.header_lost = header_lost

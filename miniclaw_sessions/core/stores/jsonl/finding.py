@@ -108,7 +108,7 @@ def _report(found: Found, names: Sequence[str]) -> None:
     for session_id, transcript in found.known.items():
         if transcript.header_lost:
             log.error(
-                "the first line of a transcript is damaged; its name and its entries tell whose it is",
+                "the first line of a transcript is damaged; its name and its entries identify its session",
                 action="store.header_lost",
                 session_id=session_id,
             )

@@ -170,7 +170,7 @@ def head_of_damaged(line: bytes, session_id: str, first: StoredEntry) -> Session
         key = SessionKey.parse(session_id)
         created_at = decode_entry(first.encoded).timestamp
     except (InvalidKey, InvalidMessage) as error:
-        raise StoreCorrupt(f"its first line is damaged, and what is left does not tell who it is ({error})") from None
+        raise StoreCorrupt(f"its first line is damaged, and the rest does not identify its session ({error})") from None
     return SessionHead(session_id, key, derived_id(f"{session_id} {first.entry_id}"), in_utc(created_at))
 
 

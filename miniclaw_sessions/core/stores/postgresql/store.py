@@ -135,7 +135,7 @@ class PostgreSQLStore(IndexedSearch, Catalog):
                 return await self._check_schema(connection, columns)
             if self._read_only:
                 raise NotAWorkspace(
-                    f"there are no sessions in {self._place.shown}: nobody has opened it to write yet, as `serve`, "
+                    f"there are no sessions in {self._place.shown}: no gateway has opened it to write yet, as `serve`, "
                     "`chat` and `import` do"
                 )
             try:
@@ -495,17 +495,15 @@ async def _delete(connection: Any, session_id: str, known: StoredHead | None) ->
         row = await connection.fetchrow(statements.LOCKED_FOR_DELETION.text, session_id)
         if row is None:
             return False
-        if known is not None and _has_more(statements.stored_head(row), known):
+        there = statements.stored_head(row)
+        if known is not None and (
+            there.head.incarnation != known.head.incarnation or there.last_sequence > known.last_sequence
+        ):
             raise StoreConflict(f"cannot delete session {session_id}: another process has gone on with it")
         for statement in statements.DELETE:
             await connection.execute(statement.text, session_id)
         await note_deleted(connection, [statements.stored_head(row).head.incarnation])
     return True
-
-
-def _has_more(stored: StoredHead, known: StoredHead) -> bool:
-    """Whether a session has further entries, or another incarnation."""
-    return stored.head.incarnation != known.head.incarnation or stored.last_sequence > known.last_sequence
 
 
 async def _columns_of(connection: Any) -> dict[str, set[str]]:

@@ -91,7 +91,8 @@ class SQLiteReader(ReadOnlyStore):
 
     async def session_ids(self) -> list[str]:
         """The ids of all sessions, in order."""
-        return await self._read(_session_ids)
+        query = "SELECT session_id FROM sessions ORDER BY 1"
+        return await self._read(lambda connection: [session_id for (session_id,) in connection.execute(query)])
 
     async def head(self, session_id: str) -> StoredHead | None:
         """One session, or None."""
@@ -134,7 +135,7 @@ class SQLiteReader(ReadOnlyStore):
         """Search with the index as far as it goes; other entries are read."""
         if not self._is_current:
             return await super().search(search)
-        from miniclaw_sessions.core.stores.sqlite import searching  # noqa: PLC0415 - whoever only reads does not wait for it
+        from miniclaw_sessions.core.stores.sqlite import searching  # noqa: PLC0415 - a reader does not wait for it
         from miniclaw_sessions.core.stores.sqlite.search_file import SearchFile  # noqa: PLC0415 - same
 
         span, file = searching.Span.of(search), SearchFile(self.path, read_only=True)
@@ -260,10 +261,6 @@ def _with_tail(connection: sqlite3.Connection, rows: Sequence[_HeadRow]) -> list
         head = SessionHead(session_id, SessionKey(str(channel), str(chat_id)), str(incarnation), began)
         heads.append(StoredHead(head, tail.get(row, last)))
     return heads
-
-
-def _session_ids(connection: sqlite3.Connection) -> list[str]:
-    return [session_id for (session_id,) in connection.execute("SELECT session_id FROM sessions ORDER BY 1")]
 
 
 def _check_database(connection: sqlite3.Connection) -> list[str]:

@@ -226,7 +226,7 @@ class SearchFile:
                     for statement in _MAKE:
                         writer.execute(statement, {"end": end} if ":end" in statement else {})
             elif not _is_right(database, writer):
-                log.info("the search index is made anew: it is of another version or database", action="search.anew")
+                log.info("the search index is rebuilt: it is of another version or database", action="search.anew")
                 writer.close()
                 return False
         except BaseException:
@@ -249,7 +249,7 @@ class SearchFile:
         except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
             if is_damage(error):
                 self._forget(error)
-                raise StoreUnavailable(f"cannot use {self.path}: it was damaged, and is made anew") from error
+                raise StoreUnavailable(f"cannot use {self.path}: it was damaged, and is rebuilt") from error
             self._close()
             raise store_error(error, path=self.path, attempted="index") from error
 
@@ -261,7 +261,7 @@ class SearchFile:
             self._forget(error)
 
     def _forget(self, error: Exception) -> None:
-        log.warning("the search index is damaged and made anew", action="search.anew", error=str(error))
+        log.warning("the search index is damaged and rebuilt", action="search.anew", error=str(error))
         with suppress(OSError):
             self._discard()
 

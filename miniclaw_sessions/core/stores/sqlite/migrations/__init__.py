@@ -1,7 +1,7 @@
-"""How the schema came to be, step by step; a store brings its database to the newest step when it is opened.
+"""The migrations of the schema; a store upgrades its database when it is opened.
 
-Whether anything is to be done is known from one plain query, and a new database gets the newest schema at once. So
-Alembic, which is slow to import, is only loaded when a database is old.
+One plain query finds the version, and a new database gets the newest schema at once. So Alembic, which is slow to
+import, is only loaded for an old database.
 """
 
 from __future__ import annotations

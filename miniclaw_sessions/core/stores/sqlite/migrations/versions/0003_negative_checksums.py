@@ -9,7 +9,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Change nothing: each checksum tells its form by its sign (`stores.sql.checksums`)."""
+    """Change nothing: the sign of a checksum shows its form (`stores.sql.checksums`)."""
 
 
 def downgrade() -> None:
