@@ -35,7 +35,7 @@ IS_PART = "is_part"
 """A field of a header: the file is a part of a session, and its entries may name others that are in it already."""
 
 _NO_TIME = datetime.fromtimestamp(0, UTC)
-_MOST_MET = 131_072  # how many different entries a chain remembers, to tell equal ones apart
+_MOST_MET = 131_072  # how many different entries a chain remembers, so that equal ones get different ids
 
 MAX_ELEMENTS = 1_000_000
 """Objects, lists and commas of one document or line: in memory the smallest of them take up to 240 MB."""
