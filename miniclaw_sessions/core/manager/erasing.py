@@ -79,4 +79,4 @@ class Eraser:
             await self._storage.checkpoints.remove(session_id)
             if await self._store.delete(session_id, known=known):
                 self._cache.names.removed()
-        self._committer.refusals.forget(session_id)
+        self._committer.refusals.pop(session_id, None)

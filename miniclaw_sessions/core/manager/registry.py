@@ -250,7 +250,7 @@ class SessionRegistry:
         journal.retire()
         self.events.ended.publish(SessionEnded(journal.session_id, journal.key, kind))
         self.flusher.remove(journal)
-        self.committer.refusals.forget(journal.session_id)
+        self.committer.refusals.pop(journal.session_id, None)
         self.evicted_of_gone += journal.evicted
         self.cache.remove(journal.session_id)
 

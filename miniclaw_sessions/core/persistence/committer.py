@@ -392,21 +392,21 @@ class Committer:
         for session_id in self.refusals.damaged:  # nothing of them is tried again unless more is said there
             with suppress(StoreError):
                 await self._store.head(session_id)
-                self.refusals.forget(session_id)
+                self.refusals.pop(session_id, None)
 
     async def run(self) -> None:
         """Commit until `close`; never raises for what the store does. Nobody waits for it in vain when it ends."""
         self.loop = asyncio.get_running_loop()
         try:
             async with anyio.create_task_group() as self._tasks:
-                await self._commit_until_closed()
-                self._tasks.cancel_scope.cancel()
+                self._tasks.start_soon(self._commit_until_closed, self._tasks.cancel_scope, name="commit")
         finally:
             if self._unsaved_entries and self.failure is None:  # a round that never comes is not to be waited for
                 self.failure = StoreUnavailable(_CUT_OFF)
             self._next_round.over()
 
-    async def _commit_until_closed(self) -> None:
+    async def _commit_until_closed(self, scope: anyio.CancelScope) -> None:
+        """Commit what waits until `close`; then cancel the scope, in which conflicts may still be resolved."""
         backoff = FIRST_RETRY_S
         while True:
             await self._work()
@@ -414,6 +414,7 @@ class Committer:
             if self._queued:
                 await self._commit()
             if self._closing and (self.failure is not None or not (self._queued or self._in_conflict)):
+                scope.cancel()
                 return
             if self.failure is not None:
                 await sleep_unless(self._clock, self._clock.jitter(backoff), self._hurry)
@@ -494,7 +495,7 @@ class Committer:
                 self._unsaved_bytes -= len(entry.encoded)
             if outcome is None:
                 session.arrived(sent)
-                self.refusals.forget(session.head.session_id)
+                self.refusals.pop(session.head.session_id, None)
                 appended.append((session.head, sent))
                 if session.failure is not None:
                     session.failure, self._retry_delay_s = None, FIRST_RETRY_S

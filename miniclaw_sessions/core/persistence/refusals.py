@@ -19,48 +19,41 @@ class Refusal(NamedTuple):
     error: StoreError
 
 
-class Refusals:
-    """What the store refused and has not taken since. That others were first, or a value is wrong, is not its fault."""
+class Refusals(dict[str, Refusal]):
+    """By session id: what the store refused and has not taken since.
+
+    It has no entry where the store is not at fault: another process was first, or a value is wrong.
+    """
 
     def __init__(self, clock: Clock) -> None:
+        super().__init__()
         self._clock = clock
-        self._known: dict[str, Refusal] = {}
 
     def __repr__(self) -> str:
-        return f"<Refusals of {len(self._known)} sessions>"
-
-    def __contains__(self, session_id: object) -> bool:
-        return session_id in self._known
-
-    def __len__(self) -> int:
-        return len(self._known)
+        return f"<Refusals of {len(self)} sessions>"
 
     @property
     def damaged(self) -> list[str]:
-        """The sessions that nothing is tried again of by itself, because the store calls their transcripts damaged."""
-        return [session_id for session_id, one in self._known.items() if isinstance(one.error, StoreCorrupt)]
+        """The sessions whose transcripts the store calls damaged: their commits are not tried again by themselves."""
+        return [session_id for session_id, one in self.items() if isinstance(one.error, StoreCorrupt)]
 
     @property
     def problems(self) -> list[str]:
         """One sentence for each session, the first ones by name."""
-        named = list(self._known.items())[:LISTED]
+        named = list(self.items())[:LISTED]
         sentences = [
             f"messages of session {session_id} are not acknowledged since {one.since:%Y-%m-%d %H:%M:%S} UTC: "
             f"{one.error}"
             for session_id, one in named
         ]
-        if more := len(self._known) - len(named):
+        if more := len(self) - len(named):
             sentences.append(f"nor are those of {more} more sessions")
         return sentences
 
     def note(self, session_id: str, error: StoreError) -> None:
-        """A commit of a session was refused; where that is no fault of the store, it took all that it should."""
-        if not isinstance(error, StoreUnavailable | StoreCorrupt):
-            self.forget(session_id)
-            return
-        known = self._known.get(session_id)
-        self._known[session_id] = Refusal(self._clock.now() if known is None else known.since, error)
-
-    def forget(self, session_id: str) -> None:
-        """A commit of a session was taken, or the session is gone."""
-        self._known.pop(session_id, None)
+        """A commit of a session was refused; where the store is not at fault, it took what it was to take."""
+        if isinstance(error, StoreUnavailable | StoreCorrupt):
+            known = self.get(session_id)
+            self[session_id] = Refusal(self._clock.now() if known is None else known.since, error)
+        else:
+            self.pop(session_id, None)
