@@ -121,7 +121,7 @@ class Gateway(RuleBasedStateMachine):
         return True
 
     async def acknowledge_losses(self) -> None:
-        await self.manager.source.storage.acknowledge_losses(None)
+        await self.manager.acknowledge_losses()
 
     def call(self, function: Any, *arguments: Any, **options: Any) -> Any:
         return self.portal.call(partial(function, *arguments, **options))

@@ -423,6 +423,16 @@ class SessionManager:
             behind = page[-1]
         raise SessionNotFound("" if channel is None else f"{channel}_...")
 
+    async def acknowledge_losses(self, session_id: str | None = None) -> int:
+        """Report no more what one session lost, or all of them; returns the number of sessions.
+
+        Raises:
+            StoreUnavailable: it could not be written down; the losses are still reported.
+            ManagerClosed: the manager is not open.
+        """
+        self._require_open()
+        return await self._storage.acknowledge_losses(session_id)
+
     async def hold(self, session_id: str, reason: str | None) -> Session:
         """Put a session under legal hold: nothing deletes it, and it does not expire, until that ends with None.
 

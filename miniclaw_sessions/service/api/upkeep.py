@@ -162,7 +162,7 @@ class AcknowledgeLosses(msgspec.Struct, frozen=True):
 @operation("POST", "/v1/losses/acknowledge", AcknowledgeLosses, AcknowledgedReply, scope="admin")
 async def acknowledge_losses(context: Context, request: AcknowledgeLosses) -> AcknowledgedReply:
     """Tell no more of what was lost with a former store."""
-    return AcknowledgedReply(acknowledged=await context.manager.source.storage.acknowledge_losses(request.session_id))
+    return AcknowledgedReply(acknowledged=await context.manager.acknowledge_losses(request.session_id))
 
 
 OPERATIONS = (back_up, list_backups, list_quarantine, sweep, unarchive_session, acknowledge_losses)

@@ -90,8 +90,8 @@ async def test_older_messages_that_a_store_took_with_it_are_told_of_until_somebo
             assert "telegram_long: 3 older messages were lost" in problem
             assert manager.health().losses == [problem]
     async with SessionManager(tmp_path, settings=settings) as manager:
-        assert await manager.source.storage.acknowledge_losses("telegram_short") == 0
-        assert await manager.source.storage.acknowledge_losses(None) == 1
+        assert await manager.acknowledge_losses("telegram_short") == 0
+        assert await manager.acknowledge_losses() == 1
         assert manager.health().losses == []
     async with SessionManager(tmp_path, settings=settings) as manager:
         assert (await manager.check()).sound

@@ -136,7 +136,7 @@ async def test_a_database_in_which_damage_was_met_is_made_anew_by_the_next_start
         assert (await manager.check()).problems == [
             loss.sentence(session_id) for session_id, loss in manager.source.losses.items()
         ]
-        await manager.source.storage.acknowledge_losses(None)
+        await manager.acknowledge_losses()
         await home.say(manager, 1, 1)
         assert (await manager.check()).problems == []
         assert await manager.delete("telegram_1")

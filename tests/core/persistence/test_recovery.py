@@ -276,7 +276,7 @@ async def test_a_lost_store_is_filled_from_the_snapshots_and_goes_on(home: Home)
         assert manager.recovery.written_back == 1
         assert (await session.add_message(Message.user("9"), idempotency_key="update-9")).sequence == 10
         await session.add_message(Message.user("10"))
-        assert await manager.source.storage.acknowledge_losses(None) == 1  # what the window had pushed out is gone
+        assert await manager.acknowledge_losses() == 1  # what the window had pushed out is gone
     await home.check_sound()
     shutil.rmtree(home.sessions)
     async with home.open(window=4) as manager:

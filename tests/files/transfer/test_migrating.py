@@ -112,7 +112,7 @@ async def test_what_lies_beside_the_store_goes_from_directory_to_directory(home:
     async with new.open(None) as manager:
         assert (await manager.restore("telegram_expired")).messages()[-1].text == f"{SECRET} expired/5"
         assert list(manager.source.losses) == ["telegram_1"]
-        assert await manager.source.storage.acknowledge_losses(None) == 1
+        assert await manager.acknowledge_losses() == 1
         await manager.delete("telegram_expired")
     shutil.rmtree(home.workspace)
     assert {key: value for key, value in (await new.said(None)).items() if key != "telegram_expired"} == said

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.core.manager.sources import LiveSource
+from miniclaw_sessions.core.manager.registry import SessionRegistry
 from miniclaw_sessions.core.protocol.encoding import message_to_dict
 from miniclaw_sessions.core.protocol.entries import Custom, MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall, Usage
@@ -131,15 +131,15 @@ async def test_a_beginning_is_looked_for_among_the_ids_and_nothing_else_is_loade
         await client.get_or_create("a", number)
     await client.get_or_create("telegram", "4711")
     loaded: list[str] = []
-    load = LiveSource.load
+    load = SessionRegistry.load
 
-    async def counting(source: LiveSource, session_id: str) -> Journal | None:
-        journal = await load(source, session_id)
+    async def counting(registry: SessionRegistry, session_id: str) -> Journal | None:
+        journal = await load(registry, session_id)
         if journal is not None:
             loaded.append(session_id)
         return journal
 
-    monkeypatch.setattr(LiveSource, "load", counting)
+    monkeypatch.setattr(SessionRegistry, "load", counting)
     assert (await client.resolve("tele")).session_id == "telegram_4711"
     assert (await client.resolve("gram_47")).session_id == "telegram_4711"
     assert [row.session_id for row in await client.list(prefix="TELE")] == ["telegram_4711"]
