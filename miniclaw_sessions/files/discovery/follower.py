@@ -28,7 +28,7 @@ from miniclaw_sessions.files.discovery.names import Names
 from miniclaw_sessions.files.discovery.open_files import BLOCK_BYTES, blocks, lines_in, opened, tail, whole_lines, why
 from miniclaw_sessions.files.discovery.overview import find_sources
 from miniclaw_sessions.files.discovery.programs import Program, Source, id_in
-from miniclaw_sessions.files.discovery.workspace import Imported, Workspace
+from miniclaw_sessions.files.discovery.target import ImportResult, ImportTarget
 from miniclaw_sessions.files.formats.codec import IS_PART, Chain, Sample, SessionFacts
 from miniclaw_sessions.files.formats.entry_line import ENTRY_LINE
 from miniclaw_sessions.files.formats.registry import format_named, recognize
@@ -82,7 +82,7 @@ class SourceUpdate(msgspec.Struct, kw_only=True):
 
     program: str
     path: str
-    reply: Imported | None = None
+    reply: ImportResult | None = None
     problem: str = ""
     is_new: bool = False
     is_gone: bool = False
@@ -110,7 +110,7 @@ class Follower:
 
     def __init__(  # noqa: PLR0913 - whose sessions, where from, and where to
         self,
-        workspace: Workspace,
+        workspace: ImportTarget,
         programs: Sequence[Program],
         *,
         environ: Mapping[str, str],

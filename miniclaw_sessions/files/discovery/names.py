@@ -18,7 +18,7 @@ from miniclaw_sessions.core.protocol.entries import FOLLOWED, SOURCE
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.errors import ImportRefused, InvalidKey, SessionNotFound
 from miniclaw_sessions.files.discovery.programs import Program, Source
-from miniclaw_sessions.files.discovery.workspace import Workspace
+from miniclaw_sessions.files.discovery.target import ImportTarget
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 
@@ -38,7 +38,7 @@ class Names:
         workspace: where the sessions are kept.
     """
 
-    def __init__(self, workspace: Workspace) -> None:
+    def __init__(self, workspace: ImportTarget) -> None:
         self._workspace = workspace
         self._given: dict[str, _Holder] = {}
 

@@ -1,4 +1,4 @@
-"""What this room needs of a workspace: it says what a session knows, and takes in files. A client does both."""
+"""What discovery needs of a workspace that it imports into; a client offers it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
 
-class Info(Protocol):
+class SessionInfo(Protocol):
     """What is known of a session."""
 
     @property
@@ -15,10 +15,10 @@ class Info(Protocol):
         ...
 
 
-class Session(Protocol):
+class TargetSession(Protocol):
     """A session by its id, whether it is there or not."""
 
-    async def info(self) -> Info:
+    async def info(self) -> SessionInfo:
         """What is known of it.
 
         Raises:
@@ -27,7 +27,7 @@ class Session(Protocol):
         ...
 
 
-class Imported(Protocol):
+class ImportResult(Protocol):
     """What became of an imported file."""
 
     @property
@@ -56,10 +56,10 @@ class Imported(Protocol):
         ...
 
 
-class Workspace(Protocol):
+class ImportTarget(Protocol):
     """Where the sessions are kept."""
 
-    def session(self, session_id: str) -> Session:
+    def session(self, session_id: str) -> TargetSession:
         """The session with this id, without asking whether there is one."""
         ...
 
@@ -72,7 +72,7 @@ class Workspace(Protocol):
         form: str | None = None,
         update: bool = False,
         place: str | None = None,
-    ) -> Imported:
+    ) -> ImportResult:
         """Take in a file that comes in pieces.
 
         Args:
