@@ -489,7 +489,7 @@ class SessionManager:
         self._require_open()
         remains: dict[str, None] = {}
         for place, session_id in enumerate(session_ids):
-            await self._storage.archive.forget(session_id, anew=place == 0)
+            await self._storage.archive.forget(session_id, look_again=place == 0)
             also_at = self._also_at.pop(session_id, [])
             remains.update(dict.fromkeys([*also_at, *await self._storage.purge(session_id)]))
         if not await self._store.purge():

@@ -37,7 +37,7 @@ from miniclaw_sessions.core.manager.cache import SessionCache
 from miniclaw_sessions.core.manager.erasing import Eraser, require_removable
 from miniclaw_sessions.core.manager.mode import Mode
 from miniclaw_sessions.core.manager.saving import Saving
-from miniclaw_sessions.core.persistence.committer import anew
+from miniclaw_sessions.core.persistence.committer import renewed
 from miniclaw_sessions.core.persistence.recovery import Recovered, catch_up
 from miniclaw_sessions.core.persistence.storage import Storage
 from miniclaw_sessions.core.protocol.entries import INCOMPLETE
@@ -372,7 +372,7 @@ class SessionRegistry:
         await self.flusher.flush()
         crowded = not self.cache.evict()
         if crowded and self.flusher.problem is not None:
-            raise anew(self.flusher.problem, "no more sessions can be in memory until they are saved")
+            raise renewed(self.flusher.problem, "no more sessions can be in memory until they are saved")
 
     @asynccontextmanager
     async def new_journal(

@@ -43,19 +43,19 @@ class Archive(Protocol):
         ...
 
     async def newest(self, session_id: str) -> str | None:
-        """The name of the newest archived file of a session, or None if there is none."""
+        """The name of the newest archived file of a session; None without one."""
         ...
 
     async def names(self) -> list[str]:
         """The names of all archived files, in order; each begins with its time and ends with its session's id."""
         ...
 
-    async def forget(self, session_id: str, *, anew: bool = False) -> int:
+    async def forget(self, session_id: str, *, look_again: bool = False) -> int:
         """Delete all archived files of a session, durably. Returns how many there were.
 
         Args:
             session_id: which session.
-            anew: look again which there are; somebody else may have put one there.
+            look_again: list them again; another process may have added one.
         """
         ...
 
@@ -129,24 +129,24 @@ class ArchiveDirectory:
         return session_id in await self._names()
 
     async def newest(self, session_id: str) -> str | None:
-        """The name of the newest archived file of a session, or None if there is none. Raises as `has`."""
+        """The name of the newest archived file of a session; None without one. Raises as `has`."""
         return max((await self._names()).get(session_id, ()), default=None)
 
     async def names(self) -> list[str]:
         """The names of all archived files, in order. Raises as `has`."""
         return sorted(name for names in (await self._names()).values() for name in names)
 
-    async def forget(self, session_id: str, *, anew: bool = False) -> int:
+    async def forget(self, session_id: str, *, look_again: bool = False) -> int:
         """Delete all archived files of a session, durably. Returns how many there were.
 
         Args:
             session_id: which session.
-            anew: look into the directory again; somebody else may have put one there.
+            look_again: list the directory again; another process may have added one.
 
         Raises:
             StoreUnavailable: one cannot be deleted.
         """
-        if anew:
+        if look_again:
             self._known = None
         names = (await self._names()).pop(session_id, ())
         return await self._remove(names) if names else 0
@@ -276,7 +276,7 @@ async def encoded_lines(head: SessionHead, entries: AsyncIterator[bytes]) -> Asy
 async def opened_entries(
     keys: KeyRing | None, head: SessionHead, entries: AsyncIterator[StoredEntry]
 ) -> AsyncIterator[bytes]:
-    """Entries as they were said; what is damaged stays so, and keeps nobody from expiring."""
+    """Entries as they are stored; a damaged one stays damaged, and does not keep its session from expiring."""
     async for stored in entries:
         entry = stored if keys is None else open_entry(keys, head.session_id, stored)
         yield entry.encoded
@@ -295,7 +295,7 @@ async def in_pieces(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 async def sealed(keys: KeyRing | None, name: str, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """What is to be written: the lines, or what becomes of them."""
+    """The bytes to write: the lines, sealed if there are keys."""
     sealer = None if keys is None else PieceSealer(keys, name)
     async for line in lines:
         yield line if sealer is None else sealer.feed(line)

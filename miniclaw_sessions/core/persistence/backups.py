@@ -1,4 +1,4 @@
-"""`backups.json`: where backups of the workspace were made, so that whoever deletes a session is told of them.
+"""`backups.json`: where backups of the workspace were made, so that a deletion can name them.
 
 Everything here blocks.
 """
@@ -16,7 +16,7 @@ from miniclaw_sessions.log import get_logger
 NAME = "backups.json"
 
 MOST = 100
-"""So many are remembered, the newest."""
+"""How many are remembered, the newest."""
 
 _LARGEST = 1 << 24
 

@@ -133,7 +133,7 @@ class Check:
     async def _check_entries(self, session_id: str, snapshot: Snapshot | None) -> bool:
         """Read the transcript once: every message of the window must be as it is in the store. Whether it can be read.
 
-        What is wrong within the transcript itself, gaps and unreadable entries, the store's own check has told.
+        What is wrong within the transcript itself, gaps and unreadable entries, are in the store's own check.
         """
         try:
             await self._compare_entries(session_id, snapshot)
@@ -156,14 +156,14 @@ class Check:
         if snapshot is not None and not await _is_one_branch(self._store, snapshot):
             self._problems.append(
                 f"{session_id}: the window holds messages of a branch that was left; remove the session's snapshot "
-                "while nothing runs, and the next start makes it anew from the store"
+                "while nothing runs, and the next start rebuilds it from the store"
             )
 
 
 async def problems_of_checkpoint(store: Store, snapshot: Snapshot, stored: StoredHead) -> list[str]:
     """How a checkpoint contradicts the entries of its session, one sentence each."""
     state = snapshot.state
-    if state.incarnation != stored.head.incarnation:  # nobody looks at it
+    if state.incarnation != stored.head.incarnation:  # it is not used
         return []
     if state.last_sequence > stored.last_sequence:
         return [f"{state.session_id}: its checkpoint is ahead ({state.last_sequence} > {stored.last_sequence})"]

@@ -39,7 +39,7 @@ class ClockGuard:
     def jump(self) -> tuple[datetime, timedelta]:
         """By how much the wall clock ran ahead of the monotonic one since the last call, and where it should be.
 
-        A suspended machine looks the same and deserves the same: nobody could have used a session meanwhile.
+        A suspended machine looks the same and is treated the same: its sessions could not be used meanwhile.
         """
         wall, monotonic = self._clock.now(), self._clock.monotonic()
         expected = self._wall + timedelta(seconds=monotonic - self._monotonic)

@@ -36,7 +36,7 @@ _CUT_OFF = "closing did not wait for the store any longer; what it had not ackno
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 10.0
 RARELY = 10
-"""So many times as long as a commit took in vain for one session is waited at least before that is tried again."""
+"""The wait before one session is retried, at least, as a multiple of the time that its failed commit took."""
 
 E = TypeVar("E", bound=StoreError)
 M = TypeVar("M", bound=Entry)
@@ -99,7 +99,7 @@ class _InPlace:
 
 
 IN_PLACE: Receipt = _InPlace()
-"""The receipt of whatever this process alone can store."""
+"""The receipt of everything that only this process can store."""
 
 
 class SessionLog:
@@ -263,7 +263,7 @@ class Committer:
         self.refusals = Refusals(clock)
         """Which sessions' commits were refused, and not taken since."""
         self.lost: StoreUnavailable | None = None
-        """Why what is appended would go where nobody looks for it, as `drain` has found it."""
+        """The reason, found by `drain`, why the next start would not find new entries."""
         self.accepting = True
         self.busy_since: float | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -316,7 +316,7 @@ class Committer:
             StoreUnavailable: it did not.
         """
         if (failure := self.failure or self.lost) is not None:
-            raise anew(failure)
+            raise renewed(failure)
 
     def submit(self, session: SessionLog, entry: StoredEntry) -> None:
         """Accept an entry; it goes with the next commit."""
@@ -344,10 +344,10 @@ class Committer:
             self._wake.set()
         while session.settled < number:
             if session.rejected is not None:
-                raise anew(session.rejected)
+                raise renewed(session.rejected)
             is_news = session.failure is not known and number <= session.tried
             if (failure := self.failure or (session.failure if is_news else None)) is not None:
-                raise anew(failure, _STILL_THERE if self.accepting else "")
+                raise renewed(failure, _STILL_THERE if self.accepting else "")
             on_its_way = session.sending is not None and number <= session.sent
             await (self._this_round if on_its_way else self._next_round).wait()
 
@@ -375,7 +375,7 @@ class Committer:
         self.check_store()
         for session in self._delayed:
             if session.failure is not None:
-                raise anew(session.failure)
+                raise renewed(session.failure)
 
     async def _look(self) -> None:
         """See that the store is still where the next start looks for it."""
@@ -395,7 +395,7 @@ class Committer:
                 self.refusals.pop(session_id, None)
 
     async def run(self) -> None:
-        """Commit until `close`; never raises for what the store does. Nobody waits for it in vain when it ends."""
+        """Commit until `close`; never raises for a fault of the store. No caller waits in vain when it ends."""
         self.loop = asyncio.get_running_loop()
         try:
             async with anyio.create_task_group() as self._tasks:
@@ -440,7 +440,7 @@ class Committer:
         self._wake.set()
 
     def close(self) -> None:
-        """Make `run` return after one more attempt at whatever is left."""
+        """Make `run` return after one more attempt at the rest."""
         self._closing = True
         self._retry_delayed()
         self._hurry.set()
@@ -454,7 +454,7 @@ class Committer:
             outcomes = await self._store.append(appends)
         except StoreUnavailable as error:
             self._failed(sessions, error)
-        except Exception as error:  # noqa: BLE001 - whatever a store raises, acknowledged it is not
+        except Exception as error:  # noqa: BLE001 - with any error of a store, nothing is acknowledged
             self._failed(sessions, _as_unavailable(error))
         except BaseException:
             self._put_back(sessions)
@@ -519,7 +519,7 @@ class Committer:
             self._delay(session, error)
         except StoreError as error:
             self._reject(session, error)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with one session, the others are committed
+        except Exception as error:  # noqa: BLE001 - with any error of one session, the others are committed
             self._delay(session, _as_unavailable(error))
         else:
             self._unsaved_entries -= shrunk.entries
@@ -532,7 +532,7 @@ class Committer:
         self._next_round.look()
 
     def _delay(self, session: SessionLog, error: StoreUnavailable) -> None:
-        """One session cannot be written now: it waits to be tried again, and holds nobody else up."""
+        """One session cannot be written now: it waits for a retry, and delays no other."""
         self._failures += 1
         if session.failure is None:
             log.error(
@@ -584,7 +584,7 @@ class Committer:
         self._queued.update(younger)
 
 
-def anew(error: E, note: str = "") -> E:
+def renewed(error: E, note: str = "") -> E:
     """The same error for one more waiter: an object raised again and again gathers tracebacks, with all they hold."""
     fresh = copy(error)
     if note:

@@ -95,7 +95,7 @@ class Flusher:
         self.busy_since: float | None = None
         self.problem: StoreUnavailable | None = None
         self.lock = anyio.Lock()
-        """Held during a flush; whoever removes a session's file holds it too, so that no flush brings it back."""
+        """Held during a flush, and by the removal of a session's file, so that no flush brings it back."""
         self._checkpoints = checkpoints
         self._committer = committer
         self._clock = clock

@@ -1,4 +1,4 @@
-"""`losses.json`: sessions whose older messages were lost together with a store, until somebody acknowledges it.
+"""`losses.json`: sessions whose older messages were lost together with a store, until a person acknowledges it.
 
 A rebuild from the snapshots goes on with the newest messages and is sound; that the older ones are gone would otherwise
 only be a line in an old log. Everything here blocks.
@@ -29,7 +29,7 @@ class Loss(msgspec.Struct, frozen=True):
     at: datetime
 
     def sentence(self, session_id: str) -> str:
-        """What to tell a person."""
+        """The sentence for a person."""
         return (
             f"{session_id}: {self.messages} older messages were lost with a former store, as was found at "
             f"{self.at:%Y-%m-%d %H:%M} UTC; restore a backup, or acknowledge it"
@@ -37,7 +37,7 @@ class Loss(msgspec.Struct, frozen=True):
 
 
 class Losses:
-    """The losses of a workspace that nobody has acknowledged."""
+    """The unacknowledged losses of a workspace."""
 
     def __init__(self, workspace: Path) -> None:
         """Read them.

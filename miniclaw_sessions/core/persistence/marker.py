@@ -1,7 +1,7 @@
 """`encryption.json`: says that a workspace is encrypted, with which key, and whether a change of that is under way.
 
-It is looked at before anything else, so that a wrong key, or none, is told before a file or the store is opened,
-however many there are. It guards nothing by itself: without it, every file and entry still tells what it is.
+It is looked at before anything else, so that a wrong or missing key is reported before a file or the store is opened,
+however many there are. It guards nothing by itself: without it, every file and entry still shows what it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from miniclaw_sessions.errors import ConfigError, KeyNeeded, SchemaTooNew, Wrong
 NAME = "encryption.json"
 VERSION = 1
 RESTORING = ".restoring"
-"""The directory in a workspace of what is to be restored; once it is complete, nobody opens the workspace."""
+"""The directory in a workspace of an unfinished restore; until it is complete, the workspace is not opened."""
 
 _MAX_BYTES = 4096
 
@@ -64,7 +64,7 @@ def read_marker(workspace: Path) -> Marker | None:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise DamagedMarker(
             f"{workspace / NAME}, which says how the workspace is encrypted, is damaged. Nothing was changed: "
-            "`miniclaw-sessions rekey` writes it anew"
+            "`miniclaw-sessions rekey` rewrites it"
         ) from None
 
 
@@ -115,7 +115,7 @@ def check_marker(workspace: Path, keys: KeyRing | None) -> Marker | None:
 
 
 async def check_store(store: Store, keys: KeyRing | None) -> None:
-    """Look at one entry of a store: it tells whether the store is encrypted, where no marker does.
+    """Look at one entry of a store: it shows whether the store is encrypted, if no marker does.
 
     Args:
         store: the store; an `EncryptedStore` if there are keys, which refuses what is not encrypted with one of them.

@@ -38,7 +38,7 @@ class Mended(msgspec.Struct):
     Attributes:
         entries: how many entries are right again.
         lost: of which sessions how many entries are lost for good.
-        needs_start: the files of the store are damaged themselves; the next start makes them anew.
+        needs_start: the files of the store are damaged themselves; the next start rebuilds them.
     """
 
     entries: int = 0
@@ -47,7 +47,7 @@ class Mended(msgspec.Struct):
 
 
 Saved = Callable[[str], Awaitable[Snapshot | None]]
-"""What a session's file or checkpoint says; None if there is none, or it is damaged."""
+"""The content of a session's file or checkpoint; None if it is missing or damaged."""
 
 
 async def check_and_mend(saved: Saved, store: Store) -> Mended:
@@ -81,7 +81,7 @@ async def mend(saved: Saved, store: Store) -> Mended:
         snapshot = await saved(session_id)
         if snapshot is not None and snapshot.state.incarnation == stored.head.incarnation:
             candidates = [one for entry in damaged for one in _candidates(entry, snapshot)]
-            with suppress(StoreCorrupt):  # the place cannot even be written: making the files anew comes first
+            with suppress(StoreCorrupt):  # the place cannot even be written: the files must be rebuilt first
                 report.entries += await store.mend(session_id, candidates)
             first = damaged[0].sequence - 1
             damaged = [one async for one in read_all(store, session_id, after=first) if is_damaged(one.encoded)]

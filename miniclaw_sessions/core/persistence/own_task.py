@@ -85,7 +85,7 @@ class HeldOpen(Generic[T]):
             raise
         if not self._values:
             await self.ended()
-            raise asyncio.CancelledError  # nobody has asked for it but the event loop, which closes
+            raise asyncio.CancelledError  # only the event loop has cancelled it, because it closes
         return self._values.pop()
 
     async def __aexit__(

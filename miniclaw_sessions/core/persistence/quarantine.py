@@ -16,7 +16,7 @@ import orjson
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.errors import QuarantineFull
 
-_REASON = ".reason"  # no session file ends like this, whatever a stranger calls a chat
+_REASON = ".reason"  # no session file ends like this, with any name of a chat
 
 
 class QuarantinedFile(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ class Quarantine:
             return target.remove(doomed)
 
     def files(self) -> list[QuarantinedFile]:
-        """What is here, the newest first; of what somebody else has put here there is no reason."""
+        """The damaged files, the newest first; files of others have no reason."""
         if not self.path.exists():
             return []
         entries = [entry for entry in os.scandir(self.path) if not entry.name.startswith(".")]

@@ -1,4 +1,4 @@
-"""Whose is this directory? Told before anything in it is locked, made private, moved or written.
+"""The owner of a directory, decided before anything in it is locked, made private, moved or written.
 
 A directory is ours if the lock file that every manager leaves there says so, or if it says how it is encrypted. Any
 other directory is only taken if there is nothing in it, or what miniclaw's original leaves: a directory `sessions`
@@ -30,7 +30,7 @@ _OURS = re.compile(
 
 
 def recognize(path: Path, *, create: bool) -> None:
-    """Refuse to use somebody else's directory as a workspace: it would become private, and ours. Changes nothing.
+    """Refuse to use another program's directory as a workspace: it would become private, and ours. Changes nothing.
 
     Args:
         path: the directory.

@@ -65,7 +65,7 @@ READ_AHEAD = 4
 """How many chunks of files may be read and not yet decoded."""
 
 BATCH = 500
-"""How many sessions are settled before their missing entries are written and progress is told."""
+"""How many sessions are settled before their missing entries are written and progress is reported."""
 
 log = get_logger(__name__)
 
@@ -176,7 +176,7 @@ class Recovery:
         self.report.seconds = self._clock.monotonic() - started
 
     async def load(self, session_id: str) -> None:
-        """Load one session, by the same rules; `sessions` is empty if there is none.
+        """Load one session, by the same rules; `sessions` is empty if it does not exist.
 
         The file of another program may turn out to be another session than its name says, which is loaded then.
 
@@ -247,7 +247,7 @@ class Recovery:
                 await send.send(chunk)
 
     def _load(self, found: Found) -> None:
-        """Decode one file, or note what is to be done with it; nothing is changed yet."""
+        """Decode one file, or note what to do with it; nothing is changed yet."""
         if found.data is None:
             if isinstance(found.error, TooLarge):
                 self._damaged.append((found.name, str(found.error)))
@@ -362,7 +362,7 @@ class Recovery:
 def ids_for(data: bytes) -> Callable[[], str]:
     """Ids for a file that brings none of its own: the same ones whenever the same bytes are read.
 
-    A crash before the file is written anew must not make a stranger of it to the store, which knows it by these ids.
+    After a crash before the file is rewritten the store must still recognize the session by these ids.
     """
 
     def ids() -> Iterator[str]:
@@ -374,7 +374,7 @@ def ids_for(data: bytes) -> Callable[[], str]:
 
 
 async def read_snapshot(snapshots: Snapshots, session_id: str, clock: Clock) -> Snapshot | None:
-    """What a session's file says; None if there is none, or it is damaged.
+    """The content of a session's file; None if it is missing or damaged.
 
     Raises:
         SnapshotUnreadable: it cannot be read.
@@ -429,7 +429,7 @@ async def join(
     if last > conversation.state.last_sequence or (lacks and last == conversation.state.last_sequence > 0):
         await catch_up(conversation, store, behind, last=last)
         return Joined(conversation, is_behind=True)
-    conversation.lacks_messages = conversation.lacks_branch = False  # nobody has them
+    conversation.lacks_messages = conversation.lacks_branch = False  # no file or store has them
     return Joined(conversation, is_behind=False)
 
 
@@ -490,7 +490,7 @@ async def _count_messages(session_id: str, store: Store) -> int:
 
 
 def _go_on_from(marker: Entry, conversation: Conversation) -> None:
-    """The parent of what `missing_entries` wrote last is the leaf, whatever the store or the snapshot ends with."""
+    """The parent of the last entry that `missing_entries` wrote is the leaf, however store and snapshot end."""
     known = conversation.branch().entries
     newest = known[-1].id if known else None
     if marker.parent_id not in (conversation.state.leaf_id, newest):

@@ -8,8 +8,8 @@ import asyncio
 class Round:
     """One group's commit, to be waited for by many.
 
-    Each waiter has a future of its own, so that a cancelled one takes nobody along. This is what `anyio.Event` does in
-    three layers; a hundred waiters per commit feel the difference.
+    Each waiter has a future of its own, so that a cancelled one does not cancel others. This is what `anyio.Event` does
+    in three layers; a hundred waiters per commit feel the difference.
     """
 
     __slots__ = ("_is_over", "_loop", "_waiters")

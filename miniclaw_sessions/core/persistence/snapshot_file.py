@@ -6,8 +6,8 @@ they lack is made up once. Unknown fields are written back as they came.
 
 Our files end in `,"crc32":"0a1b2c3d"}`: the CRC-32 of the file without that field, in hexadecimal. A file that
 contradicts it is damaged. One that agrees is as it was written, and the start leaves its messages packed
-(`history.window.Packed`). One without it, of another program, of an older version, or formatted anew by whoever edited
-it, is validated message by message.
+(`history.window.Packed`). One without it, of another program, of an older version, or reformatted by a person who
+edited it, is validated message by message.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from miniclaw_sessions.errors import InvalidKey, InvalidMessage, SchemaTooNew, S
 T = TypeVar("T")
 
 _MAX_SEQUENCE = 2**62
-"""No session has so many entries; a larger number is damage, and would not fit into a store."""
+"""No session has more entries; a larger number is damage, and would not fit into a store."""
 
 
 class DamagedSnapshot(SessionsError):
@@ -83,7 +83,7 @@ def encode_snapshot(snapshot: Snapshot, *, max_bytes: int | None = None) -> byte
 
 
 def _shortened(snapshot: Snapshot, excess: int) -> Snapshot:
-    """The snapshot without so many bytes of its oldest messages; it begins with no orphan result."""
+    """The snapshot without this many bytes of its oldest messages; it begins with no orphan result."""
     kept = list(snapshot.kept)
     first = 0
     while first < len(kept) and (excess > 0 or kept[first].role is Role.TOOL_RESULT):
@@ -241,7 +241,7 @@ def _assemble(file: State, key: SessionKey, kept: Sequence[Kept], extra: dict[st
     elif file.compaction is not None:  # raises unless it is one
         file.encoded_compaction = file.encoded_compaction.copy()  # or all of the file would stay in memory
     if not file.totals.messages and (said := sum(one.role is not Role.BRANCH_SUMMARY for one in kept)):
-        file.totals = Totals(said, said)  # whoever wrote it does not count
+        file.totals = Totals(said, said)  # its writer does not count
     file.session_id, (file.channel, file.chat_id) = key.session_id, key
     file.last_accessed = _same(file.last_accessed, file.updated_at)
     file.leaf_id, file.leaf_sequence = _same(file.leaf_id, file.ids[-1] if file.ids else None), place

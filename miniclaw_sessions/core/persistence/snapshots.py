@@ -124,7 +124,7 @@ class Snapshots:
         """The files' bytes, a chunk at a time, each name once; `tighten` makes those private that are not.
 
         A chunk holds what could be read and what is not a readable session file (`NotRegular`, `TooLarge`). What is
-        sealed and damaged is there as it is, sealed (`encryption.is_sealed`): nobody will take it for a session.
+        sealed and damaged is there as it is, sealed (`encryption.is_sealed`): it is not mistaken for a session.
 
         Raises:
             SnapshotUnreadable: a file exists but cannot be read; that is not damage, so nothing may be concluded.
@@ -136,7 +136,7 @@ class Snapshots:
             for name, _, error in found:
                 if error is not None and not isinstance(error, (NotRegular, TooLarge, FileNotFoundError)):
                     raise SnapshotUnreadable(
-                        f"cannot read {self.path / name}: {error.strerror}. It is not damaged as far as can be told, "
+                        f"cannot read {self.path / name}: {error.strerror}. It does not seem damaged, "
                         "and nothing was changed; mend its permissions or the disk and start again."
                     ) from error
             yield [one for one in found if not isinstance(one.error, FileNotFoundError)]
@@ -206,7 +206,7 @@ class Snapshots:
 
 
 def largest_snapshot(settings: SessionSettings) -> int:
-    """How many bytes a snapshot gets: as set, but so many that we can read our own."""
+    """How many bytes a snapshot gets: the setting, but enough to read our own."""
     least = settings.max_metadata_bytes + settings.max_message_bytes + SNAPSHOT_REST
     return max(settings.snapshot_max_bytes, least)
 

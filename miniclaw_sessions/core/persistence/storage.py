@@ -21,7 +21,7 @@ class Storage(Protocol):
 
     Attributes:
         store: the transcripts, once it is open.
-        sessions: what recovery loaded; whoever takes them over empties it.
+        sessions: the recovered sessions; their new owner empties this.
         on_disk: the ids of the sessions of which only the names were read.
         report: what recovery found and did.
     """
@@ -70,11 +70,11 @@ class Storage(Protocol):
         ...
 
     async def load(self, session_id: str) -> tuple[dict[str, Recovered], RecoveryReport]:
-        """Load one session, and tell what was done for it."""
+        """Load one session, and return what was done for it."""
         ...
 
     async def was_mirrored(self, session_id: str) -> bool:
-        """Whether `note_mirrored` was called with it, in whatever process.
+        """Whether `note_mirrored` was called with it, in any process.
 
         Raises:
             StoreUnavailable: it cannot be read.
@@ -98,7 +98,7 @@ class Storage(Protocol):
 
         Args:
             store: the transcripts, as the manager reads them.
-            on_progress: told how far it has come.
+            on_progress: called with the progress.
         """
         ...
 
@@ -108,7 +108,7 @@ class Storage(Protocol):
 
     @property
     def log_remains(self) -> str:
-        """What to tell where the store cannot be rid of what was deleted at once."""
+        """The report if the store cannot remove deleted content at once."""
         ...
 
     async def purge(self, session_id: str) -> list[str]:

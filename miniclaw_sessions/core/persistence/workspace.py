@@ -66,7 +66,7 @@ class Workspace:
     Attributes:
         snapshots, store: both sides, once it is open.
         archive: where expired sessions go.
-        sessions: what recovery loaded; whoever takes them over empties it.
+        sessions: the recovered sessions; their new owner empties this.
         on_disk: the ids of the sessions of which only the names were read.
         report: what recovery found and did.
     """
@@ -193,7 +193,7 @@ class Workspace:
     @property
     def log_remains(self) -> str:
         """What is true of a store in files."""
-        return "the store's log, because somebody is reading it: it is emptied by the next deletion"
+        return "the store's log, because it is being read: it is emptied by the next deletion"
 
     async def purge(self, session_id: str) -> list[str]:
         """Delete its copies that were set aside; see `Storage`."""
@@ -218,7 +218,7 @@ class Workspace:
         self.store = await self._open_store(stack)
 
     async def _lock(self, stack: AsyncExitStack) -> None:
-        """Take the directory, and wait a while for whoever has it."""
+        """Take the directory, and wait a while for its present holder."""
         patient_until = self._clock.monotonic() + self._wait_s
         is_waiting = False
         while True:
@@ -398,12 +398,12 @@ class Workspace:
         return choice if self._encryption is None else encrypted(choice, self._encryption)
 
     async def _check_encryption(self, store: Store) -> None:
-        """Where no marker tells, see whether everything is encrypted, or nothing; what is encrypted gets a marker."""
+        """Without a marker, see whether everything is encrypted, or nothing; an encrypted workspace gets a marker."""
         if self._marker is not None:
             return
         names = await to_thread.run_sync(self.snapshots.some_names)
         if self._encryption is None and names:
-            return  # each file tells when it is read
+            return  # each file shows it when it is read
         async for _ in self.snapshots.read(names):
             pass  # it was refused if it is not encrypted
         await check_store(store, self._encryption)

@@ -18,7 +18,7 @@ import msgspec
 from miniclaw_sessions.core.history.branch import Branch, summary_messages
 from miniclaw_sessions.core.history.branches import BranchMap
 from miniclaw_sessions.core.history.conversation import REMEMBERED_KEYS, Conversation
-from miniclaw_sessions.core.persistence.committer import Receipt, SessionLog, anew
+from miniclaw_sessions.core.persistence.committer import Receipt, SessionLog, renewed
 from miniclaw_sessions.core.protocol.encoding import (
     encode_json,
     encode_message,
@@ -418,7 +418,7 @@ class Journal:
         if self.checkpoint.is_retired:
             raise SessionDeleted(f"session {self.session_id} was deleted; get_or_create makes a new one")
         if self.log.rejected is not None:
-            raise anew(self.log.rejected)
+            raise renewed(self.log.rejected)
 
     def _accept(self, entry: Entry, encoded: bytes) -> None:
         self.evicted += self.conversation.apply(entry, encoded)

@@ -52,7 +52,7 @@ class ArchiveTable:
         """The names of all archived files, in order."""
         return await self._store.archived()
 
-    async def forget(self, session_id: str, *, anew: bool = False) -> int:  # noqa: ARG002 - it is always looked at
+    async def forget(self, session_id: str, *, look_again: bool = False) -> int:  # noqa: ARG002 - it is always looked at
         """Delete all archived files of a session."""
         return await self._store.delete_archived(session_id)
 

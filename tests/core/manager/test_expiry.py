@@ -405,7 +405,7 @@ async def test_what_a_sweep_could_not_empty_the_next_one_does(home: Home, monkey
         reports = [await manager.sweep() for _ in range(5)]
         assert [report.expired for report in reports] == [1, 0, 0, 0, 0]
         assert asked == answers
-        told = ["the store's log, because somebody is reading it: it is emptied by the next deletion"]
+        told = ["the store's log, because it is being read: it is emptied by the next deletion"]
         assert [report.remains for report in reports] == [told, told, [], [], []]
 
 

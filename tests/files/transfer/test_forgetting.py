@@ -432,10 +432,10 @@ async def test_who_speaks_while_a_session_is_deleted_is_not_given_an_archived_co
     async with home.open() as manager, anyio.create_task_group() as tasks:
         forget_archived = manager.archive.forget
 
-        async def meanwhile(session_id: str, *, anew: bool = False) -> int:
+        async def meanwhile(session_id: str, *, look_again: bool = False) -> int:
             tasks.start_soon(say, manager, "telegram", "1", "after")
             await anyio.wait_all_tasks_blocked()
-            return await forget_archived(session_id, anew=anew)
+            return await forget_archived(session_id, look_again=look_again)
 
         monkeypatch.setattr(manager.archive, "forget", meanwhile)
         assert await manager.delete("telegram_1")

@@ -768,7 +768,7 @@ def test_what_a_reader_keeps_in_the_log_is_told_by_a_deletion_and_gone_with_the_
         reader.execute("BEGIN")
         assert reader.execute("SELECT count(*) FROM sessions").fetchone()
         told = filled("delete", "telegram_123", "--yes").err
-        assert "remains: the store's log, because somebody is reading it" in told
+        assert "remains: the store's log, because it is being read" in told
     assert filled("chat", "--channel", "web", "--chat-id", "9", "--message", "hello").status == 0
     assert "remains" not in filled("delete", "web_9", "--yes").err
     assert [name for name, (_, data) in contents(filled.workspace).items() if said in data] == []
