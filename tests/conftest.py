@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.event_loop import watching_the_event_loop
 from tests.postgresql import IN_MEMORY, PostgreSQLServer, running_server
+from tests.sampled import repeated
 
 sys.dont_write_bytecode = False  # whatever the environment says: the tests start hundreds of processes, and each
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # would compile the whole package, and each worker all tests, anew
@@ -30,7 +31,7 @@ PROOFS = ("adapters", "container", "crash", "systemd")
 """Folders whose tests are proofs, all of them: they take long, or need root or what the round does not install."""
 
 _ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # how fast it is proves nothing
-settings.register_profile("proof", _ANY_MACHINE, max_examples=int(os.environ.get("EXAMPLES", "200")))
+settings.register_profile("proof", _ANY_MACHINE, max_examples=repeated(200))
 settings.register_profile("round", _ANY_MACHINE, max_examples=10)
 
 _ROOM_BYTES = 2 * 2**30

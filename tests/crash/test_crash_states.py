@@ -20,8 +20,9 @@ from miniclaw_sessions.core.stores.jsonl.directory import Transcripts
 from miniclaw_sessions.core.stores.jsonl.file import Rest, Transcript
 from miniclaw_sessions.disk import Directory
 from tests.crash.crash_states import RECORDED_STORES, CrashStates, record_life, run_crash_states
+from tests.sampled import repeated
 
-STATES = 60
+STATES = repeated(60)
 STATES_TO_FIND_A_MISTAKE = 300
 
 pytestmark = pytest.mark.timeout(900)

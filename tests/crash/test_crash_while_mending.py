@@ -27,8 +27,9 @@ from tests.crash.faulty_disk import State, read_state, write_state
 from tests.crash.recording import Recording, without_syncs
 from tests.crash.verifier import Ledger, verify
 from tests.crash.writer import described
+from tests.sampled import repeated
 
-STATES = 30
+STATES = repeated(30)
 CHATS = ("1", "2", "3", "a_b")
 SNAPSHOT = "workspace/sessions/crash_2.json"
 TRANSCRIPT = "workspace/transcripts/crash_2.jsonl"

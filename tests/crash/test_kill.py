@@ -10,8 +10,9 @@ import pytest
 from tests.crash.evidence import Evidence
 from tests.crash.launcher import Launcher
 from tests.crash.trials import BACKING_UP, Crashes, mixed_moments
+from tests.sampled import repeated
 
-KILLS = 15
+KILLS = repeated(15)
 
 
 @pytest.fixture(scope="module")

@@ -21,11 +21,12 @@ from miniclaw_sessions.core.events.polling import THOROUGH_EVERY_S
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.service.client import connect, following
+from tests.sampled import repeated
 from tests.service.gateway.daemons import Process
 
 pytestmark = [pytest.mark.anyio, pytest.mark.proof]
 
-CUTS = int(os.environ.get("LIVE_CUTS", "150"))
+CUTS = int(os.environ.get("LIVE_CUTS", repeated(150)))
 """How many; a thousand of them take a minute or two."""
 
 SESSIONS = 20

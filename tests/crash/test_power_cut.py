@@ -12,10 +12,11 @@ from tests.crash.filesystem import LoopFilesystem
 from tests.crash.injection import count_injected, lying_about_syncs
 from tests.crash.launcher import Launcher
 from tests.crash.trials import RECOVERING, Crashes, mixed_moments
+from tests.sampled import repeated
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(900)]
 
-CUTS = 20
+CUTS = repeated(20)
 KINDS = ("ext4", "xfs")
 DURABLE = ("sqlite:", "jsonl:")
 
@@ -65,7 +66,7 @@ def test_power_cuts_during_recovery_from_a_power_cut_take_nothing(
     filesystem: LoopFilesystem, launcher: Launcher, tmp_path: Path, store: str
 ) -> None:
     crashes = crashes_on(filesystem, launcher, store, tmp_path)
-    for _ in range(CUTS // 4):
+    for _ in range(5):
         assert crashes.run(RECOVERING) == []
     assert crashes.tally.in_recovery > 0, "no cut hit a recovery: this proved nothing"
 

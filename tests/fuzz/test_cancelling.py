@@ -26,7 +26,7 @@ from tests.fuzz.cancelling import (
     prepare,
 )
 from tests.fuzz.every_step import SCENES, WAYS, Cancelled, play_call, play_scene, settings_of
-from tests.sampled import sampled
+from tests.sampled import repeated, sampled
 
 pytestmark = pytest.mark.anyio
 
@@ -90,7 +90,7 @@ async def _stored_incarnation(registry: SessionRegistry, journal: Journal) -> st
 @pytest.mark.parametrize("seed", range(1))
 async def test_many_cancelled_calls_lose_nothing_and_block_nobody(seed: int, tmp_path: Path) -> None:
     problems = {}
-    for number, plan in enumerate(plans(200, seed=seed)):
+    for number, plan in enumerate(plans(repeated(200), seed=seed)):
         if found := await play(plan, tmp_path / str(number)):
             problems[str(plan)] = found
     assert problems == {}

@@ -18,12 +18,12 @@ import pytest
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import SessionsError, StoreError
 from tests.core.persistence.encrypted_homes import OLD_KEY, Home
-from tests.sampled import sampled
+from tests.sampled import repeated, sampled
 
 pytestmark = pytest.mark.anyio
 SEED = int(os.environ.get("DAMAGE_SEED", "1"))
 QUICK = 4
-MANY = int(os.environ.get("DAMAGE_BITS", "60"))
+MANY = int(os.environ.get("DAMAGE_BITS", repeated(60)))
 """How many bits of each file the proof flips; a database has a quarter of a million."""
 
 Texts = dict[str, list[str]]
