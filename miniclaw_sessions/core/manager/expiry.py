@@ -21,9 +21,9 @@ import msgspec
 from miniclaw_sessions.clock import Clock, sleep_unless
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.manager.registry import SessionRegistry
-from miniclaw_sessions.core.persistence.archive import Archive, session_of
-from miniclaw_sessions.core.persistence.clock_guard import ClockGuard
-from miniclaw_sessions.core.persistence.retention import Retention
+from miniclaw_sessions.core.persistence.archive import session_of
+from miniclaw_sessions.core.persistence.retention import ClockGuard, Retention
+from miniclaw_sessions.core.persistence.storage import Storage
 from miniclaw_sessions.errors import SessionsError
 from miniclaw_sessions.log import get_logger
 
@@ -70,11 +70,11 @@ class Expiry:
         is_to_be_purged: whether the store's log may have words of what is gone for good.
     """
 
-    def __init__(self, registry: SessionRegistry, archive: Archive, *, settings: SessionSettings, clock: Clock) -> None:
+    def __init__(self, registry: SessionRegistry, storage: Storage, *, settings: SessionSettings, clock: Clock) -> None:
         self.expired = 0
         self._registry = registry
         self._store = registry.store
-        self._archive = archive
+        self._storage = storage
         self._settings = settings
         self._retention = Retention(settings)
         self._clock = clock
@@ -131,7 +131,7 @@ class Expiry:
     async def _sweep(self, *, dry_run: bool) -> SweepReport:
         self.forgive_jump()
         scanned, idle, held = await self._population.look(self._clock.now())
-        outdated, kept = await self._retention.outdated(self._archive, self._clock.now(), self._population.held)
+        outdated, kept = await self._retention.outdated(self._storage.archive, self._clock.now(), self._population.held)
         held = list(dict.fromkeys([*held, *kept]))
         if doubt := await self._population.doubt():
             if not dry_run:
@@ -144,7 +144,7 @@ class Expiry:
         self.expired += len(gone)
         archived = sum(self._retention.of_id(session_id).archives for session_id in gone)
         for name in outdated:
-            await self._archive.delete(name)
+            await self._storage.archive.delete(name)
         for session_id in [*gone, *map(session_of, outdated)]:
             self._registry.events.swept.publish(session_id)
         if len(gone) > archived or self.is_to_be_purged:

@@ -13,10 +13,8 @@ from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.manager.cache import Listing, Names, NamesOnDisk, SessionCache
 from miniclaw_sessions.core.manager.mode import Population, Sessions, Task
 from miniclaw_sessions.core.manager.sources import load_each, newest_of
-from miniclaw_sessions.core.persistence.archive import ArchiveDirectory
-from miniclaw_sessions.core.persistence.clock_guard import ClockGuard
 from miniclaw_sessions.core.persistence.committer import SessionLog, Shrunk
-from miniclaw_sessions.core.persistence.retention import Looked, Retention
+from miniclaw_sessions.core.persistence.retention import ClockGuard, Looked, Retention
 from miniclaw_sessions.core.persistence.workspace import Workspace
 from miniclaw_sessions.core.protocol.encoding import encode_entry
 from miniclaw_sessions.core.session import Home, Journal, Session
@@ -106,7 +104,7 @@ class LocalMode:
 
     def population(self, sessions: Sessions, retention: Retention, guard: ClockGuard) -> Population:
         """Those in memory and those on disk."""
-        return LocalPopulation(self, sessions, self._workspace.archive, retention, guard)
+        return LocalPopulation(self, sessions, self._workspace, retention, guard)
 
     async def begin(self, journal: Journal) -> bool:  # noqa: ARG002 - the mode's
         """It is stored with its first entry."""
@@ -141,14 +139,14 @@ class LocalPopulation:
     """The sessions of a directory, which this process alone has."""
 
     def __init__(
-        self, mode: LocalMode, sessions: Sessions, archive: ArchiveDirectory, retention: Retention, guard: ClockGuard
+        self, mode: LocalMode, sessions: Sessions, workspace: Workspace, retention: Retention, guard: ClockGuard
     ) -> None:
         self._mode = mode
         self._sessions = sessions
         self._cache = mode.cache
         self._store = sessions.store
         self._clock = sessions.clock
-        self._archive = archive
+        self._workspace = workspace
         self._retention = retention
         self._guard = guard
 
@@ -208,7 +206,7 @@ class LocalPopulation:
             entries = _Counted(self._encoded_entries(journal))
             try:
                 if self._retention.of(journal.key.channel).archives:
-                    copy = await self._archive.write(journal.log.head, aiter(entries), self._clock.now())
+                    copy = await self._workspace.archive.write(journal.log.head, aiter(entries), self._clock.now())
                 else:
                     await entries.count()
                 if self._is_idle(journal, self._clock.now()):  # it may have been used while it was archived
@@ -218,7 +216,7 @@ class LocalPopulation:
                 _log_failure(session_id, error)
             if copy is not None and not journal.is_deleted:
                 with suppress(SessionsError):
-                    await self._archive.delete(copy)
+                    await self._workspace.archive.delete(copy)
             return freed
 
     async def doubt(self) -> str | None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
@@ -87,7 +87,6 @@ class SessionManager:
     _storage: Storage
     _store: WatchedStore
     _registry: SessionRegistry
-    _source: LiveSource
     _saving: Saving
     _background: Background
 
@@ -153,8 +152,12 @@ class SessionManager:
             WrongThread: it belongs to another thread or event loop.
         """
         self._require_open()
-        self._source.registry.owner.check()
+        self._registry.owner.check()
         return self._source
+
+    @cached_property
+    def _source(self) -> LiveSource:
+        return LiveSource(self._registry, self._storage)
 
     @property
     def store(self) -> Store:
@@ -210,6 +213,7 @@ class SessionManager:
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[None]:
+        # the storage encloses the tasks: the directory is let go only when none of them can write any more
         async with self._mode.new_storage() as storage, anyio.create_task_group() as tasks:
             self._compose(storage, Background(tasks, self.clock))
             self._background.start(self.events.run, name="events")
@@ -251,8 +255,7 @@ class SessionManager:
         )
         self._registry.adopt(storage.sessions, storage.on_disk)
         storage.sessions, storage.on_disk = {}, {}
-        self._source = LiveSource(self._registry, storage)
-        self._expiry = Expiry(self._registry, storage.archive, settings=settings, clock=clock)
+        self._expiry = Expiry(self._registry, storage, settings=settings, clock=clock)
         self.recovery = report = storage.report
         log.info(
             "recovered",
@@ -302,10 +305,10 @@ class SessionManager:
         self._saving.committer.accepting = False
         try:
             await self._background.complete(self._wind_down)
-        finally:  # also when asyncio itself cancels the caller: what was begun is waited for
+        finally:  # asyncio itself may cancel the caller: without this, the lock would stay and a task write on
             try:
                 await held.__aexit__(None, None, None)
-            finally:
+            finally:  # a task or the storage may fail at its end: the manager is closed all the same
                 self._held = self._owner = None
         self._saving.refuse_to_forget(
             session.log.rejected for session in self._cache.in_memory() if session.log.rejected

@@ -13,9 +13,8 @@ from typing import Any, Protocol
 from miniclaw_sessions.core.events.listeners import EndKind
 from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.manager.cache import Listing, Names, SessionCache
-from miniclaw_sessions.core.persistence.clock_guard import ClockGuard
 from miniclaw_sessions.core.persistence.committer import SessionLog, Shrunk
-from miniclaw_sessions.core.persistence.retention import Looked, Retention
+from miniclaw_sessions.core.persistence.retention import ClockGuard, Looked, Retention
 from miniclaw_sessions.core.persistence.storage import Storage
 from miniclaw_sessions.core.session import Home, Journal, Session
 from miniclaw_sessions.core.session.home import Ownership

@@ -30,13 +30,12 @@ from miniclaw_sessions.core.manager.expiry import SweepReport
 from miniclaw_sessions.core.manager.sources import load_each, look_in, newest_of
 from miniclaw_sessions.core.persistence.archive import Archive, ArchiveDirectory
 from miniclaw_sessions.core.persistence.checking import Check, CheckReport
-from miniclaw_sessions.core.persistence.clock_guard import ClockGuard
 from miniclaw_sessions.core.persistence.committer import SessionLog
 from miniclaw_sessions.core.persistence.flusher import Flushable
 from miniclaw_sessions.core.persistence.losses import Loss, Losses
 from miniclaw_sessions.core.persistence.marker import check_marker
 from miniclaw_sessions.core.persistence.recovery import Progress, join, read_snapshot
-from miniclaw_sessions.core.persistence.retention import Retention
+from miniclaw_sessions.core.persistence.retention import ClockGuard, Retention
 from miniclaw_sessions.core.persistence.snapshots import Snapshots
 from miniclaw_sessions.core.persistence.workspace import open_snapshots
 from miniclaw_sessions.core.protocol.entries import INCOMPLETE

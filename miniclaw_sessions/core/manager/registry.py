@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import anyio
@@ -97,7 +97,7 @@ class SessionRegistry:
         self.max_metadata_bytes = settings.max_metadata_bytes
         self.owner = Owner()
         self._storage = storage
-        self._eraser = Eraser(storage, saving, cache, mode)
+        self._saving = saving
         self._background = background
         self._settings = settings
         self.events = events
@@ -110,6 +110,10 @@ class SessionRegistry:
 
     def __repr__(self) -> str:
         return f"<SessionRegistry {self.cache!r}, {len(self._reserved)} reserved>"
+
+    @cached_property
+    def _eraser(self) -> Eraser:
+        return Eraser(self._storage, self._saving, self.cache, self.mode)
 
     def close(self) -> None:
         """Give out nothing more: whoever waits for a session is refused."""

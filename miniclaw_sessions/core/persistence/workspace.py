@@ -65,7 +65,6 @@ class Workspace:
 
     Attributes:
         snapshots, store: both sides, once it is open.
-        archive: where expired sessions go.
         sessions: the recovered sessions; their new owner empties this.
         on_disk: the ids of the sessions of which only the names were read.
         report: what recovery found and did.
@@ -100,10 +99,14 @@ class Workspace:
         self._create = create
         self._wait_s = wait_s
         self._stack = AsyncExitStack()
-        self.archive = ArchiveDirectory(path / "archive", encryption)
 
     def __repr__(self) -> str:
         return f"<Workspace {self.path}>"
+
+    @cached_property
+    def archive(self) -> ArchiveDirectory:
+        """Where expired sessions go."""
+        return ArchiveDirectory(self.path / "archive", self._encryption)
 
     async def __aenter__(self) -> Self:
         """Open everything and recover.

@@ -7,8 +7,7 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from miniclaw_sessions.clock import Clock
-from miniclaw_sessions.core.persistence.clock_guard import JUMP, ClockGuard
-from miniclaw_sessions.core.persistence.retention import Looked, Retention, Rule
+from miniclaw_sessions.core.persistence.retention import JUMP, ClockGuard, Looked, Retention, Rule
 from miniclaw_sessions.core.session import Home, Journal
 from miniclaw_sessions.core.sharing.census import Census
 from miniclaw_sessions.core.sharing.database import Database

@@ -8,9 +8,8 @@ from typing import Any, Never, Protocol
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.core.history.conversation import Conversation
-from miniclaw_sessions.core.persistence.clock_guard import ClockGuard
 from miniclaw_sessions.core.persistence.committer import SessionLog, Shrunk
-from miniclaw_sessions.core.persistence.retention import Retention
+from miniclaw_sessions.core.persistence.retention import ClockGuard, Retention
 from miniclaw_sessions.core.session.home import Home
 from miniclaw_sessions.core.session.journal import Journal
 from miniclaw_sessions.core.session.session import Session
