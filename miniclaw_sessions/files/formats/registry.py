@@ -6,7 +6,7 @@ not recognize the file. Then the codec itself looks: its `recognize` has the las
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -42,11 +42,11 @@ class OwnFormat(NamedTuple):
         form: Format = getattr(import_module(f"miniclaw_sessions.files.formats.{self.module}"), self.constant)
         return form
 
-    def is_possible(self, names: Collection[frozenset[str]]) -> bool:
-        """Whether a file with these names, line by line, has the signs of this format."""
-        if self.never is not None and any(self.never in line for line in names):
+    def is_possible(self, lines: Sequence[frozenset[str]], document: frozenset[str]) -> bool:
+        """Whether a file with these names, in each of its lines and in its document, has the signs of this format."""
+        if self.never is not None and any(self.never in line for line in lines):
             return False
-        return any(line.issuperset(sign) for sign in map(str.split, self.signs) for line in names)
+        return any(names.issuperset(sign) for sign in map(str.split, self.signs) for names in (*lines, document))
 
 
 OURS = (
@@ -122,9 +122,9 @@ def recognize(sample: Sample) -> Format:
     Raises:
         ImportRefused: no format recognizes it, or it is known not to be a session.
     """
-    names = [*_names_in(sample)]
+    lines, document = [*map(_names_of, sample.objects)], _names_of_document(sample.document)
     for ours in OURS:
-        if ours.is_possible(names) and (form := ours.load()).recognize(sample):
+        if ours.is_possible(lines, document) and (form := ours.load()).recognize(sample):
             return form
     for form in others():
         if recognizes(form, sample):
@@ -135,21 +135,18 @@ def recognize(sample: Sample) -> Format:
     )
 
 
-def _names_in(sample: Sample) -> Iterator[frozenset[str]]:
-    """What `OwnFormat.signs` are looked for in, for each line and for the document."""
-    for line in sample.lines:
-        if isinstance(line, dict):
-            yield _names_of(line)
-    document = sample.document
-    if isinstance(document, dict):
-        yield _names_of(document)
-    elif isinstance(document, list):
-        first = document[0] if document and isinstance(document[0], dict) else {}
-        yield _names_of(first) | {"[]"}
-
-
 def _names_of(fields: dict[str, Any]) -> frozenset[str]:
+    """What `OwnFormat.signs` are looked for in."""
     return frozenset(fields) | {f"type={kind}"} if isinstance(kind := fields.get("type"), str) else frozenset(fields)
+
+
+def _names_of_document(document: Any) -> frozenset[str]:
+    if isinstance(document, dict):
+        return _names_of(document)
+    if not isinstance(document, list):
+        return frozenset()
+    first = document[0] if document and isinstance(document[0], dict) else {}
+    return _names_of(first) | {"[]"}
 
 
 def recognizes(form: Format, sample: Sample) -> bool:

@@ -74,9 +74,15 @@ def test_lines_are_recognized_as_if_every_format_were_asked(lines: list[Any]) ->
     check(Sample(lines=lines))
 
 
-@given(changed(PIECES) | changed(LISTS), st.booleans())
-def test_documents_are_recognized_as_if_every_format_were_asked(document: Any, is_line: bool) -> None:
-    check(Sample(document=document, lines=[document] if is_line else ()))
+@given(changed(PIECES) | changed(LISTS), st.lists(changed(PIECES), max_size=2) | st.none())
+def test_documents_are_recognized_as_if_every_format_were_asked(document: Any, lines: list[Any] | None) -> None:
+    """Lines of a document may be objects by themselves; a document may be one line."""
+    check(Sample(document=document, lines=[document] if lines is None else lines))
+
+
+def test_what_only_the_document_has_says_nothing_of_its_lines() -> None:
+    line = {"type": "message", "id": "x", "parent_id": None, "message": {"role": "user", "content": "hi"}}
+    assert recognize(Sample(lines=[line], document={"parentId": 1, "x": line})).name == "jsonl"
 
 
 @pytest.mark.parametrize("count", range(1, len(EVENTS) + 1))
