@@ -51,7 +51,7 @@ EVENTS: dict[str, type[msgspec.Struct]] = {
     "obeyed": ObeyedEvent,
     "error": ErrorEvent,
 }
-"""What a stream tells, in about this order; the last five end it."""
+"""The events of a stream, in about this order; each of the last five ends it."""
 
 _STATUS_WAIT_S = 1.0
 _ENDS = ("done", "stopped", "suspended", "obeyed")

@@ -177,7 +177,7 @@ def as_request_error(error: Exception) -> RequestError | None:
 
 
 def _wait_of(error: Exception, status: int) -> float | None:
-    """In how many seconds to ask again; None where nobody can say. For a model's service only itself can."""
+    """The seconds to wait before a retry; None where unknown. A model's service sets its own."""
     if isinstance(error, errors.ModelError):
         return error.retry_after_s
     return RETRY_AFTER_S if status in _LATER or isinstance(error, _SOON_OVER) else None
@@ -185,7 +185,7 @@ def _wait_of(error: Exception, status: int) -> float | None:
 
 @functools.cache
 def known_errors() -> Mapping[tuple[int, str], str]:
-    """Every error that a reply may tell of, by status and `type`, and what it means."""
+    """Every error of a reply, by status and `type`, and its meaning."""
     found = dict(WITHOUT_CLASS)
     for name, kind in _classes().items():
         base = next(one for one in kind.__mro__ if one in STATUS)
@@ -233,7 +233,7 @@ def error_document(error: RequestError) -> dict[str, Any]:
 
 
 def error_of(status: int, document: Any) -> errors.SessionsError:
-    """The error that a reply tells of, as the class that was raised on the other side."""
+    """A reply's error, as the class that the other side raised."""
     about = document.get("error") if isinstance(document, dict) else None
     about = about if isinstance(about, dict) else {}
     sentence = str(about.get("message") or f"the server answered with HTTP status {status}")

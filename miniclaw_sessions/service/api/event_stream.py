@@ -12,7 +12,7 @@ from miniclaw_sessions.errors import TurnCutOff
 EVENT_STREAM = "text/event-stream"
 
 HEARTBEAT = b": still here\n\n"
-"""What a stream says that has nothing to say, so that nobody on the way takes it for dead."""
+"""A comment that keeps an idle stream open: a proxy would close a silent one."""
 
 HEARTBEAT_S = 15.0
 """How often it says that."""

@@ -10,7 +10,7 @@ Exit statuses, for every command:
 | 3 | `check` could not look |
 | 130 | interrupted from the keyboard |
 
-`serve` ends with the statuses of `miniclaw_sessions.service.gateway.exit_status`, which tell a service manager more.
+`serve` ends with the statuses of `miniclaw_sessions.service.gateway.exit_status`, which say more to a service manager.
 
 Standard output carries the answer and nothing else; progress, questions, notes and errors go to standard error. Nothing
 heavy is imported before it is known what is asked for.

@@ -60,7 +60,7 @@ class Answer:
                 self._note(f"✗ {one_line(event.data['name'])} failed", "red")
 
     def stopping(self) -> None:
-        """It is to be stopped."""
+        """Stop it."""
         if self._is_watched:
             self._note("(stopping)", "dim")
 

@@ -59,7 +59,7 @@ class _Chats:
             yield (ChatEvent(*event_document(event)) async for event in events)
 
     def stop(self, session: Session) -> bool:
-        """End the session's open turn; False when there is none."""
+        """End the session's open turn; False when no turn is open."""
         return session.stop_turn()
 
     async def models(self) -> Mapping[str, str]:

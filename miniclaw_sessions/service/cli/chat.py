@@ -267,7 +267,7 @@ class Conversation:
 
         Raises:
             SessionsError: there is no answer, or only a part of it.
-            KeyboardInterrupt: it was stopped, and nobody is there who would go on.
+            KeyboardInterrupt: it was stopped, and this is no terminal.
         """
         from miniclaw_sessions.service.cli.keyboard import stop_presses  # noqa: PLC0415 - only answers need it
 
@@ -280,7 +280,7 @@ class Conversation:
                     await presses.wait()
                     answer.stopping()
                     await self._session.stop()
-                    await presses.wait()  # whoever presses again does not want to wait for the end of it
+                    await presses.wait()  # a second press does not wait for the end of it
                     tasks.cancel_scope.cancel()
 
                 tasks.start_soon(stop_when_asked, name="stop")

@@ -62,7 +62,7 @@ class Moves:
         return newest
 
     async def to_entry(self, name: str) -> None:
-        """Go back to an entry by the end of its id or by its label, or to the root; tell where that is."""
+        """Go back to an entry by the end of its id or by its label, or to the root; show where that is."""
         target = None if name == ROOT else EntryNames(await self._session.tree.shape()).find(name)
         moved = await self._session.tree.branch(target)
         if self._invocation.as_json:

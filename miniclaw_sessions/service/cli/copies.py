@@ -129,8 +129,8 @@ def sentences(moved: Moved) -> Iterator[tuple[str, str]]:
     for difference in copied.different:
         yield f"left as it is: {difference}", "red"
     if copied.others:
-        told = counted(copied.others, "session is", "sessions are")
-        yield f"{told} in the target only, and left alone; --delete-others if the source had them once", "yellow"
+        others = counted(copied.others, "session is", "sessions are")
+        yield f"{others} in the target only, and left alone; --delete-others if the source had them once", "yellow"
     if not moved.is_dry:
         yield from _what_next(moved)
 
@@ -143,5 +143,5 @@ def _what_next(moved: Moved) -> Iterator[tuple[str, str]]:
         yield "if gateways use the source still, stop them and run this again, which copies what was said since", "dim"
     if not moved.copied.different:
         is_url = ":" in moved.target.partition("/")[0]
-        told = f"set sessions.store to {moved.target!r}" if is_url else f"set workspace to {moved.target!r}"
-        yield f"now {told}", "dim"
+        setting = f"set sessions.store to {moved.target!r}" if is_url else f"set workspace to {moved.target!r}"
+        yield f"now {setting}", "dim"

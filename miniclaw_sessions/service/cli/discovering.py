@@ -39,7 +39,7 @@ async def discover(  # noqa: PLR0913 - one for each option
     from miniclaw_sessions.files.discovery.programs import programs_named  # noqa: PLC0415 - help does not need it
 
     is_chosen = bool(names) or everything
-    if only is not None or (follow and is_chosen):  # nobody waits for the counting of gigabytes
+    if only is not None or (follow and is_chosen):  # counting gigabytes would keep the person waiting
         await _import(invocation, [program.name for program in programs_named(names)], {}, follow=follow, only=only)
         return
     found = [one for one in await _overviews(invocation, names) if one.sessions or one.unread]
@@ -94,8 +94,8 @@ def _show(invocation: Invocation, found: Sequence[Overview]) -> None:
 def _ask(invocation: Invocation, names: list[str]) -> list[str]:
     """Which of these programs' sessions are wanted."""
     while True:
-        told: str = typer.prompt(f"Import which ({', '.join(names)}; all, none)", default="all", err=True)
-        words: list[str] = told.replace(",", " ").split()
+        answer: str = typer.prompt(f"Import which ({', '.join(names)}; all, none)", default="all", err=True)
+        words: list[str] = answer.replace(",", " ").split()
         if words == ["all"]:
             return names
         if words == ["none"]:
@@ -136,12 +136,12 @@ def _tell(invocation: Invocation, kept: Sequence[SourceUpdate], document: Docume
         return
     new, more = sum(one.is_new for one in kept), sum(one.reply is not None and not one.is_new for one in kept)
     messages = sum(one.reply.messages for one in kept if one.reply is not None)
-    told = f"{counted(new, 'session', 'sessions')} imported, {more:,} brought up to date: "
-    told += counted(messages, "message", "messages")
-    invocation.note(told if new or more else "there is nothing new", "")
+    sentence = f"{counted(new, 'session', 'sessions')} imported, {more:,} brought up to date: "
+    sentence += counted(messages, "message", "messages")
+    invocation.note(sentence if new or more else "there is nothing new", "")
     if gone := sum(one.is_gone for one in kept):
-        told = f"{counted(gone, 'session stays', 'sessions stay')} away, deleted here or expired: "
-        invocation.note(told + "`import --discover --as ID` brings one back, `unarchive ID` one that has expired")
+        sentence = f"{counted(gone, 'session stays', 'sessions stay')} away, deleted here or expired: "
+        invocation.note(sentence + "`import --discover --as ID` brings one back, `unarchive ID` one that has expired")
     for one in kept:
         if one.problem:
             _print(invocation, one)
@@ -158,11 +158,11 @@ def _print(invocation: Invocation, one: SourceUpdate) -> None:
         write_bytes(msgspec.json.encode(_document(one)) + b"\n")
         sys.stdout.buffer.flush()
     elif one.problem:
-        told = f"not read: {one_line(one.path)}: {one_line(one.problem)}" if one.path else one_line(one.problem)
-        invocation.note(told, "red")
+        sentence = f"not read: {one_line(one.path)}: {one_line(one.problem)}" if one.path else one_line(one.problem)
+        invocation.note(sentence, "red")
     elif one.reply is not None:
-        told = counted(one.reply.messages, "message", "messages")
-        invocation.console.print(f"{one.program}  {one_line(one.reply.session_id)}  +{told}", soft_wrap=True)
+        messages = counted(one.reply.messages, "message", "messages")
+        invocation.console.print(f"{one.program}  {one_line(one.reply.session_id)}  +{messages}", soft_wrap=True)
 
 
 def _document(one: SourceUpdate) -> Document:

@@ -1,7 +1,7 @@
-"""How people name an entry: nobody types a UUID.
+"""Short names of entries, because a UUID is too long to type.
 
 The ids of one session are in the order of time, so they begin alike and differ at their ends: what a screen shows of an
-id is its end, just long enough to be told from the others. What a person gives may be an id, the beginning or the end
+id is its end, just long enough to be unique. What a person gives may be an id, the beginning or the end
 of one, a label, or `leaf`.
 """
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from miniclaw_sessions.service.api.shapes import TreeReply
 
 LEAF = "leaf"
-"""Names the entry that the conversation goes on from, whatever is labelled so."""
+"""The name of the entry that the conversation goes on from; it wins over labels."""
 
 FEWEST = 4
-"""So many characters of an id are needed at least."""
+"""The least number of characters of an id."""
 
 SHORTEST, LONGEST = 6, 12
-"""How many characters of an id are shown: more of them in a session where fewer do not tell the entries apart."""
+"""How many characters of an id are shown: more where fewer are not unique in the session."""
 
 _TOLD = 5  # candidates in an error
 
@@ -65,10 +65,10 @@ class EntryNames:
         self.short = ShortIds(self._ids)
 
     def find(self, name: str) -> str:
-        """The id of the entry that somebody means.
+        """The id of the entry that a name means.
 
         Raises:
-            SessionsError: it is none of this session's, or more than one; the text tells the candidates.
+            SessionsError: it is none of this session's, or more than one; the text names the candidates.
         """
         if name in self._ids:
             return name

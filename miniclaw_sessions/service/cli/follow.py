@@ -63,8 +63,8 @@ async def _follow_one(invocation: Invocation, session: ClientSession, last: int,
     if last and after is None:
         after = max(0, (await session.info()).committed_sequence - last)
     shown = _Shown(invocation)
-    async with aclosing(session.watch(after=after)) as told:
-        async for one in told:
+    async with aclosing(session.watch(after=after)) as events:
+        async for one in events:
             if isinstance(one, Entry):
                 shown.entry(one)
             else:

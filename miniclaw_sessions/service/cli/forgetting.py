@@ -65,7 +65,7 @@ async def delete(  # noqa: PLR0913 - one for each option
         return
     async with invocation.sessions() as client:
         remains = await _deleted(client, session_id) if yes and session_id else None
-        if remains is None:  # it was no id, or nobody has confirmed it yet
+        if remains is None:  # it was no id, or no person has confirmed it yet
             session_id = await _meant(client, session_id, yes=yes)
             remains = await _deleted(client, session_id)
         if remains is None:
@@ -88,7 +88,7 @@ async def _deleted(client: Client, session_id: str) -> list[str] | None:
 
 
 async def _meant(client: Client, name: str, *, yes: bool) -> str:
-    """The id of the session that is to be deleted; nothing is that was not named by it or confirmed by a person."""
+    """The id of the session to delete, which the caller named by its id or a person has confirmed."""
     try:
         session = await (await find_session(client, name)).info()
     except AmbiguousName:
@@ -99,9 +99,9 @@ async def _meant(client: Client, name: str, *, yes: bool) -> str:
         _ask(name, f"No session {one_line(name)} is in use. Delete what the archive has of it, for good?")
         return name
     if not yes:
-        told = session.session_id if session.session_id == name or not session.title else f"{session.title!r}"
+        shown = session.session_id if session.session_id == name or not session.title else f"{session.title!r}"
         entries = counted(session.entries, "entry", "entries")
-        _ask(session.session_id, f"Delete {one_line(session.title or told)} with its {entries}, for good?")
+        _ask(session.session_id, f"Delete {one_line(session.title or shown)} with its {entries}, for good?")
     return session.session_id
 
 
@@ -170,7 +170,7 @@ def _seconds(text: str | None) -> float | None:
 
 
 def _typed() -> list[str]:
-    """Where this user's own lines may be, whatever chat they were typed in."""
+    """The file of this user's typed lines, of any chat."""
     from miniclaw_sessions.service.cli.keyboard import HISTORY  # noqa: PLC0415 - loads the line editor
 
     path = HISTORY.expanduser()
@@ -202,5 +202,5 @@ async def hold(
     async with invocation.sessions() as client:
         session = await find_session(client, session_id)
         info = await (session.hold(reason) if reason is not None else session.release())
-    told = f"{info.session_id} is under legal hold: {reason}" if reason else f"{info.session_id} is not held"
-    invocation.done({"session_id": info.session_id, "held": reason}, told)
+    sentence = f"{info.session_id} is under legal hold: {reason}" if reason else f"{info.session_id} is not held"
+    invocation.done({"session_id": info.session_id, "held": reason}, sentence)

@@ -21,7 +21,7 @@ Document = dict[str, Any]
 
 
 class FoundFile(msgspec.Struct, frozen=True):
-    """A file that is to be imported.
+    """A file to import.
 
     Attributes:
         path: where it is.
@@ -107,10 +107,10 @@ class Importing:
         before = 0
         for file in self._files:
 
-            def told(stage: str, done: int, _: int | None, before: int = before) -> None:
+            def on_progress(stage: str, done: int, _: int | None, before: int = before) -> None:
                 report(stage, before + done, total)
 
-            await self._import(client, file, told)
+            await self._import(client, file, on_progress)
             before += file.size
 
     async def _import(self, client: Client, file: FoundFile, report: Report) -> None:

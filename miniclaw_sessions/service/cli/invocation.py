@@ -95,7 +95,7 @@ class Invocation:
         debug: whether to log everything and to show stack traces.
         overrides: settings that the command's own flags set, by dotted name.
         channels: channels that they turn on.
-        report: told how the work advances.
+        report: called with the progress of the work.
     """
 
     workspace: str | None = None

@@ -55,7 +55,7 @@ class MarkdownStream:
 
 
 def end_of_complete_blocks(text: str) -> int:
-    """Where the last block begins: what stands before it can no longer change, whatever follows."""
+    """Where the last block begins: the text before it no longer changes."""
     if "\n" not in text:
         return 0
     begins = [token.map[0] for token in _parser.parse(text) if token.level == 0 and token.map]

@@ -16,7 +16,7 @@ app = typer.Typer()
 
 
 class _Access:
-    """What the client may do, with whoever holds the sessions at that moment; `client.mcp.Access`.
+    """What the client may do, through the daemon or the files; `client.mcp.Access`.
 
     Nothing is held between two calls: a daemon may be started, stopped and started again meanwhile.
     """

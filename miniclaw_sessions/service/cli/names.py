@@ -35,7 +35,7 @@ async def find_session(client: Client, name: str) -> ClientSession:
 
 
 def complete_session(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """What the shell offers for the beginning of a session's id; nothing where nobody can be asked.
+    """What the shell offers for the beginning of a session's id; nothing where no sessions can be read.
 
     Parts of an id and titles are not offered: typer lets nothing through that does not begin with what was typed.
     """

@@ -68,12 +68,12 @@ async def open_client(target: Target, *, create: bool = False, reads: bool = Fal
     Args:
         target: says which daemon, which workspace, and where progress is shown.
         create: make a workspace that does not exist yet.
-        reads: nothing will be changed: files are read as they lie there, whoever holds them, and none is made.
+        reads: nothing will be changed: files are read without a lock, and none is made.
 
     Raises:
         ConfigError: there is no workspace, or it belongs to another user.
         DirectoryInUse: a process holds the workspace and answers on no known socket.
-        Unreachable: nobody answers at the address that was named.
+        Unreachable: nothing answers at the address that was named.
     """
     if reads:
         async with _open_to_read(target) as client:
@@ -104,7 +104,7 @@ async def _open_to_read(target: Target) -> AsyncIterator[Client]:
     loaded = target.loaded
     if isinstance(problem := refused(loaded, create=False), Unreachable):
         raise problem
-    from miniclaw_sessions.core.manager import open_readonly  # noqa: PLC0415 - whoever asks a daemon does without
+    from miniclaw_sessions.core.manager import open_readonly  # noqa: PLC0415 - a client of a daemon does without
 
     if problem is not None and not loaded.workspace.exists():
         raise problem
@@ -121,7 +121,7 @@ async def _open_to_read(target: Target) -> AsyncIterator[Client]:
 
 
 def _audited(client: Client, settings: LogSettings, stack: AsyncExitStack | ExitStack) -> None:
-    """Write down what is done here as the daemon does, where a file is named for that; a daemon does it itself."""
+    """Audit what is done in this process, where the settings name a file for that; a daemon does it itself."""
     transport = client.transport
     if not isinstance(transport, LocalTransport) or not settings.audit_file:
         return
@@ -142,7 +142,7 @@ def _audited(client: Client, settings: LogSettings, stack: AsyncExitStack | Exit
 
 @asynccontextmanager
 async def find_daemon(target: Target) -> AsyncIterator[Client | None]:
-    """The daemon that is named, or holds the workspace; None where nobody does."""
+    """The daemon that is named, or holds the workspace; None where no daemon does."""
     async with AsyncExitStack() as stack:
         try:
             client = await stack.enter_async_context(_connected(target, in_process=False))
@@ -186,7 +186,7 @@ def _connected(target: Target, *, in_process: bool) -> AbstractAsyncContextManag
 
 
 def _keys(loaded: LoadedSettings) -> KeyRing | None:
-    from miniclaw_sessions.encryption import load_keys  # noqa: PLC0415 - whoever asks a daemon does without
+    from miniclaw_sessions.encryption import load_keys  # noqa: PLC0415 - a client of a daemon does without
 
     return load_keys(loaded.settings.encryption, os.environ)
 

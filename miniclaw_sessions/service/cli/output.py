@@ -125,7 +125,7 @@ def message_block(message: Mapping[str, Any]) -> RenderableType:
 
 @contextmanager
 def progress_on(console: Callable[[], Console]) -> Iterator[Report]:
-    """A report that shows itself as a bar when the work takes longer than a moment and somebody watches."""
+    """A report that shows a bar in a terminal when the work takes longer than a moment."""
     bar = _Bar(console()) if sys.stderr.isatty() else None
     try:
         yield bar.report if bar else unwatched
@@ -135,7 +135,7 @@ def progress_on(console: Callable[[], Console]) -> Iterator[Report]:
 
 
 class _Bar:
-    """Appears when a stage has lasted for `PATIENCE_S`, and goes when it is complete. Told and shown by any thread."""
+    """Appears when a stage has lasted for `PATIENCE_S`, and goes when it is complete. Any thread may report."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -203,4 +203,4 @@ def _amount(stage: str, done: int, total: int | None) -> str:
 
 
 def unwatched(stage: str, done: int, total: int | None) -> None:
-    """Nobody looks."""
+    """Ignore the progress."""

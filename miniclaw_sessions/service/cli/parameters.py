@@ -1,7 +1,7 @@
 """Commands whose parameters load nothing for what needs no conversion.
 
-typer converts through pydantic, which takes longer to load than most commands take to run: a text that is to be a text
-does without, and so does a flag.
+typer converts through pydantic, which takes longer to load than most commands take to run: texts and flags need no
+conversion.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ async def pick_session(client: Client, channel: str | None) -> ClientSession:
     """The session that the person chooses.
 
     Raises:
-        SessionNotFound: there is none to choose.
-        SessionsError: nobody is there to choose, or nothing was chosen.
+        SessionNotFound: no session exists.
+        SessionsError: this is no terminal, or nothing was chosen.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise SessionsError("there is no terminal to choose in; name the conversation, or use --continue")
@@ -79,8 +79,8 @@ class _Picker:
         first = max(0, min(self._at - SHOWN // 2, len(found) - SHOWN))
         lines: StyleAndTextTuples = []
         for place, row in enumerate(found[first : first + SHOWN], first):
-            told = f"{one_line(_name(row))}  {row.messages} messages, {age(row.last_accessed, self._now)}"
-            lines.append(("reverse" if place == self._at else "", f" {told} \n"))
+            line = f"{one_line(_name(row))}  {row.messages} messages, {age(row.last_accessed, self._now)}"
+            lines.append(("reverse" if place == self._at else "", f" {line} \n"))
         return lines or [("italic", " there is none like that")]
 
     def _bindings(self) -> KeyBindings:

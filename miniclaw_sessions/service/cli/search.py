@@ -28,7 +28,7 @@ PAGE = 100
 """Results that are asked for at once."""
 
 LONGEST_NAME = 16
-"""So many columns of a speaker's name are shown in a terminal."""
+"""The columns of a speaker's name in a terminal."""
 
 _MATCH = "bold yellow"
 _SPEAKERS = {
@@ -116,7 +116,7 @@ async def search(  # noqa: PLR0913 - each can be left out
 async def _found(
     client: Client, invocation: Invocation, limit: int, cursor: str | None, wanted: dict[str, Any]
 ) -> tuple[list[SearchResult], SearchPage]:
-    """So many results, and the last page that they came with."""
+    """The results, at most `limit`, and their last page."""
     found: list[SearchResult] = []
     while True:
         invocation.report("searching", len(found), None)
@@ -207,19 +207,19 @@ def _tell(
     invocation: Invocation, results: list[SearchResult], last: SearchPage, query: list[str], wanted: dict[str, Any]
 ) -> None:
     """What people should know beside the results."""
-    tell = invocation.note
+    note = invocation.note
     if not results:
-        tell("nothing was found" + _hint(query, wanted))
+        note("nothing was found" + _hint(query, wanted))
     elif sys.stdout.isatty():
         example = results[0]
         invocation.errors.print()
-        tell(f"read on: show {example.session_id} --around {example.sequence}")
+        note(f"read on: show {example.session_id} --around {example.sequence}")
     if last.next is not None:
-        tell(f"there is more: --limit {2 * max(len(results), 10)}")
+        note(f"there is more: --limit {2 * max(len(results), 10)}")
     if last.behind:
-        tell(f"the index lacks {counted(last.behind, 'entry', 'entries')} yet; search again in a moment", "yellow")
+        note(f"the index lacks {counted(last.behind, 'entry', 'entries')} yet; search again in a moment", "yellow")
     if last.note:
-        tell(last.note)
+        note(last.note)
 
 
 def _hint(query: list[str], wanted: dict[str, Any]) -> str:

@@ -30,10 +30,10 @@ COULD_NOT_LOOK = 3
 _NUMBER = re.compile(r"\d+")
 
 PAGE = 1_000
-"""So many rows are asked for at once."""
+"""Rows of one request."""
 
 AROUND = 5
-"""So many entries are shown before and after the one that was asked for."""
+"""Entries that are shown before and after the named one."""
 
 MAX_DIGITS = 15
 """A number of more digits is no entry's."""
@@ -106,7 +106,7 @@ async def _rows(
 
 
 def _title(row: SessionSummary) -> str:
-    """What a session is called; one that nobody named, by how it begins."""
+    """A session's title; without one, its first words."""
     return row.title or row.first_words or ""
 
 
@@ -158,7 +158,7 @@ async def show(
 
 
 async def read_entries(session: ClientSession, total: int, invocation: Invocation) -> AsyncGenerator[bytes, None]:
-    """Every entry of a session as JSON, oldest first; tells how it advances."""
+    """Every entry of a session as JSON, oldest first; reports its progress."""
     done = 0
     async with aclosing(session.transcript()) as entries:
         async for encoded in entries:
@@ -182,7 +182,7 @@ async def _entries_around(session: ClientSession, place: int) -> list[Document]:
     """The entries logged before and after a place, and the one there.
 
     Raises:
-        EntryNotFound: there is none.
+        EntryNotFound: no such entry exists.
     """
     from miniclaw_sessions.core.protocol.encoding import encode_entry  # noqa: PLC0415 - `list` does without
 
@@ -323,7 +323,7 @@ def summed_up(problems: Sequence[str]) -> list[str]:
 
 async def _repair(invocation: Invocation) -> None:
     mended = 0
-    for _ in range(2):  # the second opening makes anew the database in which the first one met damage
+    for _ in range(2):  # the second opening rebuilds the database that the first one found damaged
         async with invocation.sessions() as client:
             done = await client.repair()
         mended += done.mended
@@ -331,8 +331,8 @@ async def _repair(invocation: Invocation) -> None:
             break
     else:
         invocation.note("the database itself is damaged: restart whoever has it open, which makes it anew", "bold red")
-    told = counted(mended, "damaged entry was mended", "damaged entries were mended")
-    invocation.note(told)
+    sentence = counted(mended, "damaged entry was mended", "damaged entries were mended")
+    invocation.note(sentence)
 
 
 async def _acknowledge(invocation: Invocation) -> None:

@@ -149,7 +149,7 @@ def install(
     if not SYSTEM_CONFIG.exists():
         files[SYSTEM_CONFIG] = _configuration()
     _write(files, force=force)
-    for path in files:  # whatever the umask: the service runs as a user of its own
+    for path in files:  # against the umask: the service runs as a user of its own
         path.parent.chmod(0o755)
         path.chmod(0o644)
     if invocation.as_json:

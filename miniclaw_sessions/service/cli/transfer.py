@@ -152,8 +152,8 @@ def _tell_imports(invocation: Invocation, document: dict[str, Any], *, verbose: 
     if any(report["dry_run"] for report in document["imported"]):
         invocation.note("nothing was imported: this only shows what would be")
     for one in document["skipped"]:
-        told = f"skipped: {one_line(one['path'])}: {one_line(one['reason'])}"
-        errors.print(told, style="dim", no_wrap=not verbose, overflow="ellipsis")
+        skipped = f"skipped: {one_line(one['path'])}: {one_line(one['reason'])}"
+        errors.print(skipped, style="dim", no_wrap=not verbose, overflow="ellipsis")
     for one in document["refused"]:
         errors.print(f"refused: {one_line(one['path'])}: {one_line(one['reason'])}", style="red", soft_wrap=True)
     if not any(document.values()):
@@ -251,10 +251,10 @@ async def _export_all(invocation: Invocation, form: str, directory: Path) -> Non
         invocation.print_json({"exported": written, "left": left, "problems": problems})
     else:
         sessions = counted(len(sizes), "session", "sessions")
-        told = f"{sessions}, {sum(sizes.values()):,} bytes written to {one_line(directory)}"
+        sentence = f"{sessions}, {sum(sizes.values()):,} bytes written to {one_line(directory)}"
         if left:
-            told += f"; {left:,} were there already, or are gone"
-        invocation.note(told)
+            sentence += f"; {left:,} were there already, or are gone"
+        invocation.note(sentence)
     _tell_damage(invocation, problems)
 
 

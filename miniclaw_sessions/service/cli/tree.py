@@ -36,10 +36,10 @@ ROOT = "root"
 """Names the place before the first entry, where a branch can begin."""
 
 KEEP_TOKENS = 20_000
-"""What `compact` keeps unless told otherwise; as `history.compaction` has it."""
+"""The default of what `compact` keeps; as `history.compaction` has it."""
 
 WIDEST = 160
-"""A tree is drawn no wider than so many columns, in a pipe too: the times would stand far from the words."""
+"""The greatest width of a tree in columns, in a pipe too: the times would stand far from the words."""
 
 _VERDICTS = {"done": "bold green", "skipped": "dim"}  # how compactions end that did not fail
 _ENTRY = "the end or the beginning of its id, 4 characters at least, its label, or `leaf`"
@@ -290,7 +290,7 @@ def verdict(outcome: CompactionReply) -> str:
 
 
 async def find_entry(session: ClientSession, name: str, *, leaf_is_message: bool = False) -> str:
-    """The id of the entry that somebody means; with `leaf_is_message`, the leaf is the last message, and no bookmark.
+    """The id of the entry that a name means; with `leaf_is_message`, the leaf is the last message, and no bookmark.
 
     Raises:
         SessionsError: it is none of this session's, or more than one.

@@ -85,7 +85,7 @@ def draw_tree(  # noqa: PLR0913 - each can be left out
 
 
 class _Drawing:
-    """Draws one line after the other; the date is told where it changes."""
+    """Draws one line after the other; the date stands where it changes."""
 
     def __init__(self, width: int, encoding: str, zone: tzinfo | None, ids: ShortIds | None) -> None:
         self._width = width

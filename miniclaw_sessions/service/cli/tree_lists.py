@@ -41,7 +41,7 @@ def branch_documents(transcript: Transcript) -> list[Document]:
             "entries": branch.entries,
             "is_current": branch.is_current,
             "label": branch.label,
-            **_told(branch.last),
+            **_facts_of(branch.last),
         }
         for branch in branches_of(transcript)
     ]
@@ -78,7 +78,7 @@ def label_documents(transcript: Transcript) -> list[Document]:
     current = {entry.id for entry in transcript.path()}
     labelled = ((entry, transcript.labels.get(entry.id)) for entry in transcript.entries)
     return [
-        {"entry_id": entry.id, "label": label, "is_current": entry.id in current, **_told(entry)}
+        {"entry_id": entry.id, "label": label, "is_current": entry.id in current, **_facts_of(entry)}
         for entry, label in labelled
         if label is not None
     ]
@@ -109,5 +109,5 @@ def message_line(document: Document) -> str:
     return f"{speaker(entry)}  {first_words(entry)}"
 
 
-def _told(entry: Entry) -> Document:
+def _facts_of(entry: Entry) -> Document:
     return {"speaker": speaker(entry), "first_words": first_words(entry), "timestamp": entry.timestamp.isoformat()}

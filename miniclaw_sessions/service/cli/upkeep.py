@@ -177,8 +177,8 @@ async def unarchive(
     async with invocation.sessions() as client:
         session = await client.restore(session_id)
         info = await session.info()
-    told = f"{info.session_id} is back, with {counted(info.entries, 'entry', 'entries')}"
-    invocation.done({"session_id": info.session_id, "entries": info.entries}, told)
+    sentence = f"{info.session_id} is back, with {counted(info.entries, 'entry', 'entries')}"
+    invocation.done({"session_id": info.session_id, "entries": info.entries}, sentence)
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------
@@ -191,15 +191,15 @@ async def stop(invocation: Invocation, session_id: SessionId) -> None:
 
     async with find_daemon(invocation) as daemon:
         if daemon is None:
-            raise SessionsError(_why_nobody_stops(invocation.loaded))
+            raise SessionsError(_why_not_stopped(invocation.loaded))
         session = await find_session(daemon, session_id)
         stopped = await session.stop()
-    told = "stopped" if stopped else f"nothing is being answered in {session.session_id}"
-    invocation.done({"session_id": session.session_id, "stopped": stopped}, told)
+    sentence = "stopped" if stopped else f"nothing is being answered in {session.session_id}"
+    invocation.done({"session_id": session.session_id, "stopped": stopped}, sentence)
 
 
-def _why_nobody_stops(loaded: LoadedSettings) -> str:
-    """What is true where no daemon answers: nobody is at work, or a process that only its own user can stop."""
+def _why_not_stopped(loaded: LoadedSettings) -> str:
+    """Why no daemon answers: no process has the workspace, or one that only its own user can stop."""
     if loaded.shared_store is not None:
         return "no daemon of this store is found here; name the one that answers with --url or --socket"
     workspace = loaded.workspace

@@ -39,7 +39,7 @@ PIECE_BYTES = 262_144
 """How much of a file is sent at a time."""
 
 Sent = Callable[[int, int | None], None]
-"""Told how many bytes of a file are sent, and how many there are."""
+"""Called with the number of bytes of a file that are sent, and its size."""
 
 
 class Client:
@@ -71,7 +71,7 @@ class Client:
         title: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> ClientSession:
-        """The session of this chat, made if there is none; what follows the key is for a new one.
+        """The session of this chat, created if it is missing; the arguments behind the key are for a new one.
 
         Raises:
             InvalidKey, InvalidMessage, SessionLimit: it cannot be made; nothing was.
@@ -94,7 +94,7 @@ class Client:
         """The session of this chat.
 
         Raises:
-            SessionNotFound: there is none.
+            SessionNotFound: no such session exists.
         """
         return await self.find(SessionKey.of(channel, chat_id).session_id)
 
@@ -102,7 +102,7 @@ class Client:
         """The session with this id.
 
         Raises:
-            SessionNotFound: there is none.
+            SessionNotFound: no such session exists.
             InvalidKey: the text does not have the form of a session id.
         """
         session = self.session(session_id)
@@ -122,7 +122,7 @@ class Client:
     async def list(
         self, *, channel: str | None = None, prefix: str | None = None, limit: int | None = None
     ) -> builtins.list[SessionSummary]:
-        """All sessions, or the newest so many, the most recently used first; `prefix`: whose ids begin so."""
+        """All sessions, or the newest `limit`, the most recently used first; `prefix`: only ids that begin with it."""
         found: builtins.list[SessionSummary] = []
         async with aclosing(self.pages(channel=channel, prefix=prefix, limit=limit)) as pages:
             async for page in pages:
@@ -216,7 +216,7 @@ class Client:
         """The session that was used last, of all or of one channel; renews its time to live.
 
         Raises:
-            SessionNotFound: there is none.
+            SessionNotFound: no such session exists.
         """
         for row in await self.list(channel=channel, limit=1):
             return await self.get_or_create(row.channel, row.chat_id)
@@ -244,7 +244,7 @@ class Client:
         idempotency_key: str | None = None,
         if_match: str | None = None,
     ) -> bool:
-        """Forget a session and its transcript; False when there is none. See `erase` for `everywhere`.
+        """Forget a session and its transcript; False when no such session exists. See `erase` for `everywhere`.
 
         Raises:
             LeafMoved: it is not any more as it was when it had the `etag` `if_match`; nothing was changed.
@@ -262,7 +262,7 @@ class Client:
             What may still hold its words, one sentence each, such as a damaged database that was set aside.
 
         Raises:
-            SessionNotFound: there is none.
+            SessionNotFound: no such session exists.
         """
         wanted = sessions.DeleteSession(session_id, everywhere=True, idempotency_key=new_key())
         return (await self.transport.call(sessions.delete_session, wanted)).remains
@@ -278,14 +278,14 @@ class Client:
     ) -> forgetting.ForgetReply:
         """Delete all sessions of which all is true that is said here; something must be. Expired ones are among them.
 
-        What is under legal hold stays, and is told.
+        Sessions under legal hold stay, and the reply names them.
 
         Args:
             channel: of this channel.
-            older_than_s: nobody has used them for longer than so many seconds.
+            older_than_s: only sessions unused for more seconds than this.
             user: this person is their chat, or the author of a message in them.
             only: of these, only those that a dry run has given, and that are still as they were then.
-            dry_run: delete nothing, and tell what would go.
+            dry_run: delete nothing, and return what would go.
 
         Raises:
             InvalidSearch: nothing says which sessions are meant.
@@ -322,7 +322,7 @@ class Client:
             form: the name of its format; by default it is recognized.
             dry_run: only read it, and report.
             update: a session that was made of this file before gets what it lacks of it.
-            place: a JSON object that is kept with the session, for whoever keeps up with the file.
+            place: a JSON object that is kept with the session, for a program that follows the file.
 
         Raises:
             ImportRefused: it is not a session in a known format, or cannot be taken in; nothing was stored.
@@ -341,9 +341,9 @@ class Client:
         session_id: str | None = None,
         form: str | None = None,
         dry_run: bool = False,
-        on_sent: Sent = lambda sent, size: None,  # noqa: ARG005 - nobody watches
+        on_sent: Sent = lambda sent, size: None,  # noqa: ARG005 - ignore the progress
     ) -> ImportReply:
-        """`import_stream` of a file on this machine; `on_sent` is told how many bytes are sent.
+        """`import_stream` of a file on this machine; `on_sent` gets the number of bytes sent.
 
         Raises:
             ImportRefused: the file cannot be read, or as for `import_stream`.

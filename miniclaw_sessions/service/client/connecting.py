@@ -1,4 +1,4 @@
-"""Finding the sessions of a workspace: in the process that holds it, or, if nobody does, in its files."""
+"""Connects to the sessions of a workspace: through the process that holds it, else by opening its files."""
 
 from __future__ import annotations
 
@@ -50,33 +50,33 @@ async def connect(  # noqa: PLR0913 - each can be left out
     chats: Chats | None = None,
     summarizer: Summarizer | None = None,
 ) -> AsyncIterator[Client]:
-    """The sessions of a workspace, whoever holds it.
+    """The sessions of a workspace, through its daemon or its files.
 
         async with connect("~/.miniclaw/workspace") as client:
             session = await client.get_or_create("telegram", "123456789")
             await session.add_message(Message.user("Hello miniclaw!"))
 
-    A daemon that holds the workspace is asked over its Unix socket. If nobody holds it, it is opened in this process.
+    A daemon that holds the workspace is asked over its Unix socket. If no process holds it, it is opened in this one.
 
     Args:
         target: the workspace's directory, by default `~/.miniclaw/workspace`, or the URL of a shared store
             (`postgresql:`); or `unix:/path/of/a.sock`, or an http(s) URL; or a manager that is open in this process.
         token: what a URL asks for.
-        in_process: open the workspace here if nobody holds it. False, for workers beside a daemon: wait for one as long
-            as `patience_s`; a worker that starts while the daemon restarts would else take its place.
-        readonly: open it here without a lock, and only to read; nothing is made or changed, whoever holds it.
-        create: where it is opened here to be written: make the workspace if there is none.
+        in_process: open the workspace here if no process holds it. False, for workers beside a daemon: wait for one
+            as long as `patience_s`; a worker that starts while the daemon restarts would else take its place.
+        readonly: open it here without a lock, and only to read; nothing is made or changed, and no lock is needed.
+        create: where it is opened here to be written: make the workspace if it is missing.
         patience_s: how long a daemon that starts, or starts again, is waited for, in seconds.
         sockets: where else a daemon of this workspace may listen.
         settings: for a workspace that is opened here; see `SessionManager`.
         encryption: same.
         on_progress: same.
-        on_waiting: told the process id of whoever holds the workspace and does not answer yet, when that is waited for.
+        on_waiting: called with the process id of a holder that does not answer yet, when the wait begins.
         chats: who answers in a workspace that is opened here.
         summarizer: who summarizes there.
 
     Raises:
-        Unreachable: nobody answers, and it was not to be opened here.
+        Unreachable: nothing answers, and `in_process` is False.
         DirectoryInUse: a process holds the workspace and answers on no known socket.
         ConfigError, StoreError, SnapshotUnreadable: it cannot be opened.
     """
@@ -120,7 +120,7 @@ async def _of_workspace(
             if here is not None:
                 try:
                     local = await stack.enter_async_context(here(workspace))
-                except DirectoryInUse as error:  # whoever holds it may be about to listen
+                except DirectoryInUse as error:  # its holder may be about to listen
                     failure = error
                     if on_waiting is not None:
                         on_waiting(error.pid)
@@ -135,7 +135,7 @@ async def _of_workspace(
 
 @asynccontextmanager
 async def _opened_here(opened: Opened, workspace: Path | str, **options: Any) -> AsyncIterator[Transport]:
-    from miniclaw_sessions.core.manager import SessionManager  # noqa: PLC0415 - whoever only asks does without
+    from miniclaw_sessions.core.manager import SessionManager  # noqa: PLC0415 - a client of a daemon does without
 
     async with SessionManager(workspace, **options) as manager:
         yield LocalTransport(opened(manager))

@@ -56,7 +56,7 @@ async def resumed(
 
     Raises:
         Unreachable: the daemon has stopped, and did not come back within `PATIENCE_S`.
-        SessionsError: whatever else the operation raises.
+        SessionsError: as the operation raises.
     """
     place: str | None = None
     was_there = False
@@ -75,7 +75,7 @@ async def resumed(
         except _FOR_NOW as error:
             failure = error
         except SessionNotFound:
-            if was_there:  # it was deleted while nobody was connected
+            if was_there:  # it was deleted while the client was not connected
                 return
             raise
         except RequestError as error:
@@ -96,7 +96,7 @@ class SessionEvent(NamedTuple):
             `turn_started`, `turn_ended`.
         session_id: in which session.
         entry: the entry that the store has acknowledged, of the kind `entry`.
-        data: what else is said of it.
+        data: its further fields.
     """
 
     kind: str
@@ -141,8 +141,8 @@ class SessionEvents:
     async def _follow(self) -> AsyncGenerator[SessionEvent, None]:
         async with aclosing(resumed(self._transport, live.follow_all, self._ask)) as events:
             async for event in events:
-                async with aclosing(self._told(event)) as told:
-                    async for one in told:
+                async with aclosing(self._events_of(event)) as made:
+                    async for one in made:
                         yield one
 
     def _ask(self, place: str | None) -> live.FollowAll:
@@ -150,29 +150,29 @@ class SessionEvents:
             channel=self._channel, prefix=self._prefix, content=True, sessions=True, last_event_id=place
         )
 
-    async def _told(self, event: ServerSentEvent) -> AsyncGenerator[SessionEvent, None]:
+    async def _events_of(self, event: ServerSentEvent) -> AsyncGenerator[SessionEvent, None]:
         if event.kind == CONNECTED:
             self._listed.clear()
         if event.data:
             data = msgspec.json.decode(event.data, type=dict[str, Any])
             what = {"session": self._session, "ready": self._ready, "created": self._created, "entries": self._entries}
-            async for told in what.get(event.kind, self._other)(event.kind, data):
-                yield told
+            async for made in what.get(event.kind, self._other)(event.kind, data):
+                yield made
 
     async def _session(self, _: str, data: dict[str, Any]) -> AsyncGenerator[SessionEvent, None]:
         """One of all sessions: where it ends."""
         session_id, last = data["session_id"], data["last_sequence"]
         self._listed.add(session_id)
         if self._is_based:
-            async for told in self._created("created", data):
-                yield told
-            async for told in self._entries("entries", {"session_id": session_id, "sequence": last, "entries": []}):
-                yield told
+            async for made in self._created("created", data):
+                yield made
+            async for made in self._entries("entries", {"session_id": session_id, "sequence": last, "entries": []}):
+                yield made
         else:
             self.ends[session_id] = End(data["incarnation"], last)
 
     async def _ready(self, _: str, data: dict[str, Any]) -> AsyncGenerator[SessionEvent, None]:
-        """All sessions were told of that there are, unless nothing was missed."""
+        """All sessions are listed now, unless nothing was missed."""
         if self._is_based and not data["resumed"]:
             for gone in self.ends.keys() - self._listed:
                 del self.ends[gone]

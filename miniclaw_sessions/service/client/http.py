@@ -54,7 +54,7 @@ class HttpTransport:
     """Asks a daemon.
 
     Args:
-        connections: to where it is; closed by whoever made them.
+        connections: to the daemon; their owner closes them.
         where: what people call the place.
         patience_s: how long a daemon that does not answer is waited for.
     """
@@ -72,7 +72,7 @@ class HttpTransport:
 
         Raises:
             Unreachable: it does not answer, and the request may have been carried out.
-            SessionsError: whatever the operation raises there; or the reply is none of a daemon.
+            SessionsError: as the operation raises there; or the reply is not a daemon's.
         """
         content = await self._answered(operation, request)
         try:
@@ -189,12 +189,12 @@ def _in_header(text: str, name: str) -> str:
 
 
 def _refusal(status: int, content: bytes) -> SessionsError | None:
-    """The error that a reply tells of; None where it is what was asked for."""
+    """The error that a reply carries; None where it succeeded."""
     if status in _SUCCESS:
         return None
     document = _document(content)
     if "error" not in document and status == UNREACHABLE and "status" in document:
-        return None  # health, which is told also where it is bad
+        return None  # a bad health report has an error's status
     return error_of(status, document)
 
 
@@ -227,7 +227,7 @@ async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[ChatEvent]:
 
 
 async def health_of(connections: Connections) -> HealthReply | None:
-    """Who answers there; None: nobody, or another program."""
+    """The daemon's health; None: nothing answers there, or another program does."""
     try:
         async with connections.request("GET", "/health", wait_s=CONNECT_TIMEOUT_S) as reply:
             return msgspec.json.decode(await reply.read(CONNECT_TIMEOUT_S), type=HealthReply)

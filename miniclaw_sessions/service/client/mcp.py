@@ -245,10 +245,10 @@ def _as_protocol_errors() -> Iterator[None]:
 
 
 async def _answered(work: Callable[[], Awaitable[str]]) -> protocol.CallToolResult:
-    """A tool's result; what went wrong is told in one sentence."""
+    """A tool's result; an error is one sentence."""
     try:
         return protocol.CallToolResult(content=[protocol.TextContent(text=await work())])
-    except Exception as error:  # noqa: BLE001 - an edge: nobody above could answer better
+    except Exception as error:  # noqa: BLE001 - the edge: every error becomes a result
         refused = as_reply(error)
         return protocol.CallToolResult(content=[protocol.TextContent(text=refused.message)], is_error=True)
 

@@ -135,7 +135,7 @@ class ClientSession:
         return info
 
     async def metadata(self) -> dict[str, Any]:
-        """Title, model, provider, thinking_level and whatever else was set."""
+        """Title, model, provider, thinking_level and all other metadata."""
         return (await self.info()).metadata
 
     async def leaf_id(self) -> str | None:
@@ -187,7 +187,7 @@ class ClientSession:
         if_sequence: int | None = None,
         if_match: str | None = None,
     ) -> AppendedEntry:
-        """Append a message and return when it is acknowledged; the session is made if there is none.
+        """Append a message and return when it is acknowledged; a missing session is created.
 
         Args:
             message: what was said.
@@ -200,7 +200,7 @@ class ClientSession:
         Raises:
             LeafMoved: the session is not as it was expected to be; nothing was appended.
             InvalidMessage, StoreUnavailable, StoreFull, UnsavedLimit: as for `Session.add_message`.
-            Unreachable: nobody answers.
+            Unreachable: the daemon does not answer.
         """
         (entry,) = await self.add_messages(
             [message], idempotency_key=idempotency_key, if_leaf=if_leaf, if_sequence=if_sequence, if_match=if_match
@@ -294,7 +294,7 @@ class ClientSession:
 
     async def get_context(self) -> SessionContext:
         """What may be sent to a model at the leaf, made legal."""
-        from miniclaw_sessions.core.session.session import SessionContext  # noqa: PLC0415 - whoever only lists does without
+        from miniclaw_sessions.core.session.session import SessionContext  # noqa: PLC0415 - a program that only lists does without
 
         reply = await self._transport.call(tree.show_context, sessions.OneSession(self.session_id))
         return SessionContext(
@@ -345,9 +345,9 @@ class ClientSession:
             Unreachable: the daemon has stopped, and did not come back within five minutes.
         """
         async with aclosing(self.watch(after=after)) as watched:
-            async for told in watched:
-                if not isinstance(told, ChatEvent):
-                    yield told
+            async for one in watched:
+                if not isinstance(one, ChatEvent):
+                    yield one
 
     async def watch(self, *, after: int | None = None) -> AsyncGenerator[Entry | ChatEvent, None]:
         """What `follow` gives, and what is told of an answer under way, whoever asked for it, as `chat` tells it.
@@ -467,7 +467,7 @@ class ClientTree:
         return await self._transport.call(tree.go_to, wanted)
 
     async def branch_with_summary(self, entry_id: str | None, summary: str) -> MovedReply:
-        """Go back to an entry, and tell the model what happened on the branch that is left."""
+        """Go back to an entry, with a summary for the model of the branch that is left."""
         wanted = tree.GoToRequest(session_id=self._session.session_id, body=GoTo(entry_id=entry_id, summary=summary))
         return await self._transport.call(tree.go_to, wanted)
 

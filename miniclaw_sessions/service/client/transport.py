@@ -41,7 +41,7 @@ class LocalTransport:
 
     Attributes:
         context: what they work with.
-        on_done: told what was called, and what became of it: the error, or None.
+        on_done: called after each operation, with its error or None.
     """
 
     def __init__(self, context: Context, *, readonly: bool = False) -> None:
@@ -78,7 +78,7 @@ class LocalTransport:
             yield chunks
 
     def chat(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[ChatEvent]]:
-        """Whoever answers in this process."""
+        """Answers chats in this process."""
         return self.context.answering().ask(request)
 
 
@@ -95,4 +95,4 @@ async def in_one_piece(operation: Operation[Any, R], reply: Any) -> R:
 
 
 def _ignore(operation: Operation[Any, Any], context: Context, error: Exception | None) -> None:
-    """Nobody watches."""
+    """Ignore it."""
