@@ -1,6 +1,6 @@
-"""A manager's sessions as somebody sees them for whom there are only some: all others are as if they were not there.
+"""A manager's sessions for a caller with bounds: all others are as if they did not exist.
 
-Whatever is not about single sessions, such as the manager's numbers or its store, is refused: what this view lacks
+Calls that are not about single sessions, such as the manager's numbers or its store, are refused: what this view lacks
 cannot be asked of it by mistake.
 """
 
@@ -63,8 +63,8 @@ class BoundedEvents:
         """`Events.watch`."""
         await self._find(session_id)
         async with aclosing(self._events.watch(session_id, after=after)) as watched:
-            async for told in watched:
-                yield told
+            async for one in watched:
+                yield one
 
     def watch_all(self, *, only: Only = everything, **asked: Any) -> AsyncGenerator[list[Event], None]:
         """`Events.watch_all`."""
@@ -90,7 +90,7 @@ class BoundedSource:
         return {one: loss for one, loss in self._source.losses.items() if self.owns(one)}
 
     def owns(self, session_id: str) -> bool:
-        """Whether an id is within bounds; no for a shortened one, which only its session can tell."""
+        """Whether an id is within bounds; no for a shortened one, which only its session can resolve."""
         try:
             return self._bounds.covers(SessionKey.parse(session_id))
         except InvalidKey:
@@ -98,7 +98,7 @@ class BoundedSource:
 
     async def load(self, session_id: str) -> Journal | None:
         """A session's journal; None if it is out of bounds or does not exist."""
-        if not self._bounds.may_cover(session_id):  # nothing is loaded: not even the time it takes tells of it
+        if not self._bounds.may_cover(session_id):  # nothing is loaded, so that the time reveals nothing
             return None
         journal = await self._source.load(session_id)
         return journal if journal is not None and self._bounds.covers(journal.key) else None
@@ -135,7 +135,7 @@ class BoundedSource:
         return await load_each(self.load, session_ids)
 
     async def look(self, search: Search) -> Found:
-        """Search the sessions within bounds and no others: a cursor would tell of what was passed over."""
+        """Search the sessions within bounds and no others: a cursor would reveal what was skipped."""
         if search.session_ids is None:
             if self._visible is None:
                 self._visible = frozenset(one.session_id for one in await self.newest())
@@ -176,7 +176,7 @@ class BoundedSessions:
         return f"<{self._bounds} of {self._manager!r}>"
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Refuse whatever is not here: it is about all sessions."""
+        """Refuse every other call: it is about all sessions."""
         if name.startswith("__"):
             raise AttributeError(name)
         raise NotPermitted(f"this is about all sessions, and this token is for {self._bounds}")

@@ -163,7 +163,7 @@ def _content(content: dict[str, Any]) -> str:
 
 
 def _kinds(reply: dict[str, Any]) -> str:
-    """The errors of a status; those that no content says are told in words."""
+    """The errors of a status; one without an example is described in words."""
     named = reply.get("content", {}).get("application/json", {}).get("examples", {})
     links = [f'<a href="#{escape(one["$ref"].rpartition("/")[2])}">{escape(kind)}</a>' for kind, one in named.items()]
     return ", ".join(links) or _marked(reply["description"])

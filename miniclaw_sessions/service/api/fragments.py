@@ -29,7 +29,7 @@ MAX_ARTICLES = 200
 """Articles in one reply."""
 
 _ENTRIES_EACH = 8
-"""An article stands for so many entries at most, where many are read to find the oldest: the rest comes next time."""
+"""The entries that one article stands for at most; the rest follows with the next request."""
 
 
 class ArticleRow(Reply, kw_only=True):

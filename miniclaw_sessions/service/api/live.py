@@ -84,12 +84,12 @@ async def _followed(context: Context, session_id: str, after: int) -> AsyncGener
     async with aclosing(context.manager.events.watch(session_id, after=after)) as watched:
         yield HEARTBEAT + b"id: %d\n\n" % after  # before anything happens: the status, and where it begins
         try:
-            async for told in watched:
+            async for batch in watched:
                 pieces = [
                     encoded_event(one.kind, msgspec.json.encode(one.data))
                     if isinstance(one, TurnEvent)
                     else encoded_event("entry", encode_entry(one), str(one.sequence))
-                    for one in told
+                    for one in batch
                 ]
                 yield b"".join(pieces) or HEARTBEAT
         except ManagerClosed:

@@ -285,7 +285,7 @@ async def add_messages(context: Context, request: AddMessages) -> AppendedReply:
 
 
 async def _wanted(context: Context, request: Expected) -> Session:
-    """The session, made if there is none; but not where it must be as it was."""
+    """The session, created if it is missing, unless the request demands a state of it."""
     if request.if_match is not None:
         return await context.find(request.session_id)
     return await context.find_or_create(request.session_id)
@@ -433,7 +433,7 @@ def _incoming_message(data: Any, default_key: str | None) -> tuple[Message, str 
 
 
 def checked_message(fields: dict[str, Any]) -> Message:
-    """A message from JSON, whose time every reader can tell.
+    """A message from JSON, with a time that every reader can parse.
 
     Raises:
         InvalidMessage: it is no message, or its time lies outside of the years 1 to 9999 in UTC.

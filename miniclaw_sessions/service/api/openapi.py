@@ -363,7 +363,7 @@ class Schemas:
         if not config.omit_defaults:
             always = {*shape.get("required", ()), *(field for field in properties if "default" in properties[field])}
             shape["required"] = _FOR_SOME.get(kind.__name__) or [field for field in properties if field in always]
-        if issubclass(kind, Value):  # which keeps fields that nobody knows
+        if issubclass(kind, Value):  # which keeps unknown fields
             shape.pop("additionalProperties", None)
         for one in properties.values():
             one.pop("default", None)
@@ -386,7 +386,7 @@ def _structs(kinds: Iterable[Any]) -> set[type[msgspec.Struct]]:
 
 
 def _mended(schema: Any) -> Any:
-    """A schema without the names that are nobody's business, and with roles that may be others'."""
+    """A schema without internal names, and with roles that may be others."""
     if isinstance(schema, list):
         return [_mended(one) for one in schema if not _is_ours(one)]
     if not isinstance(schema, dict):
@@ -404,7 +404,7 @@ def _is_ours(schema: Any) -> bool:
 
 
 _FOR_SOME = {"HealthReply": ["status"]}
-"""What everybody is told, where the rest is not for everybody."""
+"""The fields of a health report that need no token."""
 
 _BY_HAND: dict[str, Any] = {
     "Error": {

@@ -1,4 +1,4 @@
-"""What an operation is: a name, a method and a path, the shape of the request and of the reply, and a handler.
+"""An operation: name, method and path, the shapes of request and reply, and a handler.
 
 The fields of a request are found by their names: those in the path's braces, `body`, and those of `HEADERS`; every
 other field is a query parameter. A field of type `Upload` takes the body as it comes.
@@ -72,7 +72,7 @@ class Content:
     Attributes:
         body: its bytes.
         media_type: what they are.
-        etag: changes when they do; whoever has this one already is sent nothing (304).
+        etag: changes with the bytes; a client that has it already gets a 304.
         headers: further ones.
     """
 
@@ -100,13 +100,13 @@ class Operation(Generic[Q, R]):
         reply: the shape of the reply; `Stream` where it is no JSON document.
         handler: does it.
         scope: what is needed to ask for it.
-        status: the HTTP status of the reply, or a function that tells it from the reply.
+        status: the HTTP status of the reply, or a function of the reply.
         statuses: where that is a function: every status, and what it says.
         media_types: what the reply may be, where it is no JSON document.
         events: where it is a stream of events: their names, and the shape of each one's data.
         errors: which errors it ends with, by their `type`, besides those that everything of its kind may end with
             (`openapi.errors_of`).
-        reads: whether it only reads sessions, so that it can be done beside whoever holds the workspace.
+        reads: whether it only reads sessions, so that it needs no lock on the workspace.
         patient: whether it takes as long as there is much to do, or a model is slow: it ends when its client goes away.
             Everything else has the server's time for a request.
         openai: whether it is one of OpenAI's (`api/openai`): parameters that it does not know are let through, and

@@ -109,7 +109,7 @@ async def statistics(context: Context, request: Nothing) -> ManagerStatistics:
     """The manager's numbers."""
     del request
     found: Any = context.manager.statistics()
-    numbers: ManagerStatistics = await found if isawaitable(found) else found  # whoever only reads has to look
+    numbers: ManagerStatistics = await found if isawaitable(found) else found  # a reader without a manager counts first
     return numbers
 
 

@@ -127,7 +127,7 @@ async def resolve(context: Context, request: Resolve) -> ResolvedReply:
 
 
 async def _named(context: Context, name: str) -> list[SessionSummary]:
-    """Those whose id begins with the text, or has it as a part; no more are loaded than are told of."""
+    """Sessions whose id begins with the text, or contains it; at most one more than the candidates are loaded."""
     for at_beginning in (True, False):
         rows = await context.manager.list(only=_id_part(name, at_beginning=at_beginning), limit=CANDIDATES + 1)
         if rows:
@@ -367,7 +367,7 @@ def etag_at(session: Session, place: int | str) -> str:
 
 
 def demanded_sequence(session: Session, if_match: str | None, if_sequence: int | None = None) -> int | None:
-    """The last sequence number that a session must have for what is demanded of it; None: whatever it is.
+    """The last sequence number that a session must have by the demands of a request; None: any.
 
     Args:
         session: as it is now.

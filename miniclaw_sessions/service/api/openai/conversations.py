@@ -81,7 +81,7 @@ async def find_conversation(context: Context, conversation_id: str) -> Session:
     """The session with this id.
 
     Raises:
-        RequestError: there is none (404).
+        RequestError: no such conversation exists (404).
     """
     try:
         return await context.find(conversation_id)
@@ -409,7 +409,7 @@ async def _add_new(session: Session, items: Sequence[Item], last: _Last, idempot
                 unit.accept(if_sequence=sequence if given_ids else None)
                 last.entry_ids = [entry.id for entry in unit.entries]
             await unit.saved()
-        except LeafMoved:  # somebody said something meanwhile, perhaps the same
+        except LeafMoved:  # another message came first, perhaps the same one
             last.entry_ids = None
             continue
         if unit.known is not None:  # the request came to another process before
@@ -464,7 +464,7 @@ def _given_ids(items: Sequence[Item]) -> list[str]:
 async def _added_before(
     last: _Last | None, session: Session, items: Sequence[Item], digest: bytes, now: datetime
 ) -> list[Item] | None:
-    """What the request added that this one repeats; None: nothing, as far as can be told."""
+    """The items that an earlier, equal request added; None: no such request is known."""
     if last is None or last.digest != digest:  # the first one came to another process, or to this one before its start
         return await _newest_if_same(session, items, now)
     if last.entry_ids is None or now - last.moment > REMEMBERED:
@@ -491,7 +491,7 @@ async def _newest_if_same(session: Session, items: Sequence[Item], now: datetime
 
 
 async def _appended_with(session: Session, first: Entry, count: int) -> list[Item]:
-    """So many items from an entry on, acknowledged."""
+    """The first `count` items from an entry on, acknowledged."""
     await session.saved()
     entry = await session.tree.get_entry(first.id)
     stored = await session.tree.read_after(entry.sequence - 1, count)

@@ -92,7 +92,7 @@ Stretches = Sequence[tuple[int, int]]
 
 
 def items_of(entry: Entry) -> list[Item]:
-    """The items of an entry, in order; none of what no model is told of."""
+    """The items of an entry, in order; none where no model sees the entry."""
     message = shown_message(entry)
     if message is None:
         return []
@@ -351,7 +351,7 @@ async def _forwards_from(session: Session, begin: FoundItem | None) -> AsyncGene
 
 
 class ItemIndex:
-    """At which places of a session ids stand that are not made of the entry's own. Some that it tells are no items'.
+    """The places of a session where client-made ids stand. Some of them may not be an item's.
 
     Attributes:
         up_to: the sequence of the last entry that it was fed.

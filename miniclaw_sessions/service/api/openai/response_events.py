@@ -64,7 +64,7 @@ def _says(part: Part) -> bool:
 
 
 class EventWriter:
-    """Makes the events; what each method gives is to be sent in this order.
+    """Makes the events; the results of its methods are sent in the order of the calls.
 
     Args:
         mark_id: the entry that the response begins with.

@@ -64,14 +64,14 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         messages: what is said, as messages that give back the items as they came.
-        instructions: what the model is told first in this response; None: what it is told everywhere else.
+        instructions: the system prompt of this response; None: the daemon's own.
         tools: what the model may call.
         options: how it is asked.
         echo: what the response says again of its request.
         stores: whether the response is kept.
         conversation: the conversation that it belongs to.
         previous: the response that it follows.
-        stream: whether it is told as it is made.
+        stream: whether its events are sent while it is made.
         key: the client's name for the request, which is done once.
         is_repeated: whether the client says that it asked before.
         of_the_service: what of the input only a service takes that speaks items itself.
@@ -119,7 +119,7 @@ class Place(msgspec.Struct, frozen=True):
         session: the session itself, where it belongs to no manager; it is gone with the answer.
         at: the entry that it follows; unset: the session's leaf.
         again: begins a response of a conversation that came to nothing, and is tried again: its place is decided when
-            nobody else has the turn (`place_again`).
+            no other task has the turn (`place_again`).
         made: the response, where the request is one that was answered before.
         is_new: whether the session is still to be made; another one that is deleted meanwhile is not made again.
     """

@@ -164,7 +164,7 @@ async def create_response(context: Context, request: Create) -> Response | Strea
 
 
 def _refusal(error: Exception, wanted: Wanted) -> Exception:
-    """The error as the client is told it; the package asks again after most, which would say everything twice."""
+    """The error as the client gets it, marked so that the package does not repeat a request that was accepted."""
     if isinstance(error, OptionRefused):
         return not_taken(place_of(error.option), str(error))
     if isinstance(error, SessionNotFound | SessionDeleted | EntryNotFound):  # deleted while the request waited
@@ -250,7 +250,7 @@ async def _written(writer: EventWriter, event: ResponseEvent) -> list[bytes]:
 
 
 async def _failed(writer: EventWriter, event: ResponseEvent | None, error: Exception, wanted: Wanted) -> list[bytes]:
-    """What is told of a failure when the status is sent already."""
+    """The events of a failure after the status was sent."""
     refused = in_openai_form(as_reply(_refusal(error, wanted)))
     found = None if event is None else await find_response(event.session, event.mark.id)
     if found is None:
@@ -440,7 +440,7 @@ async def _previous(context: Context, previous: str) -> tuple[Session, StoredRes
 
 
 async def _in_memory(key: SessionKey, source: Session | None, found: StoredResponse | None) -> Session:
-    """A session that nobody keeps, with what a window shows of what the response follows."""
+    """A session in memory only, with the window of what the response follows."""
     if source is None:
         return Session.new(key.session_id)
     leaf_id, messages = None, source.messages()
@@ -459,7 +459,7 @@ async def found_response(context: Context, given: str) -> tuple[Session, StoredR
     """A response and its session.
 
     Raises:
-        RequestError: there is none with this id, or it was deleted (404).
+        RequestError: no response has this id, or it was deleted (404).
     """
     try:
         session_id, entry_id = session_and_entry(given) or ("", "")
@@ -473,7 +473,7 @@ async def found_response(context: Context, given: str) -> tuple[Session, StoredR
 
 
 async def is_running(context: Context, session: Session, found: StoredResponse) -> bool:
-    """Whether somebody is at work on a response, in this process or in another one."""
+    """Whether a response is being made, in this process or in another one."""
     if found.is_over:
         return False
     if context.responses is not None and context.responses.is_running(found.mark.id):

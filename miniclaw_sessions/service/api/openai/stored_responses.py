@@ -79,7 +79,7 @@ class StoredResponse:
         outputs: what the model made of them, and results of calls that went wrong before a client saw them.
         waiting: the ids of the calls whose outputs the client owes; None: its turn was not suspended.
         error: why it failed.
-        end: its last entry: whoever goes on from it follows that one.
+        end: its last entry, which the next response follows.
     """
 
     session_id: str
@@ -107,7 +107,7 @@ class StoredResponse:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more comes of it, whoever is at work."""
+        """Whether it is complete, failed or suspended."""
         last = self.last
         is_answered = last is not None and not last.tool_calls
         return is_answered or self.waiting is not None or self.error is not None
@@ -124,7 +124,7 @@ class StoredResponse:
                 self.inputs.append(entry)
             elif self._is_own(entry.message):
                 self.outputs.append(entry)
-            else:  # somebody has said it meanwhile
+            else:  # another writer's message
                 self._others += 1
                 return self._others < _LOOKED_OVER
         elif is_mark(entry):
@@ -197,7 +197,7 @@ async def find_response(session: Session, entry_id: str) -> StoredResponse | Non
 
 
 async def place_again(session: Session, mark: Custom) -> Place:
-    """Where a conversation goes on after a response that came to nothing: where it began, as if nobody had asked.
+    """Where a conversation goes on after a response that came to nothing: where that began.
 
     Only if nothing stands behind it but its own input. What others have said since is never left: then it is unset, and
     the conversation goes on behind them.
@@ -238,11 +238,11 @@ def deleted_in(session: Session) -> Sequence[str]:
 
 
 def document_of(found: StoredResponse, *, is_running: bool = False) -> Response:
-    """The response as its client is told it.
+    """The response as its client gets it.
 
     Args:
         found: as it stands in the session.
-        is_running: whether somebody is at work on it; one that has no end, and nobody is, has failed.
+        is_running: whether it is being made; without an end it has failed otherwise.
     """
     echo: dict[str, Any] = {name: value for name, value in found.mark.data.items() if name not in _OWN}
     belongs = echo.pop("conversation", False)
