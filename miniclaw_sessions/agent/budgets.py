@@ -43,7 +43,7 @@ class Budget(msgspec.Struct, frozen=True):
         limit: how much there is; 0: it has no bound.
         spent: how much is spent.
         until: the day (UTC) on which there is more.
-        is_shared: other chats spend of it, too.
+        spans_chats: other chats spend of it, too.
     """
 
     of: str
@@ -51,7 +51,7 @@ class Budget(msgspec.Struct, frozen=True):
     limit: float
     spent: float
     until: date
-    is_shared: bool = False
+    spans_chats: bool = False
 
 
 class _Sum:
@@ -140,7 +140,7 @@ class Budgets:
         ]
         if (settings.channel_day or settings.channel_month) and self._manager is not None:
             known = await self._channel(self._manager, session.key.channel, today)
-            shared = partial(Budget, f"the channel {session.key.channel}", is_shared=True)
+            shared = partial(Budget, f"the channel {session.key.channel}", spans_chats=True)
             found += [
                 shared("today", settings.channel_day, known.in_day.total, tomorrow),
                 shared("this month", settings.channel_month, known.in_month.total, following),
@@ -156,7 +156,7 @@ class Budgets:
     def described(self, budget: Budget) -> str:
         """How much of a budget is spent, for the person in the chat: other chats' spending stays hidden."""
         is_spent = "spent" if budget.spent >= budget.limit else "not spent yet"
-        if budget.is_shared:
+        if budget.spans_chats:
             return is_spent
         return f"{is_spent}, {self._shown(budget.spent)} of {self._shown(budget.limit)}"
 

@@ -22,7 +22,7 @@ from miniclaw_sessions.config.settings import (
     Settings,
     Table,
     cut,
-    is_shared_url,
+    names_server,
     show_value,
 )
 from miniclaw_sessions.errors import ConfigError
@@ -165,7 +165,7 @@ def load_settings(
         _table(tables, "channels", name, "--channel")
     given += [*_from_environment(environ or {}, tables), *_from_flags(overrides or {})]
     values, sources = _CORE.values(given)
-    if is_shared_url(values.get("workspace", "")):  # a shared store may be named in place of a directory
+    if names_server(values.get("workspace", "")):  # a shared store may be named in place of a directory
         values["sessions.store"], sources["sessions.store"] = values.pop("workspace"), sources["workspace"]
         sources["workspace"] = "default"
     values["plugins"] = {section: tables[section] for section in PLUGINS if tables[section]}

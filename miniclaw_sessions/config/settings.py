@@ -441,7 +441,7 @@ class LoadedSettings(msgspec.Struct, frozen=True):
     @property
     def shared_store(self) -> str | None:
         """The URL of the store that several processes share, where all is in there and nothing in a directory."""
-        return store if is_shared_url(store := self.settings.sessions.store) else None
+        return store if names_server(store := self.settings.sessions.store) else None
 
     @property
     def directory(self) -> Path | None:
@@ -449,8 +449,8 @@ class LoadedSettings(msgspec.Struct, frozen=True):
         return self.workspace if self.shared_store is None or self.sources["workspace"] != "default" else None
 
 
-def is_shared_url(text: str) -> bool:
-    """Whether this is the URL of a store that several processes share, and that is in no directory."""
+def names_server(text: str) -> bool:
+    """Whether this is the URL of a store on a server, which several processes share, and not of one in a directory."""
     return text.startswith("postgresql:")
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from miniclaw_sessions.core.events.polling import THOROUGH_EVERY_S
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.sharing.feed import THOROUGH_EVERY_S
 from miniclaw_sessions.service.client import connect, following
 from tests.sampled import repeated
 from tests.service.gateway.daemons import Process

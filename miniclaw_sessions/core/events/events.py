@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import aclosing, suppress
 
 import anyio
@@ -17,7 +17,6 @@ from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.core.events.feed import Event, Feed, Only, everything
 from miniclaw_sessions.core.events.heartbeat import Heartbeat
 from miniclaw_sessions.core.events.listeners import Topics, TurnEvent
-from miniclaw_sessions.core.events.polling import SharedFeed
 from miniclaw_sessions.core.events.tail import Tails
 from miniclaw_sessions.core.protocol.encoding import encode_entry
 from miniclaw_sessions.core.protocol.entries import Entry
@@ -30,6 +29,10 @@ MOST_CONTENT_BYTES = 1_048_576
 
 Locate = Callable[[str], Awaitable[tuple[int, str | None]]]
 """Where a session's transcript ends, and its incarnation; None: the store does not have it yet."""
+
+
+MakeFeed = Callable[[Topics, Collection[str], Clock, Heartbeat, Store, Tails], Feed]
+"""Makes the feed of topics, without the sessions that are being made, for a store and the tails in it."""
 
 
 class Events(Topics):
@@ -168,11 +171,16 @@ class Events(Topics):
 
     # --- for the manager ---------------------------------------------------------------------------------------------
 
-    def open(self, store: Store) -> None:
-        """Let what happens in a store be followed and watched."""
-        common = self, self.making, self._clock, self._heartbeat
+    def open(self, store: Store, make_feed: MakeFeed | None = None) -> None:
+        """Let what happens in a store be followed and watched.
+
+        Args:
+            store: the store.
+            make_feed: makes the feed where other processes write the store, too; None: they do not.
+        """
         self.tails = Tails(store, self._clock, self._heartbeat, self)
-        self.feed = SharedFeed(*common, store, self.tails) if store.shared else Feed(*common)
+        common = self, self.making, self._clock, self._heartbeat
+        self.feed = Feed(*common) if make_feed is None else make_feed(*common, store, self.tails)
 
     async def run(self) -> None:
         """Give heartbeats, and poll a shared store, until `stop`; never raises for what the store does."""

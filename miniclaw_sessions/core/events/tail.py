@@ -1,7 +1,7 @@
 """The live tail of one session: its entries as the store acknowledges them, in order, and the turns under way.
 
 What this process stores wakes its followers at once. What other processes store is found by one poll of the store for
-all sessions that are followed here (`events.polling`), so that processes need not speak to each other.
+all sessions that are followed here (`sharing.feed`), so that processes need not speak to each other.
 
 The events of a turn stand in one row with the places that the store has acknowledged meanwhile. So a follower gets the
 pieces of a text before the entry that holds it, and the entries of a turn before its end.

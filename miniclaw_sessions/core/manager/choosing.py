@@ -15,7 +15,7 @@ from miniclaw_sessions.core.persistence.recovery import Progress
 from miniclaw_sessions.core.persistence.workspace import Workspace
 from miniclaw_sessions.core.sharing.database import Database
 from miniclaw_sessions.core.sharing.mode import SharedMode
-from miniclaw_sessions.core.stores import is_shared_url, open_store
+from miniclaw_sessions.core.stores import names_server, open_store
 from miniclaw_sessions.core.stores.base import Store
 from miniclaw_sessions.encryption import KeyRing
 
@@ -44,9 +44,9 @@ def choose(workspace: str | Path | None, store: str | Store) -> Choice:
         workspace: a directory, or the URL of a shared store, which is then the store.
         store: the store, or its URL.
     """
-    if isinstance(workspace, str) and is_shared_url(workspace):
+    if isinstance(workspace, str) and names_server(workspace):
         store = workspace
-    is_alone = is_shared_url(store) if isinstance(store, str) else store.shared
+    is_alone = names_server(store) if isinstance(store, str) else store.shared
     directory = Path(workspace or DEFAULT_WORKSPACE).expanduser().resolve()
     return Choice(store, None if is_alone else directory)
 

@@ -40,6 +40,8 @@ class LocalMode:
     """
 
     absence_is_deletion = False
+    make_feed = None
+    look_s: float | None = None
     cache: SessionCache
     _workspace: Workspace
 

@@ -239,8 +239,9 @@ class SessionManager:
             clock=clock,
             on_progress=self.on_progress,
             topics=self.events,
+            look_s=self._mode.look_s,
         )
-        self.events.open(self._store)
+        self.events.open(self._store, self._mode.make_feed)
         self.events.flushes.subscribe(lambda _: self._cache.evict())  # what was dirty may leave the memory now
         self._mode.opened(self._cache)
         self._registry = SessionRegistry(

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
+from miniclaw_sessions.core.events.events import MakeFeed
 from miniclaw_sessions.core.events.listeners import EndKind
 from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.manager.cache import Listing, Names, SessionCache
@@ -80,6 +81,8 @@ class Mode(Protocol):
     Attributes:
         names: what is known of the sessions that are not in memory.
         absence_is_deletion: whether a session that is not in the store was deleted.
+        make_feed: makes the feed of events where other processes write the store, too; None: they do not.
+        look_s: how often the search index asks the store for entries of other processes; None: never.
     """
 
     @property
@@ -88,6 +91,12 @@ class Mode(Protocol):
         ...
 
     absence_is_deletion: bool
+    look_s: float | None
+
+    @property
+    def make_feed(self) -> MakeFeed | None:
+        """See above."""
+        ...
 
     def new_storage(self) -> Storage:
         """What the sessions are kept in, to be opened."""

@@ -416,14 +416,14 @@ class ReadOnlyDatabase(ReadOnlySessions):
         )
 
     async def _dry_sweep(self) -> SweepReport:
-        newest = next(iter(await self._database.shared.newest(limit=1)), None)
+        newest = next(iter(await self._database.server.newest(limit=1)), None)
         guard = ClockGuard(
             self.clock,
             newest_access=None if newest is None else newest.last_accessed,
             patience_s=self.settings.sweep_interval_s,
         )
         retention = Retention(self.settings)
-        idle = await idle_in(self._database.shared, retention, timedelta(0), limit=FORETOLD)
+        idle = await idle_in(self._database.server, retention, timedelta(0), limit=FORETOLD)
         held = await held_in(self._database, idle, self)
         is_held = partial(held_in, self._database, home=self)
         outdated, kept = await retention.outdated(self.archive, self.clock.now(), is_held)
@@ -433,7 +433,7 @@ class ReadOnlyDatabase(ReadOnlySessions):
             held=list(dict.fromkeys([*held, *kept])),
             forgotten=outdated,
             dry_run=True,
-            postponed=guard.doubt() or await doubt_of(self._database.shared, self.clock),
+            postponed=guard.doubt() or await doubt_of(self._database.server, self.clock),
         )
 
     async def load(self, session_id: str) -> Journal | None:

@@ -31,9 +31,6 @@ PAUSE_S = 0.02
 PAUSES = 3.0
 """While messages come, it rests this many times longer than it works: it falls behind rather than delay them."""
 
-LOOK_S = 10.0
-"""How often a shared store is asked: another process may have died before it indexed what it wrote."""
-
 LONGEST_RETRY_S = 60.0
 
 log = get_logger(__name__)
@@ -42,7 +39,7 @@ log = get_logger(__name__)
 class Saving:
     """The committer, the flusher and the search index of an open manager."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - it works with what the manager has
         self,
         storage: Storage,
         *,
@@ -50,6 +47,7 @@ class Saving:
         clock: Clock,
         on_progress: Callable[[Progress], None],
         topics: Topics,
+        look_s: float | None = None,
     ) -> None:
         self.store = store = storage.store
         self.committer = Committer(
@@ -63,7 +61,7 @@ class Saving:
             on_progress=on_progress,
             flushes=topics.flushes,
         )
-        self.indexing = Indexing(store, clock=clock, commits=topics.commits)
+        self.indexing = Indexing(store, clock=clock, commits=topics.commits, look_s=look_s)
         self._storage = storage
         self._clock = clock
 
@@ -159,12 +157,19 @@ class Indexing:
     """Calls `Store.index` until nothing is left, and again after each commit.
 
     It listens for the next commit only: what is committed after that goes with it, and costs the committer nothing.
+
+    Args:
+        store: the store.
+        clock: time.
+        commits: where commits are published.
+        look_s: how often the store is asked without a commit; None: never.
     """
 
-    def __init__(self, store: Store, *, clock: Clock, commits: Topic[Commit]) -> None:
+    def __init__(self, store: Store, *, clock: Clock, commits: Topic[Commit], look_s: float | None = None) -> None:
         self._store = store
         self._clock = clock
         self._commits = commits
+        self._look_s = look_s
         self._news = anyio.Event()
         self._news.set()  # there may be something to index from before
         self._stop = anyio.Event()
@@ -205,8 +210,8 @@ class Indexing:
         if indexed:
             took = self._clock.monotonic() - started
             return max(PAUSE_S, took * (PAUSES if self._news.is_set() else 1.0))
-        if self._store.shared:
-            await sleep_unless(self._clock, LOOK_S, self._news)
-        else:
+        if self._look_s is None:
             await self._news.wait()
+        else:
+            await sleep_unless(self._clock, self._look_s, self._news)
         return BEHIND_S

@@ -63,7 +63,7 @@ class Database:
         read_only: bool = False,
     ) -> None:
         self._given = store
-        self._shared = shared = as_shared(store)
+        self._server = server = as_shared(store)
         self._settings = settings
         self._encryption = encryption
         self._read_only = read_only
@@ -72,9 +72,9 @@ class Database:
         self.on_disk: dict[str, None] = {}
         self.report = RecoveryReport()
         self._mirrored: set[str] = set()  # of which it is known that it is written down
-        self.archive = ArchiveTable(shared, encryption)
+        self.archive = ArchiveTable(server, encryption)
         self.checkpoints = StoredCheckpoints(
-            shared, clock=clock, max_bytes=largest_snapshot(settings), encryption=encryption
+            server, clock=clock, max_bytes=largest_snapshot(settings), encryption=encryption
         )
 
     def __repr__(self) -> str:
@@ -101,9 +101,9 @@ class Database:
         await self._stack.aclose()
 
     @property
-    def shared(self) -> SharedStore:
-        """What decides for all processes."""
-        return self._shared
+    def server(self) -> SharedStore:
+        """The store itself, which decides for all processes."""
+        return self._server
 
     @in_own_task
     async def _open(self, stack: AsyncExitStack) -> None:
@@ -113,18 +113,18 @@ class Database:
     @property
     def where(self) -> str:
         """The server's hosts and the database."""
-        return self._shared.place.shown
+        return self._server.place.shown
 
     async def _check_marker(self) -> None:
         """Refuse to open it with other keys than it needs; the first one to open it says which those are."""
         keys, what = self._encryption, f"the store {self.where}"
-        data = await self._shared.read_property(ENCRYPTION)
+        data = await self._server.read_property(ENCRYPTION)
         if data is None:
             await check_store(self.store, keys)
             if self._read_only:
                 return
             mine = Marker(key="" if keys is None else keys.ids[0])
-            data = await self._shared.write_property(ENCRYPTION, orjson.dumps(mine, default=msgspec.structs.asdict))
+            data = await self._server.write_property(ENCRYPTION, orjson.dumps(mine, default=msgspec.structs.asdict))
         try:
             marker = msgspec.json.decode(data, type=Marker)
         except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -165,12 +165,12 @@ class Database:
 
     async def was_mirrored(self, session_id: str) -> bool:
         """Whether its property is written."""
-        return session_id in self._mirrored or await self._shared.read_property(MIRRORED + session_id) is not None
+        return session_id in self._mirrored or await self._server.read_property(MIRRORED + session_id) is not None
 
     async def note_mirrored(self, session_id: str) -> None:
         """Write its property: a row of its own, because several processes may write."""
         if session_id not in self._mirrored:
-            await self._shared.write_property(MIRRORED + session_id, b"true")
+            await self._server.write_property(MIRRORED + session_id, b"true")
             self._mirrored.add(session_id)
 
     async def modified(self) -> list[tuple[str, float]]:
@@ -214,5 +214,5 @@ class Database:
         return next(iter(await self._snapshots([session_id])), None)
 
     async def _snapshots(self, session_ids: Sequence[str]) -> list[Snapshot]:
-        decoded = [self.checkpoints.decoded(one) for one in await self._shared.checkpoints(session_ids)]
+        decoded = [self.checkpoints.decoded(one) for one in await self._server.checkpoints(session_ids)]
         return [one for one in decoded if one is not None]

@@ -81,14 +81,14 @@ class SharedPopulation:
     async def look(self, at: datetime) -> Looked:
         """Which sessions will be idle for too long at that moment, without those used here that it does not know of."""
         if self._is_first_look:
-            for newest in await self._database.shared.newest(limit=1):
+            for newest in await self._database.server.newest(limit=1):
                 self._guard.consider(newest.last_accessed)
             self._is_first_look = False
         return await self._look(at, await self._census.take())
 
     async def _look(self, at: datetime, scanned: int) -> Looked:
         ahead, limit = at - self._clock.now(), FORETOLD + self._stay
-        idle = await idle_in(self._database.shared, self._retention, ahead, limit=limit)
+        idle = await idle_in(self._database.server, self._retention, ahead, limit=limit)
         used = {position.session_id for position, _ in self._census.unsaved_uses()}
         held = await self.held([one for one in idle if one not in used])
         self._stay = len(held)  # or else those behind the ones that are held would never be seen
@@ -101,7 +101,7 @@ class SharedPopulation:
 
     async def doubt(self) -> str | None:
         """Why one of the two clocks is not to be believed."""
-        return self._guard.doubt() or await doubt_of(self._database.shared, self._clock)
+        return self._guard.doubt() or await doubt_of(self._database.server, self._clock)
 
     def forgive(self, jump: timedelta, *, before: datetime) -> None:  # noqa: ARG002 - as where uses are kept here
         """Uses are dated by the server, which may have jumped as well: people get a while to come back."""
@@ -131,7 +131,7 @@ class SharedPopulation:
         for start in range(0, len(idle), TOGETHER):
             part = idle[start : start + TOGETHER]
             try:
-                removed = await self._database.shared.expire(part, rule.ttl.total_seconds(), archiving)
+                removed = await self._database.server.expire(part, rule.ttl.total_seconds(), archiving)
             except SessionsError as error:  # the others expire all the same
                 log.error("expired sessions could not be removed", action="sweep.failed", error=str(error))
                 continue

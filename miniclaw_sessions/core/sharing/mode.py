@@ -16,6 +16,7 @@ from miniclaw_sessions.core.session.session import Session
 from miniclaw_sessions.core.sharing.census import Census, StoredNames
 from miniclaw_sessions.core.sharing.database import Database
 from miniclaw_sessions.core.sharing.expiry import Sessions, SharedPopulation
+from miniclaw_sessions.core.sharing.feed import SharedFeed
 from miniclaw_sessions.core.sharing.lists import newest_in, sessions_in
 from miniclaw_sessions.core.sharing.log import Claim, shared_journal, shared_log
 from miniclaw_sessions.core.sharing.rebasing import rebase, refresh
@@ -23,6 +24,9 @@ from miniclaw_sessions.core.sharing.turns import ClaimedTurn, TurnKeeper
 from miniclaw_sessions.core.stores.base import Append, Store, TurnClaim
 from miniclaw_sessions.core.stores.positions import ListPosition
 from miniclaw_sessions.errors import StoreConflict
+
+LOOK_S = 10.0
+"""How often the search index asks the store: another process may have died before it indexed what it wrote."""
 
 
 class InMemory(Protocol):
@@ -47,6 +51,7 @@ class SharedMode:
     """
 
     absence_is_deletion = True
+    look_s: float | None = LOOK_S
     census: Census
     _store: Store
     keeper: TurnKeeper
@@ -59,6 +64,11 @@ class SharedMode:
 
     def __repr__(self) -> str:
         return f"<SharedMode, {self.names!r}>"
+
+    @property
+    def make_feed(self) -> type[SharedFeed]:
+        """One that polls the store."""
+        return SharedFeed
 
     def new_storage(self) -> Database:
         """The store alone: there is no directory."""

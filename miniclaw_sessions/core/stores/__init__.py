@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from miniclaw_sessions.config import PostgreSQLSettings, is_shared_url, masked
+from miniclaw_sessions.config import PostgreSQLSettings, masked, names_server
 from miniclaw_sessions.core.stores.base import Store, StorePlace
 from miniclaw_sessions.errors import ConfigError, PluginFailed, to_install
 
@@ -17,7 +17,7 @@ __all__ = [
     "SALVAGE",
     "SALVAGE_PART",
     "STORE_URLS",
-    "is_shared_url",
+    "names_server",
     "open_store",
     "refuse_another_store",
     "salvage_in",

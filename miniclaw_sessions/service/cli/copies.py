@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from rich.filesize import decimal
 
-from miniclaw_sessions.core.stores import is_shared_url
+from miniclaw_sessions.core.manager.choosing import choose
 from miniclaw_sessions.encryption import load_keys
 from miniclaw_sessions.files.transfer.backup import back_up_closed, store_of, verify_backup
 from miniclaw_sessions.files.transfer.backup import restore as put_back
@@ -31,8 +31,7 @@ async def backed_up(invocation: Invocation, target: Path) -> BackupReply:
             invocation.report("backing up", 0, None)
             return await daemon.back_up(target)
     loaded = invocation.local
-    is_shared = is_shared_url(loaded.settings.sessions.store)
-    if not is_shared and (problem := refused(loaded, create=False)) is not None:
+    if loaded.shared_store is None and (problem := refused(loaded, create=False)) is not None:
         raise problem
     made = await back_up_closed(loaded.workspace.absolute(), loaded.settings.sessions, target, invocation.report)
     return backup_reply(made, target)
@@ -66,7 +65,8 @@ async def restored(invocation: Invocation, source: Path, *, damaged: bool) -> Ba
     if loaded.sources["sessions.store"] == "default":
         settings = msgspec.structs.replace(settings, store=await store_of(source) or settings.store)
     restored = await put_back(source, workspace, settings, invocation.report, damaged=damaged)
-    where = settings.store if is_shared_url(settings.store) else str(workspace)
+    choice = choose(workspace, settings.store)
+    where = str(choice.directory or choice.store)
     return msgspec.structs.replace(backup_reply(restored, source), directory=where)
 
 

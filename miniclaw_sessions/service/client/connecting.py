@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from miniclaw_sessions.config import DEFAULT_WORKSPACE, is_shared_url
+from miniclaw_sessions.config import DEFAULT_WORKSPACE, names_server
 from miniclaw_sessions.errors import ConfigError, DirectoryInUse, SessionsError, Unreachable, to_install
 from miniclaw_sessions.service.api.context import Chats, Context
 from miniclaw_sessions.service.client.client import Client
@@ -151,7 +151,7 @@ async def _opened_readonly(opened: Opened, workspace: Path | str, **options: Any
 
 def _workspace_of(target: str | Path | None) -> Path | str:
     """A directory, or the URL of a shared store."""
-    if isinstance(target, str) and is_shared_url(target):
+    if isinstance(target, str) and names_server(target):
         return target
     return Path(target or DEFAULT_WORKSPACE).expanduser().resolve()
 

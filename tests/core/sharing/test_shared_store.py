@@ -37,7 +37,7 @@ from miniclaw_sessions.errors import (
 from miniclaw_sessions.service.client import connect
 from miniclaw_sessions.testing import FakeClock
 from tests.command_line import Cli
-from tests.core.manager.modes import shared_mode
+from tests.core.sharing.modes import shared_mode
 from tests.postgresql import PostgreSQLServer
 
 pytestmark = pytest.mark.anyio

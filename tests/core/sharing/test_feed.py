@@ -13,7 +13,7 @@ import pytest
 
 from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.core.events.feed import Event
-from miniclaw_sessions.core.events.polling import LATE_S, THOROUGH_EVERY_S
+from miniclaw_sessions.core.sharing.feed import LATE_S, THOROUGH_EVERY_S
 from miniclaw_sessions.core.stores.postgresql import changes
 from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
 from miniclaw_sessions.testing import FakeClock

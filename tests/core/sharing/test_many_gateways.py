@@ -35,7 +35,7 @@ from miniclaw_sessions.errors import (
 )
 from miniclaw_sessions.files.transfer.forgetting import Selection, forget, select_sessions
 from miniclaw_sessions.testing import FaultyStore
-from tests.core.manager.modes import shared_mode
+from tests.core.sharing.modes import shared_mode
 from tests.postgresql import PostgreSQLServer
 
 pytestmark = pytest.mark.anyio
