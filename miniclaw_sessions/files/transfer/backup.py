@@ -36,9 +36,9 @@ from miniclaw_sessions.core.stores.shared_store import as_shared
 from miniclaw_sessions.core.stores.wrapping import innermost
 from miniclaw_sessions.disk import LOCK, Directory
 from miniclaw_sessions.errors import ConfigError, StoreError
-from miniclaw_sessions.files.transfer.archives import copy_archive, copy_mirrored, marker_of, write_marker_to
 from miniclaw_sessions.files.transfer.copying import Copy, Report, copy_missing, held, in_thread
 from miniclaw_sessions.files.transfer.files import SESSIONS, SET_ASIDE, files_in
+from miniclaw_sessions.files.transfer.surroundings import InDirectory, OnServer, copy_surroundings, surroundings_of
 
 MANIFEST = "backup.json"
 VERSION = 1
@@ -247,15 +247,15 @@ async def _restore_to_server(
         target = as_shared(await stack.enter_async_context(store))
         given = await stack.enter_async_context(open_store(source, backup, read_only=True))
         plan = await compare_stores(given, target)
-        marker = await marker_of(target)
+        around = OnServer(target)
+        marker = await around.marker()
         if plan.others or plan.different or (marker is not None and marker.key != (report.key or "")):
             raise ConfigError(f"{what}: there is something already; nothing was changed. Make a new database")
-        await write_marker_to(target, report.key or "")
+        await around.write_marker(report.key or "")
         copied = await copy_store(given, target, partial(on_progress, "copying the store"), total=report.sessions)
         for difference in copied.different:
             raise StoreError(f"{what}: {difference}; run it again")
-        await copy_archive(backup, target, None, report.problems)
-        await copy_mirrored(backup, target)
+        await copy_surroundings(InDirectory(backup), around, None, report.problems)
 
 
 # --- making one ------------------------------------------------------------------------------------------------------
@@ -266,11 +266,10 @@ async def _make(
 ) -> BackupReport:
     source = store if store is not None and store.keeps_entries else None
     kind = "none" if source is None else "sqlite" if source.place.path is None else source.place.kind
-    shared = as_shared(source) if source is not None and source.shared else None
-    beside = workspace or shared
+    around = surroundings_of(workspace, source)
     try:
         await in_thread(_refuse_taken, target, workspace)
-        marker = None if beside is None else await marker_of(beside)
+        marker = None if around is None else await around.marker()
         key = marker.key or None if marker is not None else None
         report = BackupReport(made_at=clock.now(), store=f"{kind}:", key=key)
         if workspace is not None and await in_thread(os.access, workspace, os.W_OK):
@@ -278,16 +277,16 @@ async def _make(
         await in_thread(lambda: Directory(target).close())
         copy = Copy(target, store_place(report.store, target))
         await copy.make(workspace, source, None if source is None else source.place.torn, on_progress=on_progress)
-        if shared is not None:
-            await copy_archive(shared, target, None, copy.report.problems)
-            await write_marker_to(target, key or "")
-            await copy_mirrored(shared, target)
+        if workspace is None and around is not None:  # else they are copied with the other files
+            made = InDirectory(target)
+            await copy_surroundings(around, made, None, copy.report.problems)
+            await made.write_marker(key or "")
         report.sessions, report.entries = copy.report.sessions, copy.report.entries
         report.snapshots, report.problems = copy.report.snapshots, copy.report.problems
         on_progress("writing the list of files", 0, None)
         await in_thread(_finish, workspace, copy, report)
     except OSError as error:
-        what = shared.place.shown if shared is not None else workspace
+        what = workspace if workspace is not None or source is None else source.place.shown
         raise ConfigError(f"cannot back {what} up to {target}: {error.strerror or error}") from error
     return report
 

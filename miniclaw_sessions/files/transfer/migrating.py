@@ -20,30 +20,26 @@ import msgspec
 
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.core.persistence.losses import Losses
 from miniclaw_sessions.core.persistence.marker import check_marker
 from miniclaw_sessions.core.persistence.own_task import in_own_task
 from miniclaw_sessions.core.persistence.recognition import is_ours, recognize
-from miniclaw_sessions.core.persistence.snapshots import largest_snapshot
 from miniclaw_sessions.core.persistence.workspace import open_snapshots
-from miniclaw_sessions.core.sharing.checkpoints import StoredCheckpoints
 from miniclaw_sessions.core.stores import STORE_URLS, open_store, refuse_another_store, store_place, stores_in
 from miniclaw_sessions.core.stores.base import Store, StorePlace
 from miniclaw_sessions.core.stores.copying import Copied, compare_stores, copy_store
 from miniclaw_sessions.core.stores.encrypted import encrypted
 from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.core.stores.reading import Source
-from miniclaw_sessions.core.stores.shared_store import SharedStore, as_shared
 from miniclaw_sessions.core.stores.sqlite.files import is_open_elsewhere
 from miniclaw_sessions.disk import Directory, DirectoryLock
 from miniclaw_sessions.encryption import KeyRing, is_sealed
 from miniclaw_sessions.errors import ConfigError, DirectoryInUse, NotAWorkspace
-from miniclaw_sessions.files.transfer.archives import Beside, copy_archive, copy_mirrored, marker_of, write_marker_to
-from miniclaw_sessions.files.transfer.checkpoints import InFiles, InRows, Side, carry
+from miniclaw_sessions.files.transfer.checkpoints import carry
 from miniclaw_sessions.files.transfer.copying import Report, in_thread, refuse_cut_off_salvage
 from miniclaw_sessions.files.transfer.files import SESSIONS, Sealing, files_in
 from miniclaw_sessions.files.transfer.rekeying import Opened
 from miniclaw_sessions.files.transfer.session_files import SessionFiles
+from miniclaw_sessions.files.transfer.surroundings import Surroundings, copy_surroundings, surroundings_of
 
 
 class Change(Enum):
@@ -168,9 +164,9 @@ async def migrate(  # noqa: PLR0913 - both houses, and how to move
     async with AsyncExitStack() as stack:
         moved = Moved(source=source.url, target=target.url, copied=Copied(), is_dry=dry_run)
         given, there = await _open_both(moved, source, target, keys, settings, stack)
-        here, beside = _beside(source, given), _beside(target, there)
+        here, around = _around(source, given), _around(target, there)
         was = await _how_sealed(given, here, keys)
-        _refuse_mixture(was, await _how_sealed(there, beside, None), keys, change)
+        _refuse_mixture(was, await _how_sealed(there, around, None), keys, change)
         view, written = _sealed_as_wanted(given, there, was, keys, change)
         if dry_run:
             moved.copied = await compare_stores(view, written)
@@ -180,15 +176,15 @@ async def migrate(  # noqa: PLR0913 - both houses, and how to move
             raise ConfigError(f"cannot migrate from {source.url}: it is empty, and everything would be deleted")
         report = partial(on_progress, "copying sessions")
         copy = partial(copy_store, view, written, report, total=total, delete_others=delete_others)
-        if here is None or beside is None or here == beside:
+        if here is None or around is None or here.root == around.root:
             moved.copied = await copy()
             return moved
         opens, seals = _keys_of(was, keys, change)
-        ours = await stack.enter_async_context(_checkpoints_of(here, opens, settings, read_only=True))
-        theirs = await stack.enter_async_context(_checkpoints_of(beside, seals, settings))
+        ours = await stack.enter_async_context(here.checkpoints(opens, settings, read_only=True))
+        theirs = await stack.enter_async_context(around.checkpoints(seals, settings))
         moved.copied = await copy(before_deletion=theirs.forget)
         on_progress("copying what is beside them", 0, None)
-        moved.archived = await _copy_rest(here, beside, keys, change, moved.copied.problems)
+        moved.archived = await _copy_rest(here, around, keys, change, moved.copied.problems)
         if not isinstance(given, SessionFiles):  # of which the files are all there is
             await carry(ours, theirs, moved.copied.alike)
     return moved
@@ -315,9 +311,9 @@ class _Sealed(NamedTuple):
     key: str = ""
 
 
-async def _how_sealed(store: Store | SessionFiles, beside: Beside | None, keys: KeyRing | None) -> _Sealed:
+async def _how_sealed(store: Store | SessionFiles, around: Surroundings | None, keys: KeyRing | None) -> _Sealed:
     """What the side says of itself, or else the first entry that is found."""
-    if beside is not None and (marker := await marker_of(beside)) is not None:
+    if around is not None and (marker := await around.marker()) is not None:
         return _Sealed(marker.key != "", marker.key)
     if isinstance(store, SessionFiles):
         return _Sealed(keys is not None)
@@ -370,49 +366,26 @@ def _sealed_as_wanted(
     return Opened(given, _sealing(keys, change)), encrypted(there, keys if change is Change.ENCRYPT else None)
 
 
-# --- beside the store ------------------------------------------------------------------------------------------------
+# --- around the store ------------------------------------------------------------------------------------------------
 
 
-def _beside(one: Location, store: Store | SessionFiles) -> Beside | None:
-    return one.workspace if isinstance(store, SessionFiles) or not store.shared else as_shared(store)
+def _around(one: Location, store: Store | SessionFiles) -> Surroundings | None:
+    return surroundings_of(one.workspace, None if isinstance(store, SessionFiles) else store)
 
 
-async def _copy_rest(source: Beside, target: Beside, keys: KeyRing | None, change: Change, problems: list[str]) -> int:
-    """Copy the archive, and what is known of everything: its encryption, losses, what was followed.
+async def _copy_rest(
+    source: Surroundings, target: Surroundings, keys: KeyRing | None, change: Change, problems: list[str]
+) -> int:
+    """Copy the archive, and what is known of everything: its encryption, losses, the ids of mirrored sessions.
 
     Returns:
         How many archived sessions.
     """
     sealing = None if keys is None or change is Change.NONE else _sealing(keys, change)
-    archived = await copy_archive(source, target, sealing, problems)
-    await _copy_marker(source, target, sealing)
-    if isinstance(source, Path) and isinstance(target, Path):
-        await in_thread(_copy_losses, source, target)
-    await copy_mirrored(source, target)
-    return archived
-
-
-@asynccontextmanager
-async def _checkpoints_of(
-    beside: Beside, keys: KeyRing | None, settings: SessionSettings, *, read_only: bool = False
-) -> AsyncIterator[Side]:
-    clock = SystemClock()
-    if isinstance(beside, SharedStore):
-        most = largest_snapshot(settings)
-        yield InRows(beside, StoredCheckpoints(beside, clock=clock, max_bytes=most, encryption=keys), clock)
-        return
-    opening = partial(open_snapshots, clock=clock, encryption=keys, read_only=read_only)
-    with closing(await in_thread(opening, beside, settings)) as snapshots:
-        yield InFiles(snapshots, clock)
-
-
-async def _copy_marker(source: Beside, target: Beside, sealing: Sealing | None) -> None:
-    """Say of the target how it is encrypted."""
+    archived = await copy_surroundings(source, target, sealing, problems)
     if sealing is not None:
-        await write_marker_to(target, "" if sealing.seals is None else sealing.seals.ids[0])
-    elif (marker := await marker_of(source)) is not None:
-        await write_marker_to(target, marker.key)
-
-
-def _copy_losses(source: Path, target: Path) -> None:
-    Losses(target).note(Losses(source).known)
+        await target.write_marker("" if sealing.seals is None else sealing.seals.ids[0])
+    elif (marker := await source.marker()) is not None:
+        await target.write_marker(marker.key)
+    await target.note_losses(await source.losses())
+    return archived
