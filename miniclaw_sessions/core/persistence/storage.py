@@ -1,4 +1,4 @@
-"""What a manager keeps its sessions in: a directory (`workspace`), or nothing but a shared database (`database`)."""
+"""What a manager keeps its sessions in: a directory (`workspace`), or a shared store alone (`sharing.database`)."""
 
 from __future__ import annotations
 
