@@ -7,7 +7,10 @@ measured on the monotonic clock (rule R22).
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -75,6 +78,20 @@ def derived_id(text: str) -> str:
     import uuid_utils  # noqa: PLC0415 - as above
 
     return str(uuid_utils.uuid5(uuid_utils.NAMESPACE_OID, text))
+
+
+def derived_ids(data: bytes) -> Callable[[], str]:
+    """Make ids for a file without ids of its own: the same ones each time the same bytes are read.
+
+    After a crash before the file is rewritten the store must still recognize the session by these ids.
+    """
+
+    def ids() -> Iterator[str]:
+        digest = hashlib.sha256(data).hexdigest()  # only when the first id is needed: most files have their own
+        for number in itertools.count():
+            yield derived_id(f"{digest} {number}")
+
+    return ids().__next__
 
 
 async def sleep_unless(clock: Clock, seconds: float, event: anyio.Event) -> bool:

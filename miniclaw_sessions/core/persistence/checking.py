@@ -11,11 +11,11 @@ from types import MappingProxyType
 import msgspec
 from anyio import to_thread
 
-from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.clock import Clock, derived_ids
 from miniclaw_sessions.core.history.branch import as_message_entry
 from miniclaw_sessions.core.history.state import Snapshot
 from miniclaw_sessions.core.persistence.losses import Loss
-from miniclaw_sessions.core.persistence.recovery import Progress, ids_for
+from miniclaw_sessions.core.persistence.recovery import Progress
 from miniclaw_sessions.core.persistence.snapshot_file import DamagedSnapshot, decode_snapshot
 from miniclaw_sessions.core.persistence.snapshots import SUFFIX, Snapshots
 from miniclaw_sessions.core.protocol.encoding import decode_entry
@@ -105,7 +105,7 @@ class Check:
             self._problems.append(f"{found.name}: it is encrypted, and damaged or not what belongs under this name")
             return
         try:
-            snapshot = decode_snapshot(found.data, stem=stem, now=self._clock.now(), new_id=ids_for(found.data))
+            snapshot = decode_snapshot(found.data, stem=stem, now=self._clock.now(), new_id=derived_ids(found.data))
         except (DamagedSnapshot, SchemaTooNew) as error:
             self._problems.append(f"{found.name}: {error}")
             return

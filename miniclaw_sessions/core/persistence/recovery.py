@@ -20,8 +20,6 @@ and reads the files that the store does not know. Each of the others goes throug
 from __future__ import annotations
 
 import gc
-import hashlib
-import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
@@ -31,7 +29,7 @@ import msgspec
 from anyio import to_thread
 from anyio.streams.memory import MemoryObjectSendStream
 
-from miniclaw_sessions.clock import Clock, derived_id
+from miniclaw_sessions.clock import Clock, derived_ids
 from miniclaw_sessions.core.history.branch import rejoined
 from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.history.state import Snapshot
@@ -257,7 +255,7 @@ class Recovery:
             return
         stem = found.name.removesuffix(SUFFIX)
         try:
-            snapshot = decode_snapshot(found.data, stem=stem, now=self._clock.now(), new_id=ids_for(found.data))
+            snapshot = decode_snapshot(found.data, stem=stem, now=self._clock.now(), new_id=derived_ids(found.data))
         except DamagedSnapshot as error:
             reason = "it is encrypted, and damaged or another's" if is_sealed(found.data) else str(error)
             self._damaged.append((found.name, reason))
@@ -359,20 +357,6 @@ class Recovery:
         self._missing, self._lost = [], {}
 
 
-def ids_for(data: bytes) -> Callable[[], str]:
-    """Ids for a file that brings none of its own: the same ones whenever the same bytes are read.
-
-    After a crash before the file is rewritten the store must still recognize the session by these ids.
-    """
-
-    def ids() -> Iterator[str]:
-        digest = hashlib.sha256(data).hexdigest()  # not before the first id is asked for: most files have theirs
-        for number in itertools.count():
-            yield derived_id(f"{digest} {number}")
-
-    return ids().__next__
-
-
 async def read_snapshot(snapshots: Snapshots, session_id: str, clock: Clock) -> Snapshot | None:
     """The content of a session's file; None if it is missing or damaged.
 
@@ -384,7 +368,7 @@ async def read_snapshot(snapshots: Snapshots, session_id: str, clock: Clock) -> 
         for found in chunk:
             if found.data is not None and not is_sealed(found.data):
                 with suppress(DamagedSnapshot):
-                    return decode_snapshot(found.data, stem=session_id, now=clock.now(), new_id=ids_for(found.data))
+                    return decode_snapshot(found.data, stem=session_id, now=clock.now(), new_id=derived_ids(found.data))
     return None
 
 

@@ -18,8 +18,7 @@ import msgspec
 from anyio import to_thread
 from msgspec.structs import replace
 
-from miniclaw_sessions.clock import Clock, derived_id
-from miniclaw_sessions.core.persistence.recovery import ids_for
+from miniclaw_sessions.clock import Clock, derived_id, derived_ids
 from miniclaw_sessions.core.protocol.entries import FOLLOWED, Entry, LeafMove
 from miniclaw_sessions.errors import ImportRefused, SessionExists, SessionExpired, SessionNotFound, Unreachable
 from miniclaw_sessions.files.discovery.databases import lines_of
@@ -324,7 +323,7 @@ class Follower:
         form = recognize(Sample(lines=parsed_lines(head, is_whole=False))) if named is None else format_named(named)
         reader = form.reader
         assert reader is not None  # noqa: S101 - it was read before
-        growing = GrowingFile(reader(Chain(new_id=ids_for(head.partition(b"\n")[0]), now=self._clock.now())))
+        growing = GrowingFile(reader(Chain(new_id=derived_ids(head.partition(b"\n")[0]), now=self._clock.now())))
         start = 0
         for end in sorted({*place.ends, place.bytes}):
             for lines in lines_in(blocks(fd, start, end), MAX_LINE_BYTES):

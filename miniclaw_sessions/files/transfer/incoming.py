@@ -18,9 +18,9 @@ from typing import Any, Self
 import msgspec
 from anyio import to_thread
 
-from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.clock import Clock, derived_ids
 from miniclaw_sessions.core.history.placing import Places
-from miniclaw_sessions.core.persistence.recovery import Progress, ids_for
+from miniclaw_sessions.core.persistence.recovery import Progress
 from miniclaw_sessions.core.protocol.entries import (
     FOLLOWED,
     METADATA,
@@ -210,7 +210,7 @@ class Import:
         if not form.by_line and sample.document is None and self._doubt:
             raise ImportRefused(f"{self._name} is not one JSON document, as {form.name} has it; {self._doubt}")
         seed = head[:HEAD_BYTES].partition(b"\n")[0] if form.by_line else head[:HEAD_BYTES]  # it may have grown since
-        self._reader = form.reader(Chain(new_id=ids_for(seed), now=self._clock.now()))
+        self._reader = form.reader(Chain(new_id=derived_ids(seed), now=self._clock.now()))
         self._batches = self._read(form, self._reader, sample.document)
         self._first = await anext(self._batches, self._first)  # by the time there is an entry, the header has been read
         key = key or _key_of(self._reader.facts, self._name)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from miniclaw_sessions.core.persistence.recovery import ids_for
+from miniclaw_sessions.clock import derived_ids
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.files.discovery.growing_file import GrowingFile
 from miniclaw_sessions.files.formats.codec import Chain
@@ -184,7 +184,7 @@ def read_in(lines: list[bytes], form: str, pauses: set[int]) -> list[MessageEntr
     """The messages of a file that is read with pauses behind some of its lines."""
     make = format_named(form).reader
     assert make is not None
-    growing = GrowingFile(make(Chain(new_id=ids_for(lines[0]), now=datetime(2026, 1, 1, tzinfo=UTC))))
+    growing = GrowingFile(make(Chain(new_id=derived_ids(lines[0]), now=datetime(2026, 1, 1, tzinfo=UTC))))
     entries = []
     for number, one in enumerate(lines):
         entries += growing.fed([one])
