@@ -29,7 +29,7 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         entries: the kept entries, oldest first: from the compaction's first kept entry (or the root) to the leaf,
             including the compaction itself.
-        compaction: the newest compaction; None if there is none.
+        compaction: the newest compaction; None without one.
         is_whole: whether the entries are all that a model sees of the branch, and not only the newest.
         provider, model, thinking_level: the settings at the leaf, as far as these entries have them.
         problems: the problems of the branch, one sentence each.

@@ -1,4 +1,4 @@
-"""An entry in a few words on one line: its speaker, and its beginning. Safe to print, whatever its content."""
+"""An entry in a few words on one line: its speaker, and its beginning. Safe to print with any content."""
 
 from __future__ import annotations
 

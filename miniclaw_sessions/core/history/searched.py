@@ -148,7 +148,7 @@ def hit(search: Search, session_id: str, key: SessionKey, entry: Entry) -> Hit |
 
 
 def score(search: Search, found: Searched) -> float | None:
-    """The quality of a match, from 0 to 1, whatever the session; None: it does not match."""
+    """The quality of a match, from 0 to 1, independent of the session; None: it does not match."""
     if search.role not in (None, found.role) or not (
         _is_one_of(search.tool, found.tools) and _is_one_of(search.author, found.authors)
     ):

@@ -1,8 +1,8 @@
 """Which sessions are in memory, and which are on disk only: a cache of at most `limit` of what may be a million.
 
 What is cached is a session's journal; people hold the `Session` of it. Beyond the limit those that were used longest
-ago are evicted, as soon as their file and the store have all of them; whoever asks for one again has it loaded. One
-that was evicted while somebody still holds it is the same object when it is asked for again: it is remembered for as
+ago are evicted, as soon as their file and the store have all of them; a later use loads it again. One
+that was evicted while a caller still holds it stays the same object at its next use: it is remembered for as
 long as it lives, so that there are never two live objects for one key. What such a holder appends is saved as ever,
 because the flusher holds what is dirty. Who evicts: the registry when it adds one, and after each flush, when what was
 dirty may go.
@@ -97,7 +97,7 @@ class Names(Protocol):
         ...
 
     def total(self, cached: int) -> int:
-        """How many sessions there are, as far as is known, when so many are in memory."""
+        """How many sessions exist, as far as known, with this many in memory."""
         ...
 
     def note(self, session_id: str, used: float) -> None:
@@ -131,11 +131,11 @@ class NamesOnDisk:
         self.used[session_id] = used
 
     def removed(self) -> None:
-        """The cache is told its name."""
+        """Record its name in the cache."""
 
 
 class SessionCache:
-    """The sessions of an open manager by id; synchronous, so nobody else runs in between.
+    """The sessions of an open manager by id; synchronous, so no other task runs in between.
 
     Attributes:
         limit: how many may be in memory.
@@ -153,7 +153,7 @@ class SessionCache:
         self.evictions = 0
         self._cached: OrderedDict[str, Journal] = OrderedDict()
         self._on_disk = names.used
-        self._held: WeakValueDictionary[str, Journal] = WeakValueDictionary()  # evicted, but somebody has the object
+        self._held: WeakValueDictionary[str, Journal] = WeakValueDictionary()  # evicted, but a caller has the object
         self.knows_times = True
         self.newest_on_disk: datetime | None = None
         self._forgiven = timedelta(0)
@@ -173,11 +173,11 @@ class SessionCache:
         return len(self._cached)
 
     def in_memory(self) -> Iterator[Journal]:
-        """Every session that is in memory, whoever holds it."""
+        """Every session that is in memory, evicted ones that callers hold included."""
         return chain(self._cached.values(), self._held.values())
 
     def get(self, session_id: str) -> Journal | None:
-        """The live session, which counts as the one used last; None if it must be loaded, or there is none."""
+        """The live session, which counts as the one used last; None if it must be loaded, or does not exist."""
         journal = self._cached.get(session_id)
         if journal is not None:
             self._cached.move_to_end(session_id)
@@ -198,7 +198,7 @@ class SessionCache:
         return len(self._cached) <= self.limit or self.evict(LOOK)
 
     def remove(self, session_id: str) -> None:
-        """Forget a session: there is none of this id any more."""
+        """Forget a session: it no longer exists."""
         self._cached.pop(session_id, None)
         self._on_disk.pop(session_id, None)
         self._held.pop(session_id, None)
@@ -272,7 +272,7 @@ class SessionCache:
 
 
 def _may_go(journal: Journal) -> bool:
-    """True if nothing is lost when its object goes: all of it is on disk, and nobody is about to remove it."""
+    """True if nothing is lost when its object goes: all of it is on disk, and no task is about to remove it."""
     return not journal.checkpoint.is_dirty and not journal.is_deleted and journal.log.rejected is None
 
 

@@ -48,7 +48,7 @@ class Eraser:
         for _ in range(LOOKS):
             try:
                 await self._quiet(journal)
-                require_removable(journal, if_sequence)  # something may have come since somebody looked
+                require_removable(journal, if_sequence)  # an entry may have come since the caller looked
                 return await self._remove(journal, StoredHead(journal.log.head, journal.log.committed))
             except StoreConflict as conflict:
                 is_there = await self._mode.give_way(journal, conflict)

@@ -1,9 +1,9 @@
-"""Expiry: sessions that nobody uses any more go to the archive, and then from memory, file and store.
+"""Expiry: unused sessions go to the archive, and then from memory, file and store.
 
-A session expires when it has been idle for strictly longer than its time to live; every use renews it. Nobody is to be
-surprised: the log says beforehand what the next sweep will take, a dry run lists it, and what was archived comes back.
+A session expires when it has been idle for strictly longer than its time to live; every use renews it. The log
+announces what the next sweep will take, a dry run lists it, and an archived session comes back.
 
-A wrong clock must not expire everything at once (requirement W40). While the process runs, a forward jump of the wall
+A wrong clock must not expire everything at once. While the process runs, a forward jump of the wall
 clock against the monotonic one is added to every session's last access. When no session at all was used for over a day
 before the start, either the clock is wrong or the gateway was down; in both cases people get one sweep interval to come
 back.

@@ -66,7 +66,7 @@ class LocalMode:
         return Journal(conversation, home, committed=conversation.state.last_sequence, dirty=dirty)
 
     def ownership(self, journal: Journal) -> Ownership:  # noqa: ARG002 - the mode's
-        """Nobody else answers it."""
+        """No other process answers it."""
         return SOLE_OWNER
 
     async def resolve(self, refused: SessionLog, conflict: StoreConflict) -> Shrunk:
@@ -78,7 +78,7 @@ class LocalMode:
         return True
 
     async def give_way(self, journal: Journal, conflict: StoreConflict) -> bool:  # noqa: ARG002 - the mode's
-        """There is nobody to give way to."""
+        """No other process needs the turn."""
         raise conflict
 
     async def count(self) -> int:
@@ -86,7 +86,7 @@ class LocalMode:
         return len(self.cache)
 
     async def listing(self) -> Listing:
-        """All sessions and when they were last used; of those on disk, their files tell."""
+        """All sessions and when they were last used; of those on disk, as their files have it."""
         cache = self.cache
         if not cache.knows_times:
             times = await self._workspace.modified()
@@ -120,7 +120,7 @@ class LocalMode:
         return True
 
     def complete(self, journal: Journal) -> None:
-        """Nobody else waits for it."""
+        """No other process waits for it."""
 
     def end_long(self, journal: Journal) -> None:
         """As `complete`."""
@@ -178,7 +178,7 @@ class LocalPopulation:
         """Those of these sessions that are under legal hold."""
         held = []
         for session_id in session_ids:
-            with suppress(SessionsError):  # `_expire` tells of it
+            with suppress(SessionsError):  # `_expire` logs it
                 journal = await self._sessions.load(session_id)
                 if journal is not None and journal.legal_hold is not None:
                     held.append(session_id)
@@ -190,7 +190,7 @@ class LocalPopulation:
         return {session_id: size for session_id, size in freed.items() if size is not None}
 
     async def _expire(self, session_id: str) -> int | None:
-        """Delete one idle session, unless it was used since, and tell how large its entries were; None if it stays.
+        """Delete one idle session, unless it was used since, and return the size of its entries; None if it stays.
 
         Its turn is held meanwhile.
         """

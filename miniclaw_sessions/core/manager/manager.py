@@ -67,7 +67,7 @@ from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.statistics import Health, ManagerStatistics
 
 FEW_RECENT = 10
-"""So many sessions are asked for at a time by who wants the one used last; it may just have been deleted."""
+"""How many sessions are read to find the one used last; the first may just have been deleted."""
 
 LISTED_LOSSES = 20
 """At most this many sessions that have lost something are named by `health`."""
@@ -80,7 +80,7 @@ class SessionManager:
     """The sessions of one directory or database; an async context manager that any task may enter, and any other leave.
 
     Attributes:
-        workspace: the directory; None where there is none.
+        workspace: the directory; None without one.
         events: what happens to its sessions: topics to subscribe to, the live tail of one session, the feed of all.
     """
 
@@ -112,7 +112,7 @@ class SessionManager:
             clock: time and ids; the machine's by default.
             on_progress: called during recovery, flushes and checks, on the event loop.
             encryption: the keys that everything is encrypted with; None: nothing is.
-            create: make the workspace if there is none.
+            create: make the workspace if it is missing.
             wait_s: seconds to wait for another process that has the directory, before DirectoryInUse is raised.
         """
         self.settings = settings or SessionSettings()
@@ -161,7 +161,7 @@ class SessionManager:
 
     @property
     def store(self) -> Store:
-        """The store that is open, for whoever copies it; changing it behind the sessions' backs would harm them."""
+        """The open store, for copies of it; changing it behind the sessions' backs would harm them."""
         return self._store
 
     @property
@@ -221,12 +221,12 @@ class SessionManager:
             self._background.start(self._expiry.run, name="expiry")
             try:
                 await self._registry.remove_unfinished()
-                with anyio.CancelScope(shield=True):  # whatever fails or is cancelled: `close` saves first
+                with anyio.CancelScope(shield=True):  # after every failure or cancellation: `close` saves first
                     yield
             except BaseException:
                 self._background.cut_off()
                 raise
-            if not self._closed:  # who opened it was cancelled when it was just open: nobody has it to close it
+            if not self._closed:  # its opener was cancelled just then, and cannot close it
                 self._background.cut_off()
 
     def _compose(self, storage: Storage, background: Background) -> None:
@@ -332,7 +332,7 @@ class SessionManager:
         agent_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Session:
-        """The session of this chat, made if there is none. Renews its time to live.
+        """The session of this chat, created if needed. Renews its time to live.
 
         Any number of tasks may ask for the same chat at once: all get the same object. A new session is written at the
         next flush, and is in the store from its first entry on.
@@ -341,7 +341,7 @@ class SessionManager:
             channel: where the conversation takes place, such as telegram.
             chat_id: which chat of the channel it is; a number becomes its decimal text.
             agent_id: stored with the session if it is new.
-            metadata: title and whatever else is stored with the session if it is new.
+            metadata: title and other fields that are stored with the session if it is new.
 
         Raises:
             InvalidKey: the channel or chat id cannot name a session.
@@ -383,7 +383,7 @@ class SessionManager:
         return await restore(self._registry, self._storage.archive, session_id)
 
     async def put(self, session: Session) -> Session:
-        """Return when everything of a session is acknowledged, in the words of document 001.
+        """Return when everything of a session is acknowledged, in Dive's words.
 
         Sessions of this manager save themselves; this waits for it, and is `Session.saved`. A session from elsewhere,
         such as a fork of `Session.new()` or another manager's, is copied: go on with the copy, which is returned and is
@@ -410,7 +410,7 @@ class SessionManager:
         """The session that was used last, of all or of one channel; renews its time to live.
 
         Raises:
-            SessionNotFound: there is none.
+            SessionNotFound: it does not exist.
             ManagerClosed: the manager is not open.
         """
         self._require_open()
@@ -441,7 +441,7 @@ class SessionManager:
         """Put a session under legal hold: nothing deletes it, and it does not expire, until that ends with None.
 
         Raises:
-            SessionNotFound: there is none; an expired one can be held after `restore`.
+            SessionNotFound: it does not exist; an expired one can be held after `restore`.
             StoreUnavailable: it could not be written down.
         """
         self._require_open()
@@ -458,7 +458,7 @@ class SessionManager:
         be in the store's log until `purge`.
 
         Raises:
-            LeafMoved: its last sequence number is not `if_sequence` (None: whatever it is); nothing was changed.
+            LeafMoved: its last sequence number is not `if_sequence` (None: any number); nothing was changed.
             SessionHeld: it is under legal hold; nothing was changed.
             StoreUnavailable: not all of it could be deleted, its archived copies last; delete it again.
             TurnInProgress: this very task holds the session's turn.
@@ -585,9 +585,9 @@ class SessionManager:
             self._patience.deadline = anyio.current_time() + self.settings.shutdown_timeout_s
         try:
             self._watcher(progress)
-        except Exception as error:  # noqa: BLE001 - whoever watches must not fail what is watched
+        except Exception as error:  # noqa: BLE001 - an observer must not fail the observed work
             log.warning("telling the progress failed", action="progress.failed", error=type(error).__name__)
 
 
 def _ignore(_: object) -> None:
-    """Nobody watches."""
+    """Observes nothing."""

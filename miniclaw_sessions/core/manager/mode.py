@@ -29,7 +29,7 @@ class Sessions(Home[Journal], Protocol):
     """The home of a manager's sessions, which loads and removes them."""
 
     async def load(self, session_id: str) -> Journal | None:
-        """The live session, loaded if it is not in memory; None if there is none."""
+        """The live session, loaded if it is not in memory; None if it does not exist."""
         ...
 
     async def remove(self, journal: Journal, *, kind: EndKind = "deleted") -> None:

@@ -57,7 +57,7 @@ async def get(reader: Reader, channel: str, chat_id: str | int) -> Session:
     """The session of this chat; does not renew its time to live.
 
     Raises:
-        SessionNotFound: there is none.
+        SessionNotFound: it does not exist.
         InvalidKey: the channel or chat id cannot name a session.
     """
     return await find(reader, SessionKey.of(channel, chat_id).session_id)
@@ -67,7 +67,7 @@ async def find(reader: Reader, session_id: str) -> Session:
     """The session with this id; does not renew its time to live.
 
     Raises:
-        SessionNotFound: there is none.
+        SessionNotFound: it does not exist.
         InvalidKey: the text does not have the form of a session id.
     """
     journal = await reader.source.load(session_id)
@@ -115,10 +115,10 @@ async def list_sessions(  # noqa: PLR0913 - each can be left out
         reader: whose sessions.
         channel: only this channel.
         only: only those whose id this is true of; the others are not loaded.
-        limit: at most so many of them; None: all.
-        offset: after so many others.
+        limit: at most this many; None: all.
+        offset: how many to skip.
         after: only those that stand behind this position.
-        last_words: whether each tells how the newest thing that somebody said begins, and one without any name
+        last_words: whether each has the beginning of its newest message, and one without any name
             how the first thing that a person said does.
 
     Raises:
@@ -177,7 +177,7 @@ async def usage(  # noqa: PLR0913 - each can be left out
         until: up to this day, which counts as well.
         channel: only this channel.
         session_id: only this session.
-        limit: at most so many rows: the newest days, or what cost most.
+        limit: at most this many rows: the newest days, or the most expensive rows.
 
     Raises:
         SessionNotFound: there is no session `session_id`.

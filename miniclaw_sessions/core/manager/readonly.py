@@ -150,7 +150,7 @@ class ReadOnlySessions(ABC):
         """Open it to read.
 
         Raises:
-            NotAWorkspace: there is none.
+            NotAWorkspace: the directory holds none.
             WrongKey, KeyNeeded, NotEncrypted: the keys do not go with what is there.
             SchemaTooNew, StoreUnavailable: the store cannot be read.
         """
@@ -190,7 +190,7 @@ class ReadOnlySessions(ABC):
 
     @abstractmethod
     async def load(self, session_id: str) -> Journal | None:
-        """A session as it is stored; None if there is none."""
+        """A session as it is stored; None if it does not exist."""
 
     @abstractmethod
     async def newest(self, **part: Any) -> builtins.list[ListPosition]:
@@ -332,7 +332,7 @@ class ReadOnlyDirectory(ReadOnlySessions):
         return [one.session_id for one in found if one.legal_hold is not None]
 
     async def load(self, session_id: str) -> Journal | None:
-        """A session as it is stored; None if there is none."""
+        """A session as it is stored; None if it does not exist."""
         stored = await self.store.head(session_id)  # first: a snapshot that is newer has all of it
         snapshot = await read_snapshot(self._snapshots, session_id, self.clock)
         if snapshot is not None and stored is not None and snapshot.state.incarnation != stored.head.incarnation:
@@ -385,7 +385,7 @@ class ReadOnlyDirectory(ReadOnlySessions):
 
 
 class ReadOnlyDatabase(ReadOnlySessions):
-    """The sessions of a shared store, read as they are stored, beside whoever writes them."""
+    """The sessions of a shared store, read as they are stored, while other processes write them."""
 
     workspace = None
     _database: Database
@@ -437,7 +437,7 @@ class ReadOnlyDatabase(ReadOnlySessions):
         )
 
     async def load(self, session_id: str) -> Journal | None:
-        """A session as it is stored; None if there is none."""
+        """A session as it is stored; None if it does not exist."""
         found = await sessions_in(self._database, [session_id], self)
         return found[session_id].journal if session_id in found else None
 

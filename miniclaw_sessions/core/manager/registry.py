@@ -2,10 +2,10 @@
 
 Which lock protects what, in the order in which they are taken:
 
-- the *turn lock* of a session: its open turn. Whoever deletes or expires a session holds it.
+- the *turn lock* of a session: its open turn. A deletion or expiry holds it.
 - a *reservation* of a session id: what is on disk under it. Held while a session is loaded, removed, or put together
-  by a fork or an import; whoever else wants the key waits for it, or is refused. It belongs to the work and not to the
-  caller: what is to be undone is undone before the key is free again, even if asyncio cancels whoever began it.
+  by a fork or an import; other callers for the key wait for it, or are refused. It belongs to the work and not to the
+  caller: the work is undone before the key is free again, even if asyncio cancels the caller.
 - `_lock`: the decision that a key is free and whose it will be. Never held during work on the disk, but for the reload
   of a session that the store refused.
 - `Flusher.lock`: the files in `sessions/`. Held during a flush, a check, and while a session's file is removed, so that
@@ -13,7 +13,7 @@ Which lock protects what, in the order in which they are taken:
 - `Snapshots` lets one thread write at a time, and the store has one thread of its own: an older state never overtakes a
   newer one.
 
-Everything else happens between two awaits, where nobody else runs.
+Everything else happens between two awaits, where no other task runs.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class SessionRegistry:
         return Eraser(self._storage, self._saving, self.cache, self.mode)
 
     def close(self) -> None:
-        """Give out nothing more: whoever waits for a session is refused."""
+        """Give out no more sessions: waiting callers are refused."""
         self._closed = True
         self.mode.close()
 
@@ -136,7 +136,7 @@ class SessionRegistry:
     # --- looking up --------------------------------------------------------------------------------------------------
 
     async def get_or_create(self, key: SessionKey, given: Mapping[str, Any]) -> Journal:
-        """The session of a key, made if there is none; see `SessionManager.get_or_create`."""
+        """The session of a key, created if needed; see `SessionManager.get_or_create`."""
         session_id = key.session_id
         journal = self.usable(session_id)
         while journal is None:
@@ -169,7 +169,7 @@ class SessionRegistry:
             return None if refused is None else self.usable(session_id) or await self._reload(refused)
 
     async def fresh(self, session_id: str) -> Journal | None:
-        """The live session as it is now, whoever has written it; None as for `usable`.
+        """The live session as it is now, with every process's writes; None as for `usable`.
 
         Raises:
             StoreUnavailable: others may write the store, and it cannot be read.
@@ -193,7 +193,7 @@ class SessionRegistry:
         return journal if is_usable else None
 
     async def load(self, session_id: str) -> Journal | None:
-        """The live session, loaded if it is on disk only; None if there is none. However many ask, one loads it.
+        """The live session, loaded if it is on disk only; None if it does not exist. Of many callers, one loads it.
 
         Raises:
             SnapshotUnreadable, SchemaTooNew, QuarantineFull: its file is there and must not be touched; it was not.
@@ -274,7 +274,7 @@ class SessionRegistry:
         recovered = found.pop(session_id, None)
         self.cache.learn_names(found)  # a file of another program may turn out to be another session
         if recovered is None:
-            self.cache.remove(session_id)  # somebody else deleted its files
+            self.cache.remove(session_id)  # another program deleted its files
             return None
         conversation = recovered.conversation
         conversation.state.last_accessed = self.cache.last_use(session_id, conversation.state.last_accessed)
@@ -382,7 +382,7 @@ class SessionRegistry:
     async def new_journal(
         self, key: SessionKey, *, purpose: str, created_at: datetime | None = None
     ) -> AsyncIterator[Journal]:
-        """A session that nobody else sees until the block has ended well; else nothing of it is left.
+        """A session that stays invisible until the block has ended well; else nothing of it is left.
 
         Its content is committed as it comes, however much that is. After a crash in between, the next start removes it.
         The key is reserved until the session is there, or all that was begun of it is gone.
@@ -461,7 +461,7 @@ class SessionRegistry:
             journal: of the session.
             kind: how it ends.
             if_sequence: only if this is its last sequence number.
-            afterwards: what is to be done before its key is free again; where that fails, the session is gone.
+            afterwards: runs before its key is free again; if it fails, the session is gone.
 
         Raises:
             LeafMoved, SessionHeld: it may not be removed.
@@ -501,7 +501,7 @@ class SessionRegistry:
     async def _discard(self, journal: Journal) -> None:
         """Remove what there is of a session that was never finished, and free its key.
 
-        What cannot be removed now is kept in mind: whoever wants the key tries again, or else the next start.
+        A removal that fails now is remembered: the next caller for the key tries again, or else the next start.
         """
         session_id = journal.session_id
         try:

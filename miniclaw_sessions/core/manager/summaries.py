@@ -52,7 +52,7 @@ def _last_words(session: Session) -> str | None:
 
 
 async def _first_words(session: Session) -> str | None:
-    """What people call a session by that nobody named; None where it has a name, or nobody said anything."""
+    """The first words of a session without a title; None if it has a title, or no message."""
     journal = session.journal
     if session.title:
         return None

@@ -2,7 +2,7 @@
 
 Nothing is read but the states of sessions: of those in memory at once, of others their files, about a millisecond each.
 One that was not used since the day that is asked for is not looked at. What was deleted or has expired is not counted;
-what comes back from the archive is. A message counts on whatever branch it is, and not again in a fork of its session.
+what comes back from the archive is. A message counts on any branch, and not again in a fork of its session.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class UsageSums:
             self._sums[name] = self._sums.get(name, _NOTHING) + one
 
     def report(self, limit: int, currency: str) -> UsageReport:
-        """The newest days first, or else what cost most; at most so many of them."""
+        """The newest days, or else the most expensive rows, first; at most this many."""
         rows = [_row(name, one) for name, one in self._sums.items()]
         rows.sort(
             key=lambda row: (row.name,) if self._by == "day" else (row.cost or 0.0, row.total_tokens), reverse=True

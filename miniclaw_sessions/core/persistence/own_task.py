@@ -1,7 +1,7 @@
 """Work in a task of its own: it leaves no thread behind, and belongs to no caller.
 
-asyncio's own cancellation ends a coroutine at once, also where it waits for a thread; what that thread has locked,
-opened or is writing would be nobody's. A task group waits for its tasks even then, and cancels them in a way that
+asyncio's own cancellation ends a coroutine at once, also where it waits for a thread; the thread's locks, open
+files and writes would then have no owner. A task group waits for its tasks even then, and cancels them in a way that
 waits for threads.
 
 Task groups and cancel scopes belong to the task that entered them. What stays open is entered by one task and left by

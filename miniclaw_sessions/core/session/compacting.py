@@ -1,7 +1,7 @@
 """Compaction of a live session: plan, let the caller's coroutine summarize, append, or say why not.
 
 The summary is made without any lock: a model takes its time, and the conversation goes on. What was said meanwhile is
-kept. Whatever goes wrong changes nothing: the old history is readable before, during and after.
+kept. A failure changes nothing: the old history is readable before, during and after.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ async def compact(  # noqa: PLR0913 - what may be chosen, each with a default at
     try:
         with anyio.fail_after(timeout_s):
             summary = _as_messages(await summarizer(plan.summarized))
-    except Exception as error:  # noqa: BLE001 - the caller's coroutine: whatever it raises, nothing has changed
+    except Exception as error:  # noqa: BLE001 - the caller's coroutine may raise anything; nothing has changed
         return _unchanged(
             journal, plan, CompactionStatus.FAILED, f"the summary could not be made: {type(error).__name__}"
         )

@@ -31,7 +31,7 @@ from miniclaw_sessions.core.stores.copying import in_batches
 from miniclaw_sessions.errors import InvalidMessage, SessionDeleted
 
 MAX_CHAT_ID = 1_000
-"""Of so many characters of the source's chat id a fork's is made; ids have a limit in bytes."""
+"""How many characters of the source's chat id a fork's begins with; ids have a limit in bytes."""
 
 PARENT_SESSION = "parent_session"
 """The metadata of a fork: the id of the session that it was made of."""
@@ -43,7 +43,7 @@ _OF_THE_BRANCH = frozenset({"title", "provider", "model", "thinking_level"})  # 
 
 
 def key_of_fork(key: SessionKey, clock: Clock) -> SessionKey:
-    """A key for a fork that nobody has given one: the same channel, and a chat id made from the source's."""
+    """A key for a fork without a given one: the same channel, and a chat id made from the source's."""
     return SessionKey.of(key.channel, f"{key.chat_id[:MAX_CHAT_ID]}.fork-{clock.new_id()[-12:]}")
 
 
@@ -52,7 +52,7 @@ async def copy_session(source: Journal, target: Journal, leaf_id: str | None) ->
 
     Args:
         source: is only read.
-        target: a session that nobody else uses yet.
+        target: a session that is not in use yet.
         leaf_id: the end of the branch; None copies the whole tree.
 
     Raises:
@@ -78,7 +78,7 @@ async def copy_session(source: Journal, target: Journal, leaf_id: str | None) ->
 
 
 async def _choose_beside(source: Journal, target: Journal) -> None:
-    """Let the model that was chosen last, on whatever branch, be chosen beside the branch that was copied."""
+    """Let the model that was chosen last, on any branch, be chosen beside the branch that was copied."""
     state, chosen = target.conversation.state, None
     if state.chosen_model == source.conversation.state.chosen_model:
         return
@@ -97,7 +97,7 @@ async def copy_branch(source: Journal, target: Journal) -> None:
 
     Args:
         source: is only read.
-        target: a session that nobody else uses yet.
+        target: a session that is not in use yet.
 
     Raises:
         StoreError: the source cannot be read.
@@ -135,14 +135,14 @@ async def adopt_all(target: Journal, entries: AsyncIterator[Entry], places: Plac
     They come in the batches of every copy, so that neither memory nor the store's queue fills up.
 
     Args:
-        target: a session that nobody else uses yet, or that nobody has a turn in.
+        target: a session that is not in use yet, or without an open turn.
         entries: as they come.
         places: where the entries stand that the session has already; None: it has none that these name.
 
     Raises:
         StoreError: they cannot be stored.
         InvalidMessage: one of them cannot be stored faithfully, or is too large.
-        LeafMoved: somebody else said something meanwhile; what came before that is stored.
+        LeafMoved: another message came meanwhile; the entries before it are stored.
     """
     placed = _placed(entries, target.last_sequence, places or Places())
     async for batch in in_batches(placed, lambda one: len(one[1])):
@@ -187,7 +187,7 @@ async def _placed(entries: AsyncIterator[Entry], last: int, places: Places) -> A
 
 
 def _timed(entry: Entry) -> Entry:
-    """Every message that is kept has a time (document 004); one that came without has its entry's."""
+    """Every message that is kept has a time (miniclaw); one that came without has its entry's."""
     if isinstance(entry, MessageEntry) and entry.message.timestamp is None:
         message = msgspec.structs.replace(entry.message, timestamp=in_utc(entry.timestamp))
         return msgspec.structs.replace(entry, message=message)
@@ -195,7 +195,7 @@ def _timed(entry: Entry) -> Entry:
 
 
 def _begun_at_clearings(batch: Sequence[tuple[Entry, bytes]]) -> Iterator[Sequence[tuple[Entry, bytes]]]:
-    """The batch in parts: whatever takes everything off the branch begins another one."""
+    """The batch in parts: an entry that takes everything off the branch begins another one."""
     starts = [place for place, (entry, _) in enumerate(batch) if place == 0 or _is_clearing(entry)]
     return (batch[start:end] for start, end in zip(starts, [*starts[1:], len(batch)], strict=True))
 
@@ -205,21 +205,21 @@ def _is_clearing(entry: Entry) -> bool:
 
 
 async def _labels_on(source: Journal, path: Iterable[Entry]) -> Iterable[tuple[str, str]]:
-    """The bookmarks of a path's entries where the path's own labels do not tell them, each with the entry that has it.
+    """The bookmarks of a path's entries if the path's own labels do not have them, each with the entry that has it.
 
     An empty one stands for a bookmark of the path that was removed elsewhere.
     """
-    told: dict[str, str] = {}
+    own: dict[str, str] = {}
     on_path: set[str] = set()
     for entry in path:
         on_path.add(entry.id)
         if isinstance(entry, Label):
-            told[entry.target_id] = entry.label
+            own[entry.target_id] = entry.label
     labels: dict[str, str] = {}
     async for entry in source.reader.entries([]):
         if isinstance(entry, Label) and entry.target_id in on_path:
             labels[entry.target_id] = entry.label
-    return [(target_id, label) for target_id, label in labels.items() if label != told.get(target_id, "")]
+    return [(target_id, label) for target_id, label in labels.items() if label != own.get(target_id, "")]
 
 
 async def _each(entries: Iterable[Entry]) -> AsyncIterator[Entry]:

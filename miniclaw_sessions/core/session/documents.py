@@ -61,7 +61,7 @@ class DiveSession:
         return self.session.key.name
 
     def title(self) -> str:
-        """The display name; empty if there is none."""
+        """The display name; empty without one."""
         return self.session.title or ""
 
     def set_title(self, title: str) -> None:

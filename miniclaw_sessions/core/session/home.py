@@ -158,5 +158,5 @@ class Home(Protocol[J]):
         ...
 
     def new_journal(self, key: SessionKey, *, purpose: str) -> AbstractAsyncContextManager[J]:
-        """A new session that nobody else sees until the block has ended well; else nothing of it is left."""
+        """A new session that stays invisible until the block has ended well; else nothing of it is left."""
         ...

@@ -77,7 +77,7 @@ class Journal:
         conversation: the state that its entries lead to.
         home: what it is saved by.
         log: its way to the store.
-        branches: where its branches part, as far as somebody wanted to know.
+        branches: where its branches part, if that was needed.
         evicted: how many messages have left the window.
         checkpoint: whether its file must be written, and when it was used.
         turn_lock: held by its open turn.
@@ -136,7 +136,7 @@ class Journal:
 
     @property
     def last_sequence(self) -> int:
-        """The sequence number of the newest entry; 0 when there is none."""
+        """The sequence number of the newest entry; 0 without one."""
         return self.conversation.state.last_sequence
 
     @property
@@ -439,7 +439,7 @@ class Journal:
         changed = self.conversation.metadata_with(entries)
         limit = self.home.max_metadata_bytes
         size = 0 if changed == known else len(encode_json(changed))
-        if size > limit and size > len(encode_json(dict(known))):  # whatever makes it smaller is welcome
+        if size > limit and size > len(encode_json(dict(known))):  # a change that makes it smaller is always allowed
             raise InvalidMessage(
                 f"the metadata of session {self.session_id} would have {size} bytes as JSON, the limit is {limit} "
                 "(max_metadata_bytes); remove some of it first, or keep it in custom entries"

@@ -49,11 +49,11 @@ class MemoryHome:
         return Journal(conversation, self)
 
     def ownership(self, journal: Journal) -> Ownership:  # noqa: ARG002 - the home's
-        """Nobody else can answer it."""
+        """No other process can answer it."""
         return SOLE_OWNER
 
     @asynccontextmanager
-    async def new_journal(self, key: SessionKey, *, purpose: str) -> AsyncIterator[Journal]:  # noqa: ARG002 - nobody could see it half made
+    async def new_journal(self, key: SessionKey, *, purpose: str) -> AsyncIterator[Journal]:  # noqa: ARG002 - no other task can see it half made
         """A session beside the others, with a store of its own: it is freed with its object."""
         yield MemoryHome(self.clock, self._window).journal(key)
 

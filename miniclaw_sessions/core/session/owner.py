@@ -1,6 +1,6 @@
 """The thread and the event loop that sessions belong to, and the refusal of calls from others.
 
-Between two awaits nobody else runs: that is why a session needs no locks. A second thread or a second loop would.
+Between two awaits no other task runs, so a session needs no locks. A second thread or a second loop would.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def guarded(owner_of: Callable[[Any], Owner | None], *, anywhere: Collection[str
     coroutines that another thread has made. Properties stay as they are; they only read.
 
     Args:
-        owner_of: whom an object of the class belongs to; None: to nobody now.
+        owner_of: the owner of an object of the class; None: no owner now.
         anywhere: the methods that only read what is in memory: they may be called from anywhere.
     """
 

@@ -142,7 +142,7 @@ class TreeReader:
         branch = await read_branch(self, self._session_id, leaf.id, leaf.sequence, collector)
         if self._store.keeps_entries and not is_same:
             return branch
-        return msgspec.structs.replace(  # of `none:`, nobody has the entries that set it
+        return msgspec.structs.replace(  # with `none:` the entries that set it are not stored
             branch,
             provider=known.metadata.get("provider"),
             model=known.metadata.get("model"),

@@ -41,13 +41,13 @@ from miniclaw_sessions.core.stores.scanning import Newest
 from miniclaw_sessions.errors import InvalidMessage, InvalidSearch
 
 WINDOW = 200
-"""So many of the newest hits are put in order at a time."""
+"""How many of the newest hits are ranked at a time."""
 
 MAX_WINDOWS = 10
-"""After so many in which too little may be shown, the page is given as it is; its cursor goes on."""
+"""After this many with too few visible hits, the page is returned as it is; its cursor goes on."""
 
 LONG_TEXT = 20_000
-"""What has so many characters is looked through in a thread."""
+"""A text of this many characters is searched in a thread."""
 
 Rank = tuple[float, Instant, str, Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]]
 
@@ -114,7 +114,7 @@ async def search_page(
 
 
 def _window(search: Search, position: _Position) -> Search:
-    """The search for the hits of a window: for so many at first, and for all that are in it once its end is known."""
+    """The search for the hits of a window: for some at first, and for all that are in it once its end is known."""
     return msgspec.structs.replace(
         search,
         limit=WINDOW if position.until is None and position.rank is None else MAX_HITS,

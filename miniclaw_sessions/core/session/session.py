@@ -1,8 +1,8 @@
 """One live conversation: what people talk to.
 
-`append` is synchronous: it accepts a message, in memory and in order, and needs no lock because nobody else runs
+`append` is synchronous: it accepts a message, in memory and in order, and needs no lock because no other task runs
 between two awaits. `add_message` returns when the message is acknowledged: the store has committed it. A turn is
-exclusive. `session.tree` is the transcript as a tree, in the words of document 003.
+exclusive. `session.tree` is the transcript as a tree, in the Go manager's words.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Session:
 
     @classmethod
     def new(cls, session_id: str | None = None, *, window: int = MAX_MESSAGES, clock: Clock | None = None) -> Session:
-        """A session in memory only, that belongs to no manager (documents 000 and 001); it is gone with its object.
+        """A session in memory only, without a manager, as in the kernel and Dive; it is gone with its object.
 
         Args:
             session_id: its name, a session id or any other text (`SessionKey.named`); by default a UUIDv7.
@@ -177,7 +177,7 @@ class Session:
             messages: in order.
             idempotency_keys: one for each message, or none at all; a message whose key is known is not appended again.
             continues: for each message, whether it belongs to the same turn as the message before it; those that
-                nothing is said of do not.
+                are not named do not.
 
         Returns:
             The entry of each message, as `append` would return it.
@@ -210,7 +210,7 @@ class Session:
             entry = None if idempotency_key is None else await journal.find_by_key(idempotency_key)
             entry = entry or journal.append(message, idempotency_key=idempotency_key)
             receipt = journal.log.receipt(entry.id)
-            # a repeated message that nobody has any more has no number: then everything is waited for
+            # a repeated message that is stored nowhere has no number: then everything is waited for
             await committer.wait(journal.log, entry.sequence or journal.last_sequence)
             try:
                 return receipt.final(entry)
@@ -230,8 +230,8 @@ class Session:
         Args:
             messages: in order.
             idempotency_keys: one for each message, or none at all; a message whose key is known is not appended again.
-            if_leaf: only if this entry is the leaf; the empty text stands for the root. None: whatever it is.
-            if_sequence: only if this is the session's last sequence number. None: whatever it is.
+            if_leaf: only if this entry is the leaf; the empty text stands for the root. None: any leaf.
+            if_sequence: only if this is the session's last sequence number. None: any number.
 
         Raises:
             LeafMoved: the leaf or the last sequence is another one than was demanded, and not all keys were known;
@@ -255,7 +255,7 @@ class Session:
         if_leaf: str | None = None,
         if_sequence: int | None = None,
     ) -> list[MessageEntry]:
-        """Append a turn's messages as one unit, and return when they are acknowledged (document 001).
+        """Append a turn's messages as one unit, and return when they are acknowledged (Dive).
 
         Args:
             messages: everything that was said in the turn, and nothing from before it.
@@ -350,7 +350,7 @@ class Session:
         return await search_session(self.journal, SearchQuery(query, **options))
 
     async def get_context(self) -> SessionContext:
-        """What may be sent to a model at the leaf (document 003, section 8.2), made legal. Costs what it holds.
+        """What may be sent to a model at the leaf (the Go manager's rules), made legal. Costs what it holds.
 
         Raises:
             StoreUnavailable: the branch is longer than the window, and the store cannot be read.
@@ -379,7 +379,7 @@ class Session:
 
         Args:
             summarizer: a coroutine that is given messages, oldest first, and gives a text, or the messages that are to
-                stand for them (document 001). It may take its time: the conversation goes on meanwhile.
+                stand for them (Dive). It may take its time: the conversation goes on meanwhile.
             keep_tokens: about how much of the newest part stays as it is; 0: nothing of it.
             count: how tokens are counted; by default a quarter of the characters.
             reason: stands in the entry: manual, threshold or overflow.
@@ -398,8 +398,8 @@ class Session:
     async def fork(self, key: SessionKey | str | None = None, *, leaf_id: str | None = None) -> Session:
         """A new session with everything that this one has: its tree, labels, title and usage; or one branch of it.
 
-        The two share nothing from then on, and each can be deleted alone. Until it is complete nobody sees the new one,
-        and a crash leaves nothing of it.
+        The two share nothing from then on, and each can be deleted alone. Until it is complete the new one is
+        invisible, and a crash leaves nothing of it.
 
         Args:
             key: the new session's key or id; by default the same channel, and a chat id made from this one's.
@@ -422,7 +422,7 @@ class Session:
 
     @property
     def chosen_model(self) -> str | None:
-        """The model that was chosen last (`update(model=...)`), whichever has answered since, and on whatever branch.
+        """The model that was chosen last (`update(model=...)`), whichever has answered since, and on any branch.
 
         Going back keeps it: what was meant for one service must not go to another one without a word.
         """
@@ -435,7 +435,7 @@ class Session:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """Title, agent_id, model, provider, thinking_level and whatever else was set; a read-only copy."""
+        """Title, agent_id, model, provider, thinking_level and all other fields; a read-only copy."""
         return MappingProxyType(deepcopy(dict(self.journal.conversation.state.metadata)))
 
     def update(
@@ -468,10 +468,10 @@ class Session:
 
     @property
     def event_count(self) -> int:
-        """How many turns, messages saved alone, and compactions there were, on all branches (document 001)."""
+        """How many turns, messages saved alone, and compactions there were, on all branches (Dive)."""
         return self.journal.conversation.state.totals.events
 
     @property
     def total_usage(self) -> Usage:
-        """What all messages and summaries of the transcript cost together, on all branches; what nobody told is 0."""
+        """The usage of all messages and summaries of the transcript, on all branches; unreported usage is 0."""
         return self.journal.conversation.state.totals.usage or Usage()

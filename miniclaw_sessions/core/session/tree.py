@@ -203,7 +203,7 @@ class SessionTree:
 
         The leaf moves to before the entry, and all of it is accepted together or not at all: as much is appended as
         followed. The transcript keeps what was left. A copy names the entry that it is one of (`COPY_OF`), and does
-        not tell again what that has cost. Waits for the session's open turn.
+        not repeat its usage. Waits for the session's open turn.
 
         Args:
             entry_id: the entry.
@@ -223,7 +223,7 @@ class SessionTree:
                 parent_id = replaced[0].parent_id
                 try:
                     unit = await self._move_leaf(parent_id, messages, instead_of=replaced, if_leaf=leaf_id or "")
-                except LeafMoved:  # somebody said something meanwhile, which follows it, too
+                except LeafMoved:  # another entry came meanwhile, which follows it, too
                     continue
                 break
         await unit.saved()
@@ -271,7 +271,7 @@ class SessionTree:
         """The current branch as far as a model is shown it, with the entries that are no messages.
 
         Args:
-            max_tokens: read only the newest part, of about so many tokens; None: all.
+            max_tokens: read only the newest part, of about this many tokens; None: all.
             count: how tokens are counted.
 
         Raises:
@@ -284,7 +284,7 @@ class SessionTree:
 
         Args:
             entry_id: the end of the branch.
-            limit: only so many of the newest; the others are not read. None: all.
+            limit: only this many of the newest; the others are not read. None: all.
 
         Raises:
             EntryNotFound: the session has no such entry.

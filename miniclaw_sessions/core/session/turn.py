@@ -53,17 +53,17 @@ Place = str | UnsetType | None
 class Opening:
     """What a turn begins with, where that is more than one message at the leaf; for one turn.
 
-    It is committed as one unit, under the session's turn: nobody comes between the place and what is said there.
+    It is committed as one unit, under the session's turn, so nothing comes between the place and the new messages.
 
     Attributes:
         messages: makes what is said, given what a window shows of the branch that it follows, and the ids of the calls
             that wait there for an answer from outside. What it raises refuses the turn, and nothing has changed. The
             user's newest message, there or on the branch, is the one that is answered.
         at: the entry that it follows; the leaf moves there. By default the leaf, wherever it is. A function is asked
-            for it when nobody else has the turn, and asked again if anything is said before the turn has begun: it can
+            for it while the turn is held, and asked again if anything is said before the turn has begun: it can
             look at what it would leave.
-        summary: what a model is told of the branch that is left, where the leaf moves; empty: nothing.
-        mark: the type and the data of a custom entry that stands before the messages; None: there is none. It has the
+        summary: the summary, for the model, of the branch that is left, if the leaf moves; empty: none.
+        mark: the type and the data of a custom entry that stands before the messages; None: no such entry. It has the
             turn's idempotency key, unless a user's message does.
         entries: what it became, when the turn is open.
     """
@@ -107,13 +107,13 @@ class _SoleOwner:
         """It is ours."""
 
     def include(self, entries: Iterable[EntryBase]) -> None:
-        """Nobody can take the turn from them."""
+        """No other process can take the turn."""
 
     def check(self) -> None:
         """It is ours."""
 
     def end_with_next_commit(self) -> None:
-        """Nobody waits for its end but in this process."""
+        """Only this process waits for its end."""
 
     async def give_back(self) -> None:
         """As above."""
@@ -135,7 +135,7 @@ class Turn:
     turn has left open.
 
     Raises, on entering:
-        NothingToResume: without a message: there is none of a user to take up.
+        NothingToResume: no message was given, and no user's message waits for an answer.
         TurnInProgress: this very task, or one that started it, holds the session's turn; or the turn was used before.
         DuplicateMessage: a message with this idempotency key was answered already, or is long gone.
         StoreUnavailable, StoreFull: the message cannot be acknowledged, or the one to take up cannot be read.
@@ -303,7 +303,7 @@ class Turn:
                     await self._ownership.give_back()
         except SessionsError:
             if error is None:
-                raise  # else the body's own error tells more
+                raise  # else the body's own error says more
         finally:  # last, so that no other turn begins before this one's end is stored
             self.is_open = False
             self._journal.turn_lock.ended(self)
@@ -391,7 +391,7 @@ class Turn:
             target = None if at is None else await journal.reader.get(at)
             waiting: Collection[str] = () if at is None else await self.tree.get_waiting(at)
             branch = await journal.reader.window_at(target) if moves else None
-            if leaf_id == journal.conversation.state.leaf_id:  # else somebody has appended something meanwhile
+            if leaf_id == journal.conversation.state.leaf_id:  # else another entry came meanwhile
                 return branch or journal.conversation.branch(), target, waiting, moves
 
     def _extend(self, messages: Sequence[Message]) -> Unit:

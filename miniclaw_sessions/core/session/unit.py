@@ -127,7 +127,7 @@ class Unit:
         return self._add(kind, **fields)
 
     def add_own_metadata(self, own: Mapping[str, Any]) -> None:
-        """What the session knows of itself (`OWN_METADATA`); never what somebody else says of it.
+        """The session's own metadata (`OWN_METADATA`); never a caller's.
 
         Raises:
             InvalidMessage: it cannot be stored faithfully.
@@ -261,8 +261,8 @@ class Unit:
         """Let the session accept the entries: in memory, in order, and on their way to the store. Returns at once.
 
         Args:
-            if_leaf: only if this entry is the leaf; the empty text stands for the root. None: whatever it is.
-            if_sequence: only if this is the session's last sequence number. None: whatever it is.
+            if_leaf: only if this entry is the leaf; the empty text stands for the root. None: any leaf.
+            if_sequence: only if this is the session's last sequence number. None: any number.
             branch: where an entry moves the leaf: what is on the branch that it moves to.
 
         Raises:

@@ -21,7 +21,7 @@ async def check_database(
     Args:
         store: the transcripts.
         checkpoints: what the checkpoints of some sessions say, those that are sound.
-        on_progress: told how far it has come.
+        on_progress: called with the progress.
     """
     problems = await store.check()
     total, sessions, entries = await store.count(), 0, 0

@@ -20,7 +20,7 @@ from miniclaw_sessions.encryption import KeyRing, is_sealed, of_snapshot
 from miniclaw_sessions.errors import SessionsError, StoreError
 
 LONG_AGO_S = 1e9
-"""A use so many seconds ago changes nothing of what is known of a session's uses."""
+"""The age, in seconds, of a use that changes nothing in the recorded uses of a session."""
 
 
 class StoredCheckpoints:
@@ -36,7 +36,7 @@ class StoredCheckpoints:
         """Write a group of them in one statement; what another process has written meanwhile stays if it is newer.
 
         Args:
-            snapshots: what is to be kept.
+            snapshots: the snapshots to keep.
             as_used: write down as well when the sessions were used.
         """
         checkpoints = await to_thread.run_sync(partial(self._encoded, snapshots, as_used=as_used))
@@ -66,7 +66,7 @@ class StoredCheckpoints:
             elif is_sealed(data):
                 return None
             snapshot = decode_snapshot(data, stem=session_id, now=self._clock.now(), new_id=self._clock.new_id)
-        except SessionsError:  # whatever is wrong with it, the entries say the same
+        except SessionsError:  # with any fault of it, the entries have the same content
             return None
         same = (checkpoint.incarnation, checkpoint.sequence)
         return snapshot if (snapshot.state.incarnation, snapshot.state.last_sequence) == same else None

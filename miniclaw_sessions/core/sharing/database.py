@@ -40,7 +40,7 @@ ENCRYPTION = "encryption"
 """The property that says which key everything is encrypted with; an empty one: nothing is."""
 
 FAR_BEHIND = 16
-"""So many entries behind its checkpoint a session is given a new one when it is loaded."""
+"""A session this many entries behind its checkpoint gets a new one when it is loaded."""
 
 
 def is_far_behind(one: StoredSession) -> bool:
@@ -178,7 +178,7 @@ class Database:
         return []
 
     async def write_checkpoints(self, conversations: Sequence[Conversation]) -> None:
-        """Let nobody read as much again of sessions that were only looked at; where that cannot be, nothing is lost."""
+        """Write checkpoints of sessions that were only read, so the next read is short; a failure loses nothing."""
         captured = [one.capture(one.state.last_sequence) for one in conversations]
         await self.checkpoints.write([one for one in captured if one is not None], as_used=False)
 
@@ -186,11 +186,11 @@ class Database:
 
     @property
     def losses(self) -> Mapping[str, Loss]:
-        """Nothing is ever made anew here, so nothing is lost with what was before."""
+        """No store is ever replaced here, so nothing is lost with a former one."""
         return MappingProxyType({})
 
-    async def acknowledge_losses(self, session_id: str | None) -> int:  # noqa: ARG002 - there is none
-        """There is none."""
+    async def acknowledge_losses(self, session_id: str | None) -> int:  # noqa: ARG002 - nothing is lost here
+        """Nothing: no losses exist here."""
         return 0
 
     async def check(self, store: Store, on_progress: Callable[[Progress], None]) -> CheckReport:

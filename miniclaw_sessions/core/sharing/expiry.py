@@ -36,7 +36,7 @@ async def doubt_of(shared: SharedStore, clock: Clock) -> str | None:
 
 
 async def idle_in(shared: SharedStore, retention: Retention, ahead: timedelta, *, limit: int) -> list[str]:
-    """The sessions that will be idle for too long when this time has passed; of each rule's at most so many."""
+    """The sessions that will be idle for too long when this time has passed; at most this many of each rule."""
     idle = list[str]()
     for rule in retention.rules:
         if rule.ttl:

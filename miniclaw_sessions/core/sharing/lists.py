@@ -42,7 +42,7 @@ async def newest_in(  # noqa: PLR0913 - each can be left out
         limit: at most this many.
         offset: after this many others.
         own: those that were used here and of which the database does not know it yet, with their channel: they stand
-            where they belong for whoever asks here.
+            where they belong for callers in this process.
     """
     known = {one.session_id for one, _ in own}
     found = [

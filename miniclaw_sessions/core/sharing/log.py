@@ -100,7 +100,7 @@ class SharedLog(SessionLog):
         known_before: how many entries at the front of what waits were found to be stored already, and are not counted
             as acknowledged yet.
         receipts: the receipt of each entry that is not acknowledged, by the entry's id.
-        claim: the turn that is open, or asked for; None: there is none.
+        claim: the turn that is open, or requested; None: no turn.
         fence: the highest number of a turn of this session that is known.
     """
 
@@ -142,7 +142,7 @@ class SharedLog(SessionLog):
     # --- what the committer does -----------------------------------------------------------------------------------
 
     def take(self) -> Append:
-        """Send everything that waits, with what is to be said about the turn."""
+        """Send everything that waits, with the claim of the turn."""
         append = super().take()
         self._sent_turn = None if self.claim is None else self.claim.turn
         return Append(append.head, append.entries, turn=self._sent_turn, must_exist=True)

@@ -1,7 +1,7 @@
 """Going on behind what other processes have stored: their entries are folded in, and ours are made again behind them.
 
 A session's entries stand in one order, which the store decides. What was accepted here and refused there, because
-somebody else was first, keeps its id, time and content; its place changes, and with it what it follows.
+another process was first, keeps its id, time and content; its place changes, and with it what it follows.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ def _doubles(conversation: Conversation, entries: Iterable[Entry], left_out: Col
 
 
 async def _as_stored(journal: Journal, stored: StoredHead) -> Conversation:
-    """The session as far as it is stored; from what is in memory of it where what waits can be told apart."""
+    """The session as far as it is stored; from memory, if the waiting entries can be separated there."""
     head, capacity = stored.head, journal.conversation.window.capacity
     snapshot = journal.conversation.capture(journal.log.committed) if journal.log.committed else None
     if snapshot is not None:

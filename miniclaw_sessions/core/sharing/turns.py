@@ -114,7 +114,7 @@ class ClaimedTurn:
             self.claim.end()
 
     async def give_back(self) -> None:
-        """Let others have the turn; if the store cannot be told now, its time runs out."""
+        """Release the turn; if the store cannot be reached now, its time runs out."""
         claim, self.claim = self.claim, None
         if claim is None:
             return
