@@ -178,7 +178,7 @@ class Database:
         return []
 
     async def write_checkpoints(self, conversations: Sequence[Conversation]) -> None:
-        """Write checkpoints of sessions that were only read, so the next read is short; a failure loses nothing."""
+        """Write checkpoints of sessions that were only read, so that later reads are short. A failure loses nothing."""
         captured = [one.capture(one.state.last_sequence) for one in conversations]
         await self.checkpoints.write([one for one in captured if one is not None], as_used=False)
 
