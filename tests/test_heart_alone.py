@@ -38,7 +38,7 @@ TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "blockbuster"
 
 THEIRS = {
     *("aiofiles", "alembic", "anyio", "msgspec", "orjson", "sqlalchemy", "structlog", "uuid_utils"),
-    *("blockbuster", "cryptography", "hypothesis", "pytest"),
+    *("blockbuster", "cryptography", "hypothesis", "pytest", "xdist"),
 }
 """The other packages that a test of the heart may import."""
 
@@ -47,8 +47,11 @@ NO_SERVER = '''
 """There is no server of a database here: a test that asks for one is skipped."""
 
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+
+IN_MEMORY = Path("/dev/shm")
 
 class PostgreSQLServer: ...
 
