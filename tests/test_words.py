@@ -15,21 +15,24 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LIMITS: dict[str, int] = {
-    "told": 607,
-    "tells?": 358,
-    "nobody": 348,
-    "somebody": 139,
-    "whoever": 197,
-    "whatever": 180,
-    "anew": 134,
-    "so many": 98,
-    "manieth": 1,
-    "said of": 26,
-    "which of them": 4,
-    "is to be": 60,
-    "there is none": 127,
+    "told": 65,
+    "tells?": 82,
+    "nobody": 30,
+    "somebody": 13,
+    "whoever": 24,
+    "whatever": 24,
+    "anew": 27,
+    "so many": 15,
+    "manieth": 0,
+    "said of": 5,
+    "which of them": 0,
+    "is to be": 6,
+    "there is none": 22,
 }
 """How often each may stand in what people read. Lower a number when a change takes some out; never raise one."""
+
+SLACK = 40
+"""How far a count may fall below its limit before the limit must follow, so that parallel changes do not collide."""
 
 PATTERNS = (
     "miniclaw_sessions/**/*.py",
@@ -62,3 +65,9 @@ def occurrences(word: str) -> dict[str, int]:
 def test_no_change_adds_a_word_that_a_stranger_reads_twice(word: str) -> None:
     found = occurrences(word)
     assert sum(found.values()) <= LIMITS[word], f"write it in the field's words: {found}"
+
+
+@pytest.mark.parametrize("word", LIMITS)
+def test_a_limit_follows_its_count_downwards(word: str) -> None:
+    count = sum(occurrences(word).values())
+    assert LIMITS[word] - count <= SLACK, f"lower the limit of {word!r} to {count}"
