@@ -20,7 +20,7 @@ from miniclaw_sessions.core.protocol.entries import (
     ThinkingLevelChange,
     place_of_parent,
 )
-from miniclaw_sessions.core.protocol.messages import Message, Role
+from miniclaw_sessions.core.protocol.messages import Message, Role, provider_of
 
 
 class Branch(msgspec.Struct, frozen=True, kw_only=True):
@@ -244,11 +244,3 @@ def resolve(path: Iterable[Entry]) -> Branch:
     for entry in reversed(list(path)):
         collector.feed(entry)
     return collector.branch()
-
-
-def provider_of(message: Message) -> str | None:
-    """The provider of a message's model, which pi and others keep with the message; None if it is not known."""
-    for kept in (message.extra, *((message.extra or {}).values())):
-        if isinstance(kept, dict) and isinstance(provider := kept.get("provider"), str):
-            return provider
-    return None

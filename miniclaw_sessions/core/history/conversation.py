@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from miniclaw_sessions.core.history.branch import Branch, as_message_entry, provider_of
+from miniclaw_sessions.core.history.branch import Branch, as_message_entry
 from miniclaw_sessions.core.history.state import NO_COMPACTION, Snapshot, State, said_at
 from miniclaw_sessions.core.history.window import Kept, Packed, Window
 from miniclaw_sessions.core.protocol.encoding import encode_entry
@@ -39,7 +39,7 @@ from miniclaw_sessions.core.protocol.entries import (
     place_of_parent,
 )
 from miniclaw_sessions.core.protocol.keys import SessionKey
-from miniclaw_sessions.core.protocol.messages import Role, message_from_dict
+from miniclaw_sessions.core.protocol.messages import Role, message_from_dict, provider_of
 from miniclaw_sessions.errors import InvalidMessage
 
 REMEMBERED_KEYS = 256

@@ -265,3 +265,11 @@ def message_from_dict(data: Any) -> Message:
         fields["usage"] = gather(Usage, usage)
     message = gather(Message, fields)
     return message if role else msgspec.structs.replace(message, extra={**(message.extra or {}), "role": role_text})
+
+
+def provider_of(message: Message) -> str | None:
+    """The provider of a message's model, which pi and others keep with the message; None if it is not known."""
+    for kept in (message.extra, *((message.extra or {}).values())):
+        if isinstance(kept, dict) and isinstance(provider := kept.get("provider"), str):
+            return provider
+    return None

@@ -31,7 +31,6 @@ from typing import Any
 import orjson
 from msgspec.structs import replace
 
-from miniclaw_sessions.core.history.branch import provider_of
 from miniclaw_sessions.core.protocol.entries import (
     Compaction,
     Entry,
@@ -44,6 +43,7 @@ from miniclaw_sessions.core.protocol.entries import (
     moves_leaf,
 )
 from miniclaw_sessions.core.protocol.json_values import MAX_DEPTH
+from miniclaw_sessions.core.protocol.messages import provider_of
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
 from miniclaw_sessions.files.formats.codec import Chain, Finding, Outcome, Sample, SessionFacts
 from miniclaw_sessions.files.formats.json_lines import JsonLines, Tree, TreeReader
