@@ -16,7 +16,6 @@ from miniclaw_sessions.core.history.branch import (
     Branch,
     BranchCollector,
     as_message_entry,
-    provider_of,
     rejoined,
     resolve,
     shown_message,
@@ -36,7 +35,7 @@ from miniclaw_sessions.core.protocol.entries import (
     ThinkingLevelChange,
     place_of_parent,
 )
-from miniclaw_sessions.core.protocol.messages import Message, Role
+from miniclaw_sessions.core.protocol.messages import Message, Role, provider_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
