@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from miniclaw_sessions.agent.agent import Agent
-from miniclaw_sessions.agent.earlier_turns import once_more
+from miniclaw_sessions.agent.earlier_turns import end_of_turn, once_more
 from miniclaw_sessions.agent.events import TurnEnd
 from miniclaw_sessions.agent.model_choice import choose
 from miniclaw_sessions.agent.suspension import Approval, calls_to_approve
@@ -80,17 +80,26 @@ def command_in(message: Message | None) -> tuple[str, str] | None:
     return (word, form[2] or "") if form is not None and word in COMMANDS else None
 
 
-async def command_reply(session: Session, entry_id: str) -> str | None:
-    """The reply that an earlier command had; None: the entry is not a command's, or the command had no reply.
+async def earlier_answer(session: Session, entry_id: str) -> str | TurnEnd | None:
+    """The answer that a message had when it came first: the text that a command replied, or the end of its turn.
+
+    Args:
+        session: the chat's session.
+        entry_id: the entry of the message or command.
+
+    Returns:
+        None: it had none, because the chat went on without it.
 
     Raises:
+        EntryNotFound: the session has no such entry.
         StoreUnavailable: the store cannot be read.
     """
     entry = await session.tree.get_entry(entry_id)
-    if not isinstance(entry, Custom) or entry.custom_type != COMMAND:
-        return None
-    reply = (entry.data or {}).get("told")
-    return reply if isinstance(reply, str) else None
+    if isinstance(entry, Custom) and entry.custom_type == COMMAND:
+        reply = (entry.data or {}).get("told")
+        if isinstance(reply, str):
+            return reply
+    return await end_of_turn(session, entry_id)
 
 
 # --- a person's yes or no --------------------------------------------------------------------------------------------

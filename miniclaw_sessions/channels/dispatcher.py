@@ -25,7 +25,7 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.agent.assistant import Assistant
-from miniclaw_sessions.agent.earlier_turns import end_of_turn, reworded
+from miniclaw_sessions.agent.earlier_turns import reworded
 from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted, TurnEnd
 from miniclaw_sessions.channels.base import (
     Accepted,
@@ -45,7 +45,7 @@ from miniclaw_sessions.channels.commands import (
     CommandCall,
     Question,
     command_in,
-    command_reply,
+    earlier_answer,
     message_or_approval,
     open_question,
 )
@@ -440,14 +440,11 @@ class Dispatcher:
         is_redelivered = error.key == incoming.message_id  # else it is a new wording of what was said long ago
         if incoming.answer_again and is_redelivered and session is not None:
             try:
-                text = await command_reply(session, error.entry_id)
-                end = await end_of_turn(session, error.entry_id)
+                end = await earlier_answer(session, error.entry_id)
             except SessionsError as failure:
                 return NotAnswered(incoming, Reason.FAILED, failure)
-            if text is not None:
-                return Obeyed(incoming, text)
             if end is not None:
-                return Answered(incoming, end)
+                return Obeyed(incoming, end) if isinstance(end, str) else Answered(incoming, end)
         return NotAnswered(incoming, Reason.DUPLICATE, error)
 
     async def _session(self, key: SessionKey, *, must_exist: bool) -> Session:

@@ -8,10 +8,9 @@ from typing import Self
 
 from msgspec import UnsetType
 
-from miniclaw_sessions.agent.earlier_turns import end_of_turn
 from miniclaw_sessions.agent.provider import Begun, ReasoningDelta
 from miniclaw_sessions.channels.base import Incoming, NotAnswered, Obeyed
-from miniclaw_sessions.channels.commands import command_reply
+from miniclaw_sessions.channels.commands import earlier_answer
 from miniclaw_sessions.channels.delivery import Delivery
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.channels.turn_events import event_document
@@ -100,10 +99,10 @@ class _Events:
 
     async def _answered_before(self, error: DuplicateMessage) -> ChatEvent:
         session = self._delivery.session
-        if session is not None and (told := await command_reply(session, error.entry_id)) is not None:
-            return ChatEvent("obeyed", {"told": told, "stopped": False})
-        end = None if session is None else await end_of_turn(session, error.entry_id)
+        end = None if session is None else await earlier_answer(session, error.entry_id)
         if end is None:
             raise error
+        if isinstance(end, str):
+            return ChatEvent("obeyed", {"told": end, "stopped": False})
         self._end = ChatEvent(*event_document(end))
         return ChatEvent("accepted", {"entry_id": error.entry_id})
