@@ -1,4 +1,4 @@
-// What the token may do, as the daemon tells it: what would be refused is not offered.
+// What the token may do, as the daemon reports it: refused operations are not offered.
 
 import { get } from "./api.js";
 
@@ -29,7 +29,7 @@ export function isBounded() {
   return access.channels !== null || access.chat_prefix !== "";
 }
 
-/** A chat that nobody has yet, of those that are there for the token. */
+/** A chat id that is free, among those that the token may use. */
 export function newChat() {
   const random = [...crypto.getRandomValues(new Uint8Array(24))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
   const channel = access.channels?.includes("conv") === false ? access.channels[0] : "conv";

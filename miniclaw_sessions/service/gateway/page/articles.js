@@ -42,7 +42,7 @@ export class Articles {
     /** @type {Promise<void>} one change at a time */
     this.turn = Promise.resolve();
     this.isPaging = false;
-    /** Whether the end stays in sight as more comes: until somebody scrolls up. */
+    /** Whether the end stays in sight as more comes: until the reader scrolls up. */
     this.staysAtEnd = true;
     this.lastTop = 0;
     this.scroll.addEventListener("scroll", () => this.scrolled(), { passive: true });
@@ -92,7 +92,7 @@ export class Articles {
     if (article) this.point(article);
   }
 
-  /** Read what has come since, where the end is shown; what cannot be joined is shown anew. */
+  /** Read what has come since, where the end is shown; what cannot be joined is shown again. */
   refresh() {
     return this.alone(async () => {
       if (this.end !== null) return;

@@ -66,7 +66,7 @@ export class Composer {
     this.field.focus();
   }
 
-  /** @param {boolean} isBusy whether an answer is under way, whoever asked */
+  /** @param {boolean} isBusy whether an answer is under way, for any client */
   setBusy(isBusy) {
     this.isBusy = isBusy;
     this.stopButton.hidden = !(isBusy || this.sending);

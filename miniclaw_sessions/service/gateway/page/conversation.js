@@ -18,7 +18,7 @@ const TOLD_BY_TURN = new Set(["typing", "accepted", "text", "tool_started", "don
 
 export class Conversation {
   /**
-   * @param {any} session as the API tells of it
+   * @param {any} session the API's reply
    * @param {{changed: () => void, gone: () => void}} hooks
    */
   constructor(session, hooks) {
@@ -120,7 +120,7 @@ export class Conversation {
     else Promise.all([this.refresh(), this.askApproval()]);
   }
 
-  /** Show which calls of tools wait for somebody's yes or no, and pass it on. */
+  /** Show the tool calls that wait for a person's yes or no, and pass the answer on. */
   askApproval() {
     return attempt(async () => {
       const { pending } = await get(sessionPath(this.id, "approvals"));

@@ -1,9 +1,9 @@
-// Keys: one letter each, where nobody is writing.
+// Keys: one letter each, outside of text fields.
 
 import { ask } from "./dialogs.js";
 import { make } from "./elements.js";
 
-/** @typedef {{key: string, name?: string, about?: string, act: () => void}} Key one without a name is told with another */
+/** @typedef {{key: string, name?: string, about?: string, act: () => void}} Key one without a name is listed with another */
 
 /** @param {Key[]} keys */
 export function listenToKeys(keys) {

@@ -1,5 +1,5 @@
 // Server-sent events, read with fetch because an EventSource cannot send the token. A stream that ends is opened again
-// behind the last event; while nobody looks at the page it is closed, because a browser opens few connections.
+// behind the last event; while the page is hidden it is closed, because a browser opens few connections.
 
 import { Refused, request, whenAnswered } from "./api.js";
 
@@ -16,8 +16,8 @@ export class Live {
    * @param {string} path
    * @param {Record<string, any>} query of the first request; later ones say the last event's id
    * @param {{event: (kind: string, data: any) => void, state?: (state: LiveState) => void,
-   *   gone?: (error: Refused) => any}} hooks `state` is told each change: "open" says that the stream goes on behind what
-   *   was told before, "connecting" that it is not open, but that the server has answered something else
+   *   gone?: (error: Refused) => any}} hooks `state` gets each change: "open" says that the stream goes on behind what
+   *   came before, "connecting" that it is not open, but that the server has answered something else
    */
   constructor(path, query, hooks) {
     this.path = path;
@@ -101,7 +101,7 @@ export class Live {
     this.connection = null;
     if (!this.isWanted) return;
     this.become("lost");
-    if (document.hidden) return; // it is opened again when somebody looks
+    if (document.hidden) return; // it is opened again when the page is visible
     this.retryTimer = setTimeout(() => this.open(), this.waitMs);
     this.waitMs = Math.min(this.waitMs * 2, LONGEST_WAIT_MS);
   }

@@ -26,7 +26,7 @@ export function drop(key) {
   sessionStorage.setItem(UNSENT, JSON.stringify(all().filter((one) => one.key !== key)));
 }
 
-/** Ask before the tab is closed with something in it that nobody else has. */
+/** Ask before the tab is closed with something in it that exists nowhere else. */
 export function guardUnsent() {
   addEventListener("beforeunload", (event) => {
     if (all().length) event.preventDefault();
@@ -35,7 +35,7 @@ export function guardUnsent() {
 
 /**
  * What becomes of a message that was refused: it is sent `again` with the same key, the server has `saved` and answered
- * it, or has saved it and it is `unanswered`, or it goes `back` to whoever wrote it.
+ * it, or has saved it and it is `unanswered`, or it goes `back` to its writer.
  * @param {{type: string, passes: boolean, isUnanswered: boolean}} refused
  * @returns {Outcome}
  */

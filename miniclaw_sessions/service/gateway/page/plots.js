@@ -74,7 +74,7 @@ export class Plots {
     });
   }
 
-  /** Few look at the plots, so what draws them is loaded when somebody does. */
+  /** Few look at the plots, so what draws them is loaded when the plots are opened. */
   async draw() {
     const { default: UPlot } = /** @type {any} */ (await import("./vendor/uPlot.esm.js"));
     const ink = colour(this.box, "--faint");

@@ -46,7 +46,7 @@ export class ServiceView {
     });
   }
 
-  /** Whether it is well is told with 503 where it is not. */
+  /** A daemon that is not well replies with 503. */
   async health() {
     try {
       return await get("health");

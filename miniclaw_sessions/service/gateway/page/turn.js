@@ -38,7 +38,7 @@ export class Turn {
     this.hooks.changed();
   }
 
-  /** An entry was saved: what was said of it here is shown by its article from now on. */
+  /** An entry was saved: its article shows it from now on. */
   saved() {
     for (const old of this.box.querySelectorAll("[data-live]")) old.classList.add("saved");
     this.text = null;
@@ -148,7 +148,7 @@ export class Turn {
     this.hooks.changed();
   }
 
-  /** Forget it: the stream was cut off, and tells anew what is under way. What was said here still waits. */
+  /** Forget it: the stream was cut off, and repeats what is under way. Messages sent here still wait. */
   reset() {
     this.end();
     for (const one of [...this.box.children]) {
@@ -158,7 +158,7 @@ export class Turn {
 }
 
 /**
- * A text to the letter, for somebody who decides by it: what cannot be seen, or turns the order of others, by its number.
+ * A text to the letter, for a person who decides by it: what cannot be seen, or turns the order of others, by its number.
  * @param {string} text
  */
 function visible(text) {

@@ -77,7 +77,7 @@ export function duration(seconds) {
 }
 
 /**
- * What a session is called: by its title, else by how it begins, and by its chat while nobody has said anything.
+ * What a session is called: by its title, else by how it begins, and by its chat while it has no message.
  * @param {{title?: string | null, first_words?: string | null, chat_id: string, channel: string}} session
  */
 export function nameOf(session) {
