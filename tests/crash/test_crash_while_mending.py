@@ -29,7 +29,8 @@ from tests.crash.verifier import Ledger, verify
 from tests.crash.writer import described
 from tests.sampled import repeated
 
-STATES = repeated(30)
+STATES_TO_FIND_A_MISTAKE = 30
+STATES = repeated(STATES_TO_FIND_A_MISTAKE)
 CHATS = ("1", "2", "3", "a_b")
 SNAPSHOT = "workspace/sessions/crash_2.json"
 TRANSCRIPT = "workspace/transcripts/crash_2.jsonl"
@@ -92,11 +93,15 @@ def problems_of(case: Damaged, state: State, root: Path) -> Iterator[str]:
 
 
 def crash_all_along(
-    case: Damaged, root: Path, plant: Callable[[], AbstractContextManager[object]] = nullcontext
+    case: Damaged,
+    root: Path,
+    plant: Callable[[], AbstractContextManager[object]] = nullcontext,
+    *,
+    states: int = STATES,
 ) -> Iterator[str]:
     recording = recovery_of(case, root / "recorded", plant)
     crashes = crashes_of(recording, random.Random("mending"))
-    for number, moment in zip(range(STATES), crashes, strict=False):
+    for number, moment in zip(range(states), crashes, strict=False):
         for problem in problems_of(case, moment.state, root / str(number)):
             yield f"{moment.point} of {len(recording.operations)}: {problem}"
 
@@ -131,5 +136,6 @@ def damaged_files_are_deleted() -> AbstractContextManager[object]:
 def test_a_mistake_is_found(
     tmp_path: Path, store: str, paths: list[str], mistake: Callable[[], AbstractContextManager[object]]
 ) -> None:
-    problems = crash_all_along(damaged(tmp_path / "before", store, *paths), tmp_path, mistake)
+    case = damaged(tmp_path / "before", store, *paths)
+    problems = crash_all_along(case, tmp_path, mistake, states=STATES_TO_FIND_A_MISTAKE)
     assert any("the crash took the damaged file" in problem for problem in problems)
