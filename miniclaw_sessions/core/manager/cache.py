@@ -131,7 +131,7 @@ class NamesOnDisk:
         self.used[session_id] = used
 
     def removed(self) -> None:
-        """Record its name in the cache."""
+        """Nothing: `SessionCache.remove` forgets the name itself."""
 
 
 class SessionCache:

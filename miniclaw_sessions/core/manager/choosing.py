@@ -46,9 +46,9 @@ def choose(workspace: str | Path | None, store: str | Store) -> Choice:
     """
     if isinstance(workspace, str) and names_server(workspace):
         store = workspace
-    is_alone = names_server(store) if isinstance(store, str) else store.shared
+    is_shared = names_server(store) if isinstance(store, str) else store.shared
     directory = Path(workspace or DEFAULT_WORKSPACE).expanduser().resolve()
-    return Choice(store, None if is_alone else directory)
+    return Choice(store, None if is_shared else directory)
 
 
 def mode_of(  # noqa: PLR0913 - what a user may choose

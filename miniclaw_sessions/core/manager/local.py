@@ -19,7 +19,7 @@ from miniclaw_sessions.core.persistence.workspace import Workspace
 from miniclaw_sessions.core.protocol.encoding import encode_entry
 from miniclaw_sessions.core.session import Home, Journal, Session
 from miniclaw_sessions.core.session.home import Ownership
-from miniclaw_sessions.core.session.restoring import restore
+from miniclaw_sessions.core.session.restoring import restore_lost
 from miniclaw_sessions.core.session.turn import SOLE_OWNER
 from miniclaw_sessions.core.stores.positions import ListPosition
 from miniclaw_sessions.core.stores.reading import read_all
@@ -70,8 +70,8 @@ class LocalMode:
         return SOLE_OWNER
 
     async def resolve(self, refused: SessionLog, conflict: StoreConflict) -> Shrunk:
-        """The store lacks what it had acknowledged, or refuses for good; see `restore`."""
-        return await restore(self.cache.get, refused, conflict)
+        """The store lacks what it had acknowledged, or refuses for good; see `restore_lost`."""
+        return await restore_lost(self.cache.get, refused, conflict)
 
     async def refresh(self, journal: Journal) -> bool:  # noqa: ARG002 - the mode's
         """It is as it is stored."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from miniclaw_sessions.core.events.events import MakeFeed
 from miniclaw_sessions.core.events.listeners import EndKind
 from miniclaw_sessions.core.history.conversation import Conversation
-from miniclaw_sessions.core.manager.cache import Listing, Names, SessionCache
+from miniclaw_sessions.core.manager.cache import Names, SessionCache
 from miniclaw_sessions.core.persistence.committer import SessionLog, Shrunk
 from miniclaw_sessions.core.persistence.retention import ClockGuard, Looked, Retention
 from miniclaw_sessions.core.persistence.storage import Storage
@@ -140,10 +140,6 @@ class Mode(Protocol):
 
     async def count(self) -> int:
         """Count the sessions, those of other processes too."""
-        ...
-
-    async def listing(self) -> Listing:
-        """All sessions and when they were last used, where names are known; else NotImplementedError."""
         ...
 
     async def newest(self, **part: Any) -> list[ListPosition]:

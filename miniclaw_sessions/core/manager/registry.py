@@ -2,12 +2,14 @@
 
 Which lock protects what, in the order in which they are taken:
 
-- the *turn lock* of a session: its open turn. A deletion or expiry holds it.
-- a *reservation* of a session id: what is on disk under it. Held while a session is loaded, removed, or put together
-  by a fork or an import; other callers for the key wait for it, or are refused. It belongs to the work and not to the
-  caller: the work is undone before the key is free again, even if asyncio cancels the caller.
-- `_lock`: the decision that a key is free and whose it will be. Never held during work on the disk, but for the reload
-  of a session that the store refused.
+- the *turn lock* of a session: its open turn. A deletion and an expiry hold it.
+- `_lock`: a key that cannot be used as it is. A session that the store refused is reloaded once, and what is left of an
+  interrupted fork or import is removed once, before the key is given out; the lock is held during that work on the
+  disk. A fork or an import also takes its key under it. A task that holds it never waits for a reservation of another.
+- a *reservation* of a session id: what is on disk under it. Held while a session is made, loaded, removed, or put
+  together by a fork or an import; another task that wants the key waits for it, or is refused. It belongs to the work
+  and not to the caller: the work undoes what must be undone before the key is free again, even if asyncio cancels the
+  caller.
 - `Flusher.lock`: the files in `sessions/`. Held during a flush, a check, and while a session's file is removed, so that
   no flush brings it back.
 - `Snapshots` lets one thread write at a time, and the store has one thread of its own: an older state never overtakes a
@@ -104,7 +106,6 @@ class SessionRegistry:
         self.committer.on_conflict = mode.resolve
         self._lock = anyio.Lock()
         self._reserved: dict[str, anyio.Event] = {}
-        self._in_the_making = 0
         self._unfinished: dict[str, Journal] = {}  # what is left of them could not be removed yet
         self._closed = False
 
@@ -147,7 +148,8 @@ class SessionRegistry:
             if session_id in self._unfinished or self.cache.get(session_id) is not None:
                 journal = self.usable(session_id) or await self._put_right(session_id)
             elif session_id not in self.cache and session_id not in self._reserved:
-                # nothing is awaited since `load`: tasks that load in turn would keep each other from ever coming here
+                # no lock: with an await between the look and the reservation, tasks that load the same key in turn
+                # would find it reserved each time, and none would ever make it
                 self._reserved[session_id] = anyio.Event()
                 journal = await self._make(key, given)
                 if journal is None and await self.load(session_id) is None:
@@ -208,7 +210,7 @@ class SessionRegistry:
             self._reserved[session_id] = anyio.Event()
             try:
                 await self._make_room()
-                journal = await self._load_now(session_id)
+                unfinished = await self._load_now(session_id)
             except _InTheMakingError:
                 self._release(session_id)
                 if self.clock.monotonic() >= patient_until:
@@ -218,10 +220,10 @@ class SessionRegistry:
             except BaseException:
                 self._release(session_id)
                 raise
-            if journal is None:
+            if unfinished is None:
                 self._release(session_id)
-            else:
-                await self._background.complete(partial(self._discard, journal))
+            else:  # which frees the key
+                await self._background.complete(partial(self._discard, unfinished))
             break  # it is in memory now, or nowhere
         return self.cache.get(session_id)
 
@@ -267,7 +269,13 @@ class SessionRegistry:
         self._reserved.pop(session_id).set()
 
     async def _load_now(self, session_id: str) -> Journal | None:
-        """Load a session into the cache; what is returned was never finished, and must be discarded."""
+        """Load a session into the cache, if there is one, and return None.
+
+        A session that was never finished is returned instead, and is not in the cache: the caller discards it.
+
+        Raises:
+            _InTheMakingError: another process is putting it together.
+        """
         found, report = await self._storage.load(session_id)
         self.require_open()
         self._storage.report.add(report)
@@ -345,12 +353,12 @@ class SessionRegistry:
 
     async def _count_again(self) -> None:
         """Before a session is refused because there are too many, see how many there are now."""
-        if len(self.cache) + self._in_the_making >= self._settings.max_sessions:
+        if len(self.cache) + len(self.events.making) >= self._settings.max_sessions:
             await self.mode.count()
 
     def _new(self, key: SessionKey, *, dirty: bool = False, created_at: datetime | None = None) -> Journal:
         limit = self._settings.max_sessions
-        if len(self.cache) + self._in_the_making >= limit:
+        if len(self.cache) + len(self.events.making) >= limit:
             raise SessionLimit(f"there are {limit} sessions already (max_sessions); delete some or raise the limit")
         conversation = Conversation.new(
             key,
@@ -407,7 +415,6 @@ class SessionRegistry:
                 raise _exists(session_id)
             journal = self._new(key, created_at=created_at)
             self._reserved[session_id] = anyio.Event()
-            self._in_the_making += 1
             self.events.making.add(session_id)
         try:
             await self._begin_long(journal)
@@ -425,9 +432,8 @@ class SessionRegistry:
             self._release(session_id)
             self.events.created.publish(SessionCreated(journal.log.head, journal.committed_sequence))
         finally:
-            self._in_the_making -= 1
-            self.mode.end_long(journal)
             self.events.making.discard(session_id)
+            self.mode.end_long(journal)
 
     async def _begin_long(self, journal: Journal) -> None:
         if not await self.mode.begin_long(journal):
@@ -454,8 +460,9 @@ class SessionRegistry:
     ) -> None:
         """Take a session out of memory and off the disk; on failure it is back as it was.
 
-        A task of the manager does it, because nothing keeps asyncio's own cancellation from the caller's: the file
-        would be gone and the transcript not.
+        The caller holds the session's turn lock: so no other task has reserved its id. A task of the manager does the
+        work, because asyncio's own cancellation would cut the caller's in half: the file would be gone and the
+        transcript not.
 
         Args:
             journal: of the session.

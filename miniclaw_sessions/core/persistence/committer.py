@@ -345,7 +345,7 @@ class Committer:
         while session.settled < number:
             if session.rejected is not None:
                 raise renewed(session.rejected)
-            is_news = session.failure is not known and number <= session.tried
+            is_news = session.failure is not known and number <= session.tried  # a later attempt, with this entry
             if (failure := self.failure or (session.failure if is_news else None)) is not None:
                 raise renewed(failure, _STILL_THERE if self.accepting else "")
             on_its_way = session.sending is not None and number <= session.sent
@@ -357,6 +357,7 @@ class Committer:
         Raises:
             StoreUnavailable: the store cannot take it now.
         """
+        # of these, one round may not be enough: a conflict is resolved beside the rounds, and its entries go later
         overtaken = [(session, session.accepted) for session in (*self._in_conflict, *self._queued)]
         await self._look()
         if self._delayed:

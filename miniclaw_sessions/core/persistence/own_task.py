@@ -98,21 +98,24 @@ class HeldOpen(Generic[T]):
         await self.ended()
 
     async def ended(self) -> None:
-        """Wait until it is over, and raise what has failed in it: of several the first. It ends with who waits here."""
+        """Wait until it is over, and raise what has failed in it: of several the first.
+
+        A caller that is cancelled here cancels what is held, and waits for its end all the same.
+        """
         cancelled: asyncio.CancelledError | None = None
         with anyio.CancelScope() as waiting:
             while True:
                 try:
                     await self.watch()
                     break
-                except asyncio.CancelledError as error:
+                except asyncio.CancelledError as error:  # more may come: the shield stops anyio's, the loop asyncio's
                     cancelled, waiting.shield = error, True
                     self._cut_off()
         if cancelled is not None:
             raise cancelled
 
     async def watch(self) -> None:
-        """The same, without being its end: for who wants to hear of a failure while it is held."""
+        """Wait until it is over, and raise what has failed in it. A caller that is cancelled here does not end it."""
         if self._task is None:
             return
         await asyncio.wait([self._task])
@@ -121,7 +124,7 @@ class HeldOpen(Generic[T]):
             raise cause from cause.__cause__
 
     def _cut_off(self) -> None:
-        """Cancel what is held, and leave it: where it shields its block, it does not hear of the first."""
+        """Cancel what is held, and let its block end: one that is shielded does not feel the cancellation."""
         self._scope.cancel()
         self._leaving.set()
 

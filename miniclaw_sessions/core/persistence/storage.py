@@ -89,10 +89,6 @@ class Storage(Protocol):
         """
         ...
 
-    async def modified(self) -> list[tuple[str, float]]:
-        """The session ids that have a file, and when each was last used, in seconds since the epoch."""
-        ...
-
     async def check(self, store: Store, on_progress: Callable[[Progress], None]) -> CheckReport:
         """Whether everything is sound; changes nothing.
 

@@ -178,7 +178,7 @@ class Workspace:
             raise StoreUnavailable(f"cannot use {self.path / MIRRORED_IDS}: {error.strerror}") from error
 
     async def modified(self) -> list[tuple[str, float]]:
-        """The session ids that have a file, and when each was last used."""
+        """The session ids that have a file, and when each was last used, in seconds since the epoch."""
         return await self.snapshots.modified()
 
     async def check(self, store: Store, on_progress: Callable[[Progress], None]) -> CheckReport:

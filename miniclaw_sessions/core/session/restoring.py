@@ -22,7 +22,7 @@ from miniclaw_sessions.log import get_logger
 log = get_logger(__name__)
 
 
-async def restore(find: Callable[[str], Journal | None], refused: SessionLog, conflict: StoreConflict) -> Shrunk:
+async def restore_lost(find: Callable[[str], Journal | None], refused: SessionLog, conflict: StoreConflict) -> Shrunk:
     """Write what the store lacks of a session's acknowledged entries; what waits stays as it is.
 
     Args:

@@ -173,10 +173,6 @@ class Database:
             await self._server.write_property(MIRRORED + session_id, b"true")
             self._mirrored.add(session_id)
 
-    async def modified(self) -> list[tuple[str, float]]:
-        """No session has a file."""
-        return []
-
     async def write_checkpoints(self, conversations: Sequence[Conversation]) -> None:
         """Write checkpoints of sessions that were only read, so that later reads are short. A failure loses nothing."""
         captured = [one.capture(one.state.last_sequence) for one in conversations]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Never, Protocol
+from typing import Any, Protocol
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.core.history.conversation import Conversation
@@ -53,8 +53,9 @@ class SharedMode:
     absence_is_deletion = True
     look_s: float | None = LOOK_S
     census: Census
-    _store: Store
     keeper: TurnKeeper
+    _database: Database
+    _store: Store
 
     def __init__(self, new_database: Callable[[], Database], clock: Clock, *, lease_s: float) -> None:
         self.names = StoredNames()
@@ -108,10 +109,6 @@ class SharedMode:
     async def count(self) -> int:
         """Ask the store."""
         return await self.census.take()
-
-    async def listing(self) -> Never:
-        """A store is listed a page at a time."""
-        raise NotImplementedError
 
     async def newest(self, **part: Any) -> list[ListPosition]:
         """A part of all sessions, the most recently used first; uses of which only this process knows count here."""
