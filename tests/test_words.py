@@ -15,19 +15,19 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LIMITS: dict[str, int] = {
-    "told": 65,
-    "tells?": 82,
-    "nobody": 30,
-    "somebody": 13,
-    "whoever": 24,
-    "whatever": 24,
-    "anew": 27,
+    "told": 53,
+    "tells?": 69,
+    "nobody": 25,
+    "somebody": 8,
+    "whoever": 21,
+    "whatever": 19,
+    "anew": 22,
     "so many": 15,
     "manieth": 0,
-    "said of": 5,
+    "said of": 4,
     "which of them": 0,
     "is to be": 6,
-    "there is none": 22,
+    "there is none": 9,
 }
 """How often each may stand in what people read. Lower a number when a change takes some out; never raise one."""
 
@@ -56,7 +56,7 @@ TEXTS = {file.relative_to(ROOT).as_posix(): " ".join(file.read_text(encoding="ut
 
 def occurrences(word: str) -> dict[str, int]:
     """How often each file has the word, leaving out files without it."""
-    pattern = re.compile(rf"\b{word}\b", re.IGNORECASE)
+    pattern = re.compile(rf"(?<![.\w])(?i:{word[0]}){word[1:]}\b")  # not `file.tell()`, nor `there is None`
     found = {name: len(pattern.findall(text)) for name, text in TEXTS.items()}
     return {name: count for name, count in found.items() if count}
 

@@ -228,7 +228,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChannelSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How many messages may wait for an answer, on whatever channel.
+    """How many messages may wait for an answer, on any channel.
 
     Attributes:
         max_waiting_per_chat: messages of one chat that wait while another one is answered.

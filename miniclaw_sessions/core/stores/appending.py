@@ -16,7 +16,7 @@ def entries_to_add(
     Args:
         append: the entries to append.
         incarnation: of the session in the store; None if there is no such session.
-        last_sequence: the sequence of its newest entry; 0 if there is none.
+        last_sequence: the sequence of its newest entry; 0 without one.
         ids_between: returns the stored entry ids from one sequence to another, both included; only called if the
             append begins at or before `last_sequence`.
 

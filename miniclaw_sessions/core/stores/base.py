@@ -11,7 +11,7 @@ A store keeps, for each session, a head (who it is) and a sequence of encoded en
   entry at a taken sequence, is refused with `StoreConflict`. A failed append leaves a prefix of its entries.
 - *No damage unnoticed*: an entry that does not come back as it was written is not returned as a sound one.
 - *Isolation*: in one call of `append`, the failure of one session's append does not fail its neighbours.
-- *Durability*: when `append` returns without an error for a session, its entries survive whatever `durable` promises.
+- *Durability*: when `append` returns without an error for a session, its entries survive all that `durable` promises.
 - *Cancellation*: a call that has begun runs to its end even if the caller is cancelled; it is all or nothing for each
   session.
 - *Absence*: reading a session that does not exist gives nothing; deleting it does nothing.

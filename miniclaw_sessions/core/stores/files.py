@@ -17,7 +17,7 @@ _BLOCK = 1 << 20
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """The device and inode of the file or directory with this name; None if there is none."""
+    """The device and inode of the file or directory with this name; None if it is missing."""
     try:
         status = path.stat()
     except FileNotFoundError:

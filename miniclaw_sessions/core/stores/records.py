@@ -72,7 +72,7 @@ def stored_entry(entry: Entry, encoded: bytes | None = None) -> StoredEntry:
 
 
 def idempotency_key_in(encoded: bytes) -> str | None:
-    """The idempotency key in an entry's JSON; None if there is none, or the bytes are not JSON."""
+    """The idempotency key in an entry's JSON; None without one, or if the bytes are not JSON."""
     if _KEY_FIELD not in encoded:
         return None
     try:

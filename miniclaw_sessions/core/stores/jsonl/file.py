@@ -421,7 +421,7 @@ STREAMED_BYTES = 128 * 1024
 """The size of a block: some 300 messages, which take the event loop less than a millisecond."""
 
 Open = Callable[[], tuple[int, Transcript] | None]
-"""Opens a transcript for reading; returns None if there is none."""
+"""Opens a transcript for reading; returns None if it is missing."""
 
 Find = Callable[[int, Transcript], tuple[int, int]]
 """Finds where to begin in an open file: an offset, and the sequence of the entry before it."""

@@ -216,7 +216,7 @@ def _go_on(keys: Keys, *, turns: bool) -> Statement:
 
 
 def _claim() -> Statement:
-    """Take, prolong and give back turns of existing sessions, whatever their last sequence."""
+    """Take, prolong and give back turns of existing sessions, at any last sequence."""
     said = _said({"session_id": _TEXT, "incarnation": _TEXT, **_TURN})
     free = (
         select(_SESSION.session_id, *(said.c[name] for name in _TURN))
@@ -318,7 +318,7 @@ def values_of(parts: Sequence[Part]) -> dict[str, Sequence[Any]]:
 
 
 def _rows_of(part: Part) -> Iterator[tuple[Any, ...]]:
-    """A row for each entry; one without an entry if there is none."""
+    """A row for each entry; one without an entry for an empty session."""
     head, turn = part.append.head, part.append.turn
     claim = _NO_TURN if turn is None else (turn.fence, turn.owner, turn.seconds)
     of_session: tuple[Any, ...] = (head.incarnation, part.expected, part.last, *claim, *head.key, head.created_at)

@@ -158,7 +158,7 @@ A poll for changes reads the index of `used_at` this much further back: with an 
 all sessions of that hour. With a shorter time, more appends touch that index."""
 
 _ID = Text(collation="C")
-"""Compared byte by byte, as Python compares the text's code points, whatever language the database speaks."""
+"""Compared byte by byte, as Python compares the text's code points, in any language of the database."""
 
 
 class Shared(DeclarativeBase):

@@ -251,7 +251,7 @@ def _next_readable(connection: sqlite3.Connection, query: str, position: int, en
 
 
 def _first(connection: sqlite3.Connection, query: str, position: int) -> tuple[Any, ...] | None:
-    """The first row from a position on; an empty tuple if there is none, None if it cannot be read."""
+    """The first row from a position on; an empty tuple without one, None if it cannot be read."""
     try:
         return connection.execute(f"{query} LIMIT 1", (position,)).fetchone() or ()
     except _UNREADABLE:

@@ -1,7 +1,7 @@
 """Searching a SQLite database with its search index, and extending the index, over the driver's connection.
 
 The index names the entries that may match. Entries that it does not cover are all read: the newest ones, and the oldest
-while the index is being filled. So nothing is missed, whatever the state of the index. Positions are in the order of
+while the index is being filled. So nothing is missed in any state of the index. Positions are in the order of
 commits, which stands for the order in time.
 """
 
