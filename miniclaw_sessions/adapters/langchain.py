@@ -26,8 +26,8 @@ come as plain messages with standard content blocks; their thinking, which only 
 The synchronous methods work everywhere, and do as much as is possible there without blocking the event loop:
 
 - from another thread than the session's loop they do what the asynchronous ones do, and wait for it;
-- on the loop itself, `messages` is the session's window (its newest messages, 50 by default, behind the summary of what
-  was compacted), and `add_messages` and `clear` are accepted at once and acknowledged later: `await session.saved()`.
+- on the loop itself, `messages` is the session's window (its newest messages, `sessions.window` of them, behind the
+  summary of what was compacted), and `add_messages` and `clear` are accepted at once and acknowledged later: `await session.saved()`.
 """
 
 from __future__ import annotations

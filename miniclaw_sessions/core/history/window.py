@@ -1,6 +1,6 @@
 """The window: the newest messages of a session, a FIFO that never cuts a tool call from its result.
 
-At most `capacity` messages (50). The message that does not fit pushes out the oldest *unit*: a message together with
+At most `capacity` messages. The message that does not fit pushes out the oldest *unit*: a message together with
 the tool results that follow it, so a window never begins with an orphan result. Two things stay as long as anything
 else can leave: the last user message (which is being answered) and the newest unit (which is the answer). A unit that
 is the newest, or very large, leaves call by call, each together with its result; the user's message never leaves for

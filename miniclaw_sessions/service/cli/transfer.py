@@ -28,13 +28,16 @@ EXPORTED = (
     *("jsonl", "json", "pi", "dive", "nanobot", "miniclaw"),
     *("openai-items", "google", "anthropic", "openai", "markdown", "html"),
 )
-"""How a session can be written: `json`, and what `formats.registry.WRITABLE` has; help must not load every format."""
+"""How a session can be written: `json`, and each format of `formats.registry.OURS` that is written.
+
+A list of its own, because help must not load every format.
+"""
 
 IMPORTED = (
     *("jsonl", "pi", "dive", "claude-code", "codex", "nanobot", "miniclaw", "openai-items", "google", "anthropic"),
     *("openai", "gemini-cli", "gemini-cli-json", "opencode", "opencode-export", "llm"),
 )
-"""What an imported file can be, as `formats.registry.READABLE` has them."""
+"""What an imported file can be: each format of `formats.registry.OURS` that is read."""
 
 
 _Programs = Annotated[
