@@ -27,7 +27,8 @@ The synchronous methods work everywhere, and do as much as is possible there wit
 
 - from another thread than the session's loop they do what the asynchronous ones do, and wait for it;
 - on the loop itself, `messages` is the session's window (its newest messages, `sessions.window` of them, behind the
-  summary of what was compacted), and `add_messages` and `clear` are accepted at once and acknowledged later: `await session.saved()`.
+  summary of what was compacted), and `add_messages` and `clear` are accepted at once and acknowledged later:
+  `await session.saved()`.
 """
 
 from __future__ import annotations
