@@ -50,7 +50,7 @@ from miniclaw_sessions.core.persistence.recovery import Progress, RecoveryReport
 from miniclaw_sessions.core.persistence.storage import Storage
 from miniclaw_sessions.core.protocol.entries import FOLLOWED, LEGAL_HOLD
 from miniclaw_sessions.core.protocol.keys import SessionKey
-from miniclaw_sessions.core.session import Owner, Session, guarded
+from miniclaw_sessions.core.session import Journal, Owner, Session, guarded
 from miniclaw_sessions.core.session.copying import copy_session
 from miniclaw_sessions.core.stores.base import Store
 from miniclaw_sessions.core.stores.positions import ListPosition
@@ -471,15 +471,22 @@ class SessionManager:
             )
         if journal is None:
             return await self._storage.archive.forget(session_id) > 0
-        async with journal.between_turns():
-            if journal.is_deleted:
-                return False
-            copies = partial(self._storage.archive.forget, session_id)
-            await self._registry.remove(journal, if_sequence=if_sequence, afterwards=copies)
-            if isinstance(source := journal.conversation.state.metadata.get(FOLLOWED), dict):
-                self._also_at[session_id] = [f"{source.get('path')} is another program's: remove it there"]
+        incarnation = journal.incarnation
+        while journal is not None and journal.incarnation == incarnation:
+            async with journal.between_turns():
+                if not journal.is_deleted:
+                    await self._remove(journal, if_sequence)
+                    return True
+            journal = await self._registry.load(session_id)  # the same session, if the store had refused its entries
+        return False
+
+    async def _remove(self, journal: Journal, if_sequence: int | None) -> None:
+        session_id = journal.session_id
+        copies = partial(self._storage.archive.forget, session_id)
+        await self._registry.remove(journal, if_sequence=if_sequence, afterwards=copies)
+        if isinstance(source := journal.conversation.state.metadata.get(FOLLOWED), dict):
+            self._also_at[session_id] = [f"{source.get('path')} is another program's: remove it there"]
         log.info("deleted", action="session.deleted", session_id=session_id)
-        return True
 
     async def purge(self, *session_ids: str) -> builtins.list[str]:
         """After `delete`: leave their words in no file that is in use, and return what may still hold them.

@@ -1020,6 +1020,24 @@ async def test_a_refused_and_reloaded_session_can_be_deleted(faulty: Faulty) -> 
         assert await manager.delete("telegram_1") is True
 
 
+async def test_a_refused_session_that_is_reloaded_while_its_deletion_waits_is_deleted(faulty: Faulty) -> None:
+    async with faulty.manager() as manager:
+        session = await refused(faulty, manager)
+        deleted: list[bool] = []
+
+        async def delete() -> None:
+            deleted.append(await manager.delete("telegram_1"))
+
+        await session.journal.turn_lock.acquire()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(delete, name="delete")
+            await anyio.wait_all_tasks_blocked()
+            assert await manager.get_or_create("telegram", "1") is not session
+            session.journal.turn_lock.release()
+        assert deleted == [True]
+        assert await manager.list() == []
+
+
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
