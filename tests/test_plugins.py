@@ -374,6 +374,22 @@ async def test_a_store_of_another_package_is_named_by_its_url(tmp_path: Path, mo
         open_store("unheard-of:x", tmp_path)
 
 
+@pytest.mark.anyio
+async def test_a_shared_store_of_another_package_is_not_opened_as_one_process_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shared_store.py").write_text(
+        "from miniclaw_sessions.core.stores import open_store\n"
+        "def shared(url, workspace, *, read_only):\n"
+        "    return open_store('postgresql://nowhere.example/chats')\n"
+    )
+    package(tmp_path, "stores", stores="shared = shared_store:shared")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="pass the store itself"):
+        async with SessionManager(tmp_path / "w", store="shared:x"):
+            pass
+
+
 # --- formats ---------------------------------------------------------------------------------------------------------
 
 TALK = """

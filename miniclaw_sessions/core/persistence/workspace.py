@@ -398,6 +398,11 @@ class Workspace:
         choice = self._store_choice
         if isinstance(choice, str):
             choice = open_store(choice, self.path, postgresql=self._settings.postgresql)
+            if choice.shared:  # as if it were this process's alone, others would overtake it and nothing would rebase
+                raise ConfigError(
+                    "sessions.store names a store that several processes share; of those only postgresql: is opened by "
+                    "its URL: pass the store itself, SessionManager(store=...)"
+                )
         return choice if self._encryption is None else encrypted(choice, self._encryption)
 
     async def _check_encryption(self, store: Store) -> None:
