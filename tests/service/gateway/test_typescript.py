@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-PROGRAM = Path(__file__).parents[2] / "typescript"
+PROGRAM = Path(__file__).parents[1] / "typescript"
 
 
 def run(directory: Path, *command: str) -> str:
