@@ -249,7 +249,7 @@ class Tails:
 
         Args:
             before: what was followed, and which incarnation of it.
-            found: what has changed, and what is there of those that were `asked` for.
+            found: the changed sessions, and those of `asked` that exist.
             asked: sessions that are gone if they were not found.
             deleted: incarnations that are gone.
         """

@@ -41,11 +41,11 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
         expired: how many were removed; in a dry run none.
         archived: how many of these went to the archive.
         freed_bytes: how large their entries were, as the store had them; what the archive took of that is not less.
-        sessions: the ids of those that were removed; in a dry run, of those that would be.
-        held: the ids of those that were idle for too long, or whose archived copies were kept for long enough, and that
-            stay because they are under legal hold.
+        sessions: the ids of the sessions that were removed; in a dry run, that would be.
+        held: the ids of sessions under legal hold that stay for it, though they were idle for too long, or their
+            archived copies were kept for long enough.
         forgotten: the archived files that had been kept for long enough, and went for good; in a dry run, would go.
-        remains: what may still have the words of those that went for good, one sentence each.
+        remains: what may still have the words of removed sessions, one sentence each.
         dry_run: nothing was changed.
         postponed: why nothing was done, if the clock is not to be believed.
     """
