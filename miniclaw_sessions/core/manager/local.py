@@ -61,9 +61,9 @@ class LocalMode:
         """Names and sessions are in the cache."""
         self.cache = cache
 
-    def journal(self, conversation: Conversation, home: Home[Journal], *, dirty: bool) -> Journal:
+    def journal(self, conversation: Conversation, home: Home[Journal]) -> Journal:
         """The journal of a session."""
-        return Journal(conversation, home, committed=conversation.state.last_sequence, dirty=dirty)
+        return Journal(conversation, home, committed=conversation.state.last_sequence)
 
     def ownership(self, journal: Journal) -> Ownership:  # noqa: ARG002 - the mode's
         """No other process answers it."""

@@ -108,7 +108,7 @@ class Mode(Protocol):
 
     # --- a session that is in memory ---------------------------------------------------------------------------------
 
-    def journal(self, conversation: Conversation, home: Home[Journal], *, dirty: bool) -> Journal:
+    def journal(self, conversation: Conversation, home: Home[Journal]) -> Journal:
         """The journal of a session, all of which is stored."""
         ...
 

@@ -131,7 +131,7 @@ class SessionRegistry:
         for name, task in self.mode.tasks():
             self._background.start(task, name=name)
         for one in found.values():
-            self._admit(self.mode.journal(one.conversation, self, dirty=one.dirty))
+            self._admit(self.mode.journal(one.conversation, self), dirty=one.dirty)
         self.cache.learn_names(names)
 
     # --- looking up --------------------------------------------------------------------------------------------------
@@ -288,12 +288,12 @@ class SessionRegistry:
         conversation.state.last_accessed = self.cache.last_use(session_id, conversation.state.last_accessed)
         if recovered.is_held and INCOMPLETE in conversation.state.metadata:
             raise _InTheMakingError
-        journal = self.mode.journal(conversation, self, dirty=recovered.dirty)
+        journal = self.mode.journal(conversation, self)
         if INCOMPLETE in journal.conversation.state.metadata:
             self.cache.remove(session_id)
             return journal
         self.cache.loads += 1
-        self._admit(journal)
+        self._admit(journal, dirty=recovered.dirty)
         return None
 
     async def _reload(self, refused: Journal) -> Journal | None:
@@ -321,8 +321,8 @@ class SessionRegistry:
         refused.retire()
         self.flusher.remove(refused)
         self.evicted_of_gone += refused.evicted
-        journal = self.mode.journal(conversation, self, dirty=True)
-        self._admit(journal)
+        journal = self.mode.journal(conversation, self)
+        self._admit(journal, dirty=True)
         log.warning("reloaded from the store", action="session.reloaded", session_id=journal.session_id)
         return journal
 
@@ -336,16 +336,17 @@ class SessionRegistry:
         """Make a session whose key is reserved, and free the key. None: another process has one of that name."""
         try:
             await self._count_again()
-            journal = self._new(key, dirty=not given)
+            journal = self._new(key)
             if not await self.mode.begin(journal):
                 return None
             if given:  # which may be refused: until then the session is seen by none
                 try:
                     Session.of(journal).update(**given)
                 except BaseException:
+                    self.flusher.remove(journal)
                     await self.mode.undo(journal)
                     raise
-            self._admit(journal)
+            self._admit(journal, dirty=not given)
             self.events.created.publish(SessionCreated(journal.log.head))
         finally:
             self._release(key.session_id)
@@ -356,7 +357,7 @@ class SessionRegistry:
         if len(self.cache) + len(self.events.making) >= self._settings.max_sessions:
             await self.mode.count()
 
-    def _new(self, key: SessionKey, *, dirty: bool = False, created_at: datetime | None = None) -> Journal:
+    def _new(self, key: SessionKey, *, created_at: datetime | None = None) -> Journal:
         limit = self._settings.max_sessions
         if len(self.cache) + len(self.events.making) >= limit:
             raise SessionLimit(f"there are {limit} sessions already (max_sessions); delete some or raise the limit")
@@ -366,10 +367,16 @@ class SessionRegistry:
             created_at=created_at or self.clock.now(),
             capacity=self._settings.window,
         )
-        return self.mode.journal(conversation, self, dirty=dirty)
+        return self.mode.journal(conversation, self)
 
-    def _admit(self, journal: Journal) -> None:
-        """Cache a session; if that makes too many, the dirty ones are saved soon so that some can go."""
+    def _admit(self, journal: Journal, *, dirty: bool = False) -> None:
+        """Cache a session; if that makes too many, the dirty ones are saved soon so that some can go.
+
+        It becomes dirty here and not before: the flusher would keep one whose making failed, and write it beside the
+        one that is loaded later.
+        """
+        if dirty:
+            journal.checkpoint.changed()
         if not self.cache.add(journal):
             self.flusher.hurry()
 

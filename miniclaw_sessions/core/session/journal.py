@@ -95,7 +95,6 @@ class Journal:
         home: Home[Journal],
         *,
         committed: int = 0,
-        dirty: bool = False,
         log: type[SessionLog] = SessionLog,
     ) -> None:
         self.session_id = conversation.state.session_id
@@ -110,8 +109,6 @@ class Journal:
         self.branches = BranchMap()
         self.evicted = 0
         self.handle: ref[Any] | None = None
-        if dirty:
-            self.checkpoint.changed()
 
     def __repr__(self) -> str:
         state = "deleted" if self.is_deleted else "dirty" if self.checkpoint.is_dirty else "clean"

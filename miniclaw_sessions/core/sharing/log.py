@@ -224,8 +224,8 @@ def shared_log(journal: Journal) -> SharedLog:
     return cast("SharedLog", journal.log)
 
 
-def shared_journal(conversation: Conversation, home: Home[Journal], *, dirty: bool = False) -> Journal:
+def shared_journal(conversation: Conversation, home: Home[Journal]) -> Journal:
     """The journal of a session of a shared store, all of which is stored."""
-    journal = Journal(conversation, home, committed=conversation.state.last_sequence, dirty=dirty, log=SharedLog)
+    journal = Journal(conversation, home, committed=conversation.state.last_sequence, log=SharedLog)
     shared_log(journal).journal = ref(journal)
     return journal

@@ -84,9 +84,9 @@ class SharedMode:
 
     # --- a session that is in memory ---------------------------------------------------------------------------------
 
-    def journal(self, conversation: Conversation, home: Home[Journal], *, dirty: bool) -> Journal:
+    def journal(self, conversation: Conversation, home: Home[Journal]) -> Journal:
         """The journal of a session."""
-        return shared_journal(conversation, home, dirty=dirty)
+        return shared_journal(conversation, home)
 
     def ownership(self, journal: Journal) -> ClaimedTurn:
         """A turn is claimed in the store."""

@@ -65,7 +65,9 @@ class Bench:
         conversation = Conversation.new(
             SessionKey("test", chat_id), incarnation="i", created_at=self.clock.now(), capacity=50
         )
-        return Session(Journal(conversation, self, dirty=True))
+        journal = Journal(conversation, self)
+        journal.checkpoint.changed()
+        return Session(journal)
 
     def on_disk(self, chat_id: str = "1") -> list[str]:
         path = self.snapshots.path / f"test_{chat_id}.json"

@@ -527,6 +527,21 @@ async def test_a_gateway_that_is_closed_while_it_waits_for_the_store_ends(databa
     assert len(refused) == 1
 
 
+async def test_a_session_whose_making_was_not_answered_is_checkpointed_once_it_is_used(database: str) -> None:
+    store = FaultyStore(PostgreSQLStore(database))
+    async with SessionManager(store=store) as manager:
+        store.fail_next(stored=True)
+        with pytest.raises(StoreUnavailable):
+            await manager.get_or_create("telegram", 1)
+        await (await manager.get_or_create("telegram", 1)).add_message(Message.user("one"))
+        report = await manager.flush()
+        assert (report.written, report.failed) == (1, 0)
+        store.fail_next()
+        with pytest.raises(StoreUnavailable):
+            await manager.get_or_create("telegram", 2)
+        assert (await manager.flush()).problems == []
+
+
 class Unreadable(FaultyStore):
     """A store that answers no question about a session for a while."""
 
