@@ -273,7 +273,7 @@ class SessionCache:
 
 def _may_go(journal: Journal) -> bool:
     """True if nothing is lost when its object goes: all of it is on disk, and no task is about to remove it."""
-    return not journal.checkpoint.is_dirty and not journal.is_deleted and journal.log.rejected is None
+    return not journal.checkpoint.is_dirty and not journal.is_deleted and journal.queue.rejected is None
 
 
 def moment_of(seconds: float) -> datetime:

@@ -49,7 +49,7 @@ class Eraser:
             try:
                 await self._quiet(journal)
                 require_removable(journal, if_sequence)  # an entry may have come since the caller looked
-                return await self._remove(journal, StoredHead(journal.log.head, journal.log.committed))
+                return await self._remove(journal, StoredHead(journal.queue.head, journal.queue.committed))
             except StoreConflict as conflict:
                 is_there = await self._mode.give_way(journal, conflict)
             if not is_there:  # another process has deleted it
@@ -65,8 +65,8 @@ class Eraser:
 
     async def _quiet(self, journal: Journal) -> None:
         journal.retire()
-        if journal.log.rejected is None:
-            await self._committer.wait(journal.log, journal.last_sequence)
+        if journal.queue.rejected is None:
+            await self._committer.wait(journal.queue, journal.last_sequence)
 
     async def _remove(self, journal: Journal, known: StoredHead | None) -> None:
         session_id = journal.session_id

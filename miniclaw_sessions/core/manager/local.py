@@ -13,7 +13,7 @@ from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.manager.cache import Listing, Names, NamesOnDisk, SessionCache
 from miniclaw_sessions.core.manager.mode import Population, Sessions, Task
 from miniclaw_sessions.core.manager.sources import load_each, newest_of
-from miniclaw_sessions.core.persistence.committer import SessionLog, Shrunk
+from miniclaw_sessions.core.persistence.committer import CommitQueue, Shrunk
 from miniclaw_sessions.core.persistence.retention import ClockGuard, Looked, Retention
 from miniclaw_sessions.core.persistence.workspace import Workspace
 from miniclaw_sessions.core.protocol.encoding import encode_entry
@@ -69,7 +69,7 @@ class LocalMode:
         """No other process answers it."""
         return SOLE_OWNER
 
-    async def resolve(self, refused: SessionLog, conflict: StoreConflict) -> Shrunk:
+    async def resolve(self, refused: CommitQueue, conflict: StoreConflict) -> Shrunk:
         """The store lacks what it had acknowledged, or refuses for good; see `restore_lost`."""
         return await restore_lost(self.cache.get, refused, conflict)
 
@@ -208,7 +208,7 @@ class LocalPopulation:
             entries = _Counted(self._encoded_entries(journal))
             try:
                 if self._retention.of(journal.key.channel).archives:
-                    copy = await self._workspace.archive.write(journal.log.head, aiter(entries), self._clock.now())
+                    copy = await self._workspace.archive.write(journal.queue.head, aiter(entries), self._clock.now())
                 else:
                     await entries.count()
                 if self._is_idle(journal, self._clock.now()):  # it may have been used while it was archived

@@ -312,7 +312,7 @@ class SessionManager:
             finally:  # a task or the storage may fail at its end: the manager is closed all the same
                 self._held = self._owner = None
         self._saving.refuse_to_forget(
-            session.log.rejected for session in self._cache.in_memory() if session.log.rejected
+            session.queue.rejected for session in self._cache.in_memory() if session.queue.rejected
         )
 
     async def _wind_down(self) -> None:

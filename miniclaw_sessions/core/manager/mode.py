@@ -14,7 +14,7 @@ from miniclaw_sessions.core.events.events import MakeFeed
 from miniclaw_sessions.core.events.listeners import EndKind
 from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.manager.cache import Names, SessionCache
-from miniclaw_sessions.core.persistence.committer import SessionLog, Shrunk
+from miniclaw_sessions.core.persistence.committer import CommitQueue, Shrunk
 from miniclaw_sessions.core.persistence.retention import ClockGuard, Looked, Retention
 from miniclaw_sessions.core.persistence.storage import Storage
 from miniclaw_sessions.core.session import Home, Journal, Session
@@ -116,7 +116,7 @@ class Mode(Protocol):
         """Who may answer a session during one turn."""
         ...
 
-    async def resolve(self, refused: SessionLog, conflict: StoreConflict) -> Shrunk:
+    async def resolve(self, refused: CommitQueue, conflict: StoreConflict) -> Shrunk:
         """Make what waits of a session fit for the next commit; see `Committer.on_conflict`."""
         ...
 

@@ -30,7 +30,7 @@ from miniclaw_sessions.core.manager.expiry import SweepReport
 from miniclaw_sessions.core.manager.sources import load_each, look_in, newest_of
 from miniclaw_sessions.core.persistence.archive import Archive, ArchiveDirectory
 from miniclaw_sessions.core.persistence.checking import Check, CheckReport
-from miniclaw_sessions.core.persistence.committer import SessionLog
+from miniclaw_sessions.core.persistence.committer import CommitQueue
 from miniclaw_sessions.core.persistence.flusher import Flushable
 from miniclaw_sessions.core.persistence.losses import Loss, Losses
 from miniclaw_sessions.core.persistence.marker import check_marker
@@ -238,11 +238,11 @@ class ReadOnlySessions(ABC):
         """Refused: it is asked before something is appended."""
         self._refuse("append anything")
 
-    def submit(self, session: SessionLog, entry: StoredEntry) -> None:
+    def submit(self, queue: CommitQueue, entry: StoredEntry) -> None:
         """Refused."""
-        self._refuse(f"append entry {entry.sequence} to session {session.head.session_id}")
+        self._refuse(f"append entry {entry.sequence} to session {queue.head.session_id}")
 
-    async def wait(self, session: SessionLog, sequence: int) -> None:  # noqa: B027 - nothing can be missing
+    async def wait(self, queue: CommitQueue, sequence: int) -> None:  # noqa: B027 - nothing can be missing
         """Everything that can be seen is committed."""
 
     def add(self, session: Flushable) -> None:  # noqa: B027 - nothing is written

@@ -191,7 +191,7 @@ class SessionRegistry:
     def usable(self, session_id: str) -> Journal | None:
         """The live session, unless it is being deleted or the store has refused it."""
         journal = self.cache.get(session_id)
-        is_usable = journal is not None and journal.log.rejected is None and session_id not in self._reserved
+        is_usable = journal is not None and journal.queue.rejected is None and session_id not in self._reserved
         return journal if is_usable else None
 
     async def load(self, session_id: str) -> Journal | None:
@@ -306,11 +306,11 @@ class SessionRegistry:
         if stored is None and self.mode.absence_is_deletion:
             self._forget(refused)
             return None
-        head = stored.head if stored is not None else refused.log.head
+        head = stored.head if stored is not None else refused.queue.head
         conversation = Conversation.new(
             head.key, incarnation=head.incarnation, created_at=head.created_at, capacity=self._settings.window
         )
-        if stored is None or stored.last_sequence < refused.log.committed:  # it has lost what it had acknowledged
+        if stored is None or stored.last_sequence < refused.queue.committed:  # it has lost what it had acknowledged
             found, report = await self._storage.load(session_id)
             self._storage.report.add(report)
             conversation = found[session_id].conversation if session_id in found else conversation
@@ -347,7 +347,7 @@ class SessionRegistry:
                     await self.mode.undo(journal)
                     raise
             self._admit(journal, dirty=not given)
-            self.events.created.publish(SessionCreated(journal.log.head))
+            self.events.created.publish(SessionCreated(journal.queue.head))
         finally:
             self._release(key.session_id)
         return journal
@@ -437,7 +437,7 @@ class SessionRegistry:
         else:
             self._admit(journal)
             self._release(session_id)
-            self.events.created.publish(SessionCreated(journal.log.head, journal.committed_sequence))
+            self.events.created.publish(SessionCreated(journal.queue.head, journal.committed_sequence))
         finally:
             self.events.making.discard(session_id)
             self.mode.end_long(journal)

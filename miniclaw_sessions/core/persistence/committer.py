@@ -102,11 +102,11 @@ IN_PLACE: Receipt = _InPlace()
 """The receipt of everything that only this process can store."""
 
 
-class SessionLog:
-    """One session's way to the store: what waits, what is on its way, what has arrived.
+class CommitQueue:
+    """One session's entries on their way to the store: what waits, what is on its way, what has arrived.
 
     Entries are counted from the first that this object was given: their places in the session may change, as
-    `miniclaw_sessions.core.sharing.log` has it, the order in which they were accepted does not.
+    `miniclaw_sessions.core.sharing.queue` has it, the order in which they were accepted does not.
 
     Attributes:
         head: whose entries they are.
@@ -222,7 +222,7 @@ class SessionLog:
         return size
 
 
-async def _refuse(_: SessionLog, conflict: StoreConflict) -> Shrunk:
+async def _refuse(_: CommitQueue, conflict: StoreConflict) -> Shrunk:
     """Nothing can be done about a conflict."""
     raise conflict
 
@@ -255,7 +255,7 @@ class Committer:
         self.failure: StoreUnavailable | None = None
         self.commits: Topic[Commit] = Topic() if commits is None else commits
         """Published after each commit, before those who wait for it go on."""
-        self.on_conflict: Callable[[SessionLog, StoreConflict], Awaitable[Shrunk]] = _refuse
+        self.on_conflict: Callable[[CommitQueue, StoreConflict], Awaitable[Shrunk]] = _refuse
         """Called when the store refuses an append with StoreConflict: makes what waits fit for the next commit.
 
         It raises StoreError where that cannot be done, and has changed nothing then.
@@ -270,10 +270,10 @@ class Committer:
         self._store = store
         self._clock = clock
         self._max_unsaved_bytes = max_unsaved_bytes
-        self._queued: dict[SessionLog, None] = {}
-        self._in_conflict: dict[SessionLog, None] = {}  # whose append the store refused, and which are being mended
+        self._queued: dict[CommitQueue, None] = {}
+        self._in_conflict: dict[CommitQueue, None] = {}  # whose append the store refused, and which are being mended
         self._tasks: TaskGroup | None = None
-        self._delayed: dict[SessionLog, None] = {}  # which the store could not write, and are tried again
+        self._delayed: dict[CommitQueue, None] = {}  # which the store could not write, and are tried again
         self._retry_at = self._hurried_at = 0.0
         self._retry_delay_s = FIRST_RETRY_S
         self._wake = anyio.Event()
@@ -318,16 +318,16 @@ class Committer:
         if (failure := self.failure or self.lost) is not None:
             raise renewed(failure)
 
-    def submit(self, session: SessionLog, entry: StoredEntry) -> None:
+    def submit(self, queue: CommitQueue, entry: StoredEntry) -> None:
         """Accept an entry; it goes with the next commit."""
-        if session.add(entry):
+        if queue.add(entry):
             if not self._queued:
                 self._wake.set()
-            self._queued[session] = None
+            self._queued[queue] = None
         self._unsaved_entries += 1
         self._unsaved_bytes += len(entry.encoded)
 
-    async def wait(self, session: SessionLog, sequence: int) -> None:
+    async def wait(self, queue: CommitQueue, sequence: int) -> None:
         """Return when the store has committed the session's entries up to `sequence`, wherever they come to stand.
 
         Where the session alone could not be written, that is tried once more: what was wrong may be mended by now.
@@ -336,19 +336,19 @@ class Committer:
             StoreUnavailable: the store cannot take them now; they stay in memory and are tried again.
             StoreError: the store refused this session's entries.
         """
-        if session.committed >= sequence:
+        if queue.committed >= sequence:
             return
-        number, known = session.number_of(sequence), session.failure
-        if session in self._delayed:
+        number, known = queue.number_of(sequence), queue.failure
+        if queue in self._delayed:
             self._retry_at = min(self._retry_at, self._hurried_at)
             self._wake.set()
-        while session.settled < number:
-            if session.rejected is not None:
-                raise renewed(session.rejected)
-            is_news = session.failure is not known and number <= session.tried  # a later attempt, with this entry
-            if (failure := self.failure or (session.failure if is_news else None)) is not None:
+        while queue.settled < number:
+            if queue.rejected is not None:
+                raise renewed(queue.rejected)
+            is_news = queue.failure is not known and number <= queue.tried  # a later attempt, with this entry
+            if (failure := self.failure or (queue.failure if is_news else None)) is not None:
                 raise renewed(failure, _STILL_THERE if self.accepting else "")
-            on_its_way = session.sending is not None and number <= session.sent
+            on_its_way = queue.sending is not None and number <= queue.sent
             await (self._this_round if on_its_way else self._next_round).wait()
 
     async def drain(self) -> None:
@@ -358,7 +358,7 @@ class Committer:
             StoreUnavailable: the store cannot take it now.
         """
         # of these, one round may not be enough: a conflict is resolved beside the rounds, and its entries go later
-        overtaken = [(session, session.accepted) for session in (*self._in_conflict, *self._queued)]
+        overtaken = [(queue, queue.accepted) for queue in (*self._in_conflict, *self._queued)]
         await self._look()
         if self._delayed:
             self._retry_delayed()
@@ -370,13 +370,13 @@ class Committer:
             await self._next_round.ended()
         elif self.busy_since is not None:
             await self._this_round.ended()
-        for session, number in overtaken:
-            while session.settled < number and session in (*self._in_conflict, *self._queued) and self.failure is None:
+        for queue, number in overtaken:
+            while queue.settled < number and queue in (*self._in_conflict, *self._queued) and self.failure is None:
                 await self._next_round.wait()
         self.check_store()
-        for session in self._delayed:
-            if session.failure is not None:
-                raise renewed(session.failure)
+        for queue in self._delayed:
+            if queue.failure is not None:
+                raise renewed(queue.failure)
 
     async def _look(self) -> None:
         """See that the store is still where the next start looks for it."""
@@ -447,21 +447,21 @@ class Committer:
         self._hurry.set()
 
     async def _commit(self) -> None:
-        sessions, self._queued = list(self._queued), {}
-        appends = [session.take() for session in sessions]
+        queues, self._queued = list(self._queued), {}
+        appends = [queue.take() for queue in queues]
         self._this_round, self._next_round = self._next_round, Round(self.loop)
         self.busy_since = began = self._clock.monotonic()
         try:
             outcomes = await self._store.append(appends)
         except StoreUnavailable as error:
-            self._failed(sessions, error)
+            self._failed(queues, error)
         except Exception as error:  # noqa: BLE001 - with any error of a store, nothing is acknowledged
-            self._failed(sessions, _as_unavailable(error))
+            self._failed(queues, _as_unavailable(error))
         except BaseException:
-            self._put_back(sessions)
+            self._put_back(queues)
             raise
         else:
-            appended = self._arrived(sessions, outcomes)
+            appended = self._arrived(queues, outcomes)
             if self.commits.listeners:
                 entries = sum(len(sent) for _, sent in appended)
                 self.commits.publish(Commit(appended, entries, self._clock.monotonic() - began))
@@ -470,7 +470,7 @@ class Committer:
             self._this_round.over()
 
     def _arrived(
-        self, sessions: Sequence[SessionLog], outcomes: Sequence[StoreError | None]
+        self, queues: Sequence[CommitQueue], outcomes: Sequence[StoreError | None]
     ) -> list[tuple[SessionHead, Sequence[StoredEntry]]]:
         """Note what became of each session; those that others were first with wait again.
 
@@ -482,106 +482,106 @@ class Committer:
             log.warning("the store takes messages again", action="commit.recovered")
             self.failure = None
         self._commits += 1
-        for session, outcome in zip(sessions, outcomes, strict=True):
+        for queue, outcome in zip(queues, outcomes, strict=True):
             if isinstance(outcome, StoreUnavailable):
-                self._delay(session, outcome)
+                self._delay(queue, outcome)
                 continue
             if isinstance(outcome, StoreConflict):
-                session.put_back()
-                self._resolve_later(session, outcome)
+                queue.put_back()
+                self._resolve_later(queue, outcome)
                 continue
-            sent, session.sending = session.sending or [], None
+            sent, queue.sending = queue.sending or [], None
             self._unsaved_entries -= len(sent)
             for entry in sent:
                 self._unsaved_bytes -= len(entry.encoded)
             if outcome is None:
-                session.arrived(sent)
-                self.refusals.pop(session.head.session_id, None)
-                appended.append((session.head, sent))
-                if session.failure is not None:
-                    session.failure, self._retry_delay_s = None, FIRST_RETRY_S
+                queue.arrived(sent)
+                self.refusals.pop(queue.head.session_id, None)
+                appended.append((queue.head, sent))
+                if queue.failure is not None:
+                    queue.failure, self._retry_delay_s = None, FIRST_RETRY_S
                 self._committed += len(sent)
             else:
-                self._reject(session, outcome)
+                self._reject(queue, outcome)
         return appended
 
-    def _resolve_later(self, session: SessionLog, conflict: StoreConflict) -> None:
+    def _resolve_later(self, queue: CommitQueue, conflict: StoreConflict) -> None:
         """Resolve the conflict of one session, while the commits of all others go on."""
         assert self._tasks is not None  # noqa: S101 - nothing is committed outside of `run`
-        self._queued.pop(session, None)
-        self._in_conflict[session] = None
-        self._tasks.start_soon(self._resolve, session, conflict, name=f"conflict of {session.head.session_id}")
+        self._queued.pop(queue, None)
+        self._in_conflict[queue] = None
+        self._tasks.start_soon(self._resolve, queue, conflict, name=f"conflict of {queue.head.session_id}")
 
-    async def _resolve(self, session: SessionLog, conflict: StoreConflict) -> None:
+    async def _resolve(self, queue: CommitQueue, conflict: StoreConflict) -> None:
         """Wait until what waits of a session fits, and let it go with the next commit."""
         try:
-            shrunk = await self.on_conflict(session, conflict)
+            shrunk = await self.on_conflict(queue, conflict)
         except StoreUnavailable as error:
-            self._delay(session, error)
+            self._delay(queue, error)
         except StoreError as error:
-            self._reject(session, error)
+            self._reject(queue, error)
         except Exception as error:  # noqa: BLE001 - with any error of one session, the others are committed
-            self._delay(session, _as_unavailable(error))
+            self._delay(queue, _as_unavailable(error))
         else:
             self._unsaved_entries -= shrunk.entries
             self._unsaved_bytes -= shrunk.size
-            if session.waiting:
-                self._queued[session] = None
+            if queue.waiting:
+                self._queued[queue] = None
         finally:
-            self._in_conflict.pop(session, None)
+            self._in_conflict.pop(queue, None)
             self._wake.set()
         self._next_round.look()
 
-    def _delay(self, session: SessionLog, error: StoreUnavailable) -> None:
+    def _delay(self, queue: CommitQueue, error: StoreUnavailable) -> None:
         """One session cannot be written now: it waits for a retry, and delays no other."""
         self._failures += 1
-        if session.failure is None:
+        if queue.failure is None:
             log.error(
                 "a session cannot be written; retrying",
                 action="commit.delayed",
-                session_id=session.head.session_id,
+                session_id=queue.head.session_id,
                 error=str(error),
             )
-        session.failed(error)
-        self.refusals.note(session.head.session_id, error)
-        self._queued.pop(session, None)
+        queue.failed(error)
+        self.refusals.note(queue.head.session_id, error)
+        self._queued.pop(queue, None)
         now = self._clock.monotonic()
         self._hurried_at = now + RARELY * (now - (self.busy_since or now))
         if not self._delayed:
             self._retry_delay_s = min(2 * self._retry_delay_s, LAST_RETRY_S)
             self._retry_at = now + self._clock.jitter(self._retry_delay_s)
-        self._delayed[session] = None
+        self._delayed[queue] = None
 
-    def _reject(self, session: SessionLog, outcome: StoreError) -> None:
+    def _reject(self, queue: CommitQueue, outcome: StoreError) -> None:
         """The store refused what was sent; what follows a refused entry would leave a gap: it is refused too."""
-        session.rejected = outcome
-        self.refusals.note(session.head.session_id, outcome)
+        queue.rejected = outcome
+        self.refusals.note(queue.head.session_id, outcome)
         self._failures += 1
-        self._queued.pop(session, None)
+        self._queued.pop(queue, None)
         self._next_round.look()  # what is waited for there is decided, and that round may never come
-        self._unsaved_entries -= len(session.waiting)
-        self._unsaved_bytes -= session.drop()
+        self._unsaved_entries -= len(queue.waiting)
+        self._unsaved_bytes -= queue.drop()
         log.error(
             "the store refused a session's entries",
             action="commit.rejected",
-            session_id=session.head.session_id,
+            session_id=queue.head.session_id,
             error=str(outcome),
         )
 
-    def _failed(self, sessions: Sequence[SessionLog], error: StoreUnavailable) -> None:
+    def _failed(self, queues: Sequence[CommitQueue], error: StoreUnavailable) -> None:
         """Nothing was acknowledged: everything waits again, in front of what came since."""
         self._failures += 1
         if self.failure is None or type(self.failure) is not type(error):
             log.error("the store cannot be written; retrying", action="commit.failed", error=str(error))
         self.failure = error
-        self._put_back(sessions)
+        self._put_back(queues)
 
-    def _put_back(self, sessions: Sequence[SessionLog]) -> None:
+    def _put_back(self, queues: Sequence[CommitQueue]) -> None:
         younger = self._queued
         self._queued = {}
-        for session in sessions:
-            session.put_back()
-            self._queued[session] = None
+        for queue in queues:
+            queue.put_back()
+            self._queued[queue] = None
         self._queued.update(younger)
 
 

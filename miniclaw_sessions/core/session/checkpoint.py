@@ -9,7 +9,7 @@ from weakref import ref
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.history.state import Snapshot
-from miniclaw_sessions.core.persistence.committer import SessionLog
+from miniclaw_sessions.core.persistence.committer import CommitQueue
 from miniclaw_sessions.core.session.home import Flushes
 
 ACCESS_RESOLUTION = timedelta(hours=1)
@@ -22,7 +22,7 @@ class SessionCheckpoint:
     Args:
         journal: the session's, which the flusher holds while it is dirty: so there are never two for one session.
         conversation: what is written.
-        log: says how much of it is committed.
+        queue: says how much of it is committed.
         flusher: writes it.
         clock: time.
 
@@ -34,15 +34,15 @@ class SessionCheckpoint:
     """
 
     __slots__ = (
-        *("_clock", "_flusher", "_journal", "_log", "_used_on_disk"),
+        *("_clock", "_flusher", "_journal", "_queue", "_used_on_disk"),
         *("conversation", "is_retired", "revision", "written"),
     )
 
     def __init__(
-        self, journal: Any, conversation: Conversation, log: SessionLog, flusher: Flushes, clock: Clock
+        self, journal: Any, conversation: Conversation, queue: CommitQueue, flusher: Flushes, clock: Clock
     ) -> None:
         self._journal = ref(journal)
-        self._log = log
+        self._queue = queue
         self._flusher = flusher
         self._clock = clock
         self.conversation = conversation
@@ -68,7 +68,7 @@ class SessionCheckpoint:
 
     def capture(self) -> tuple[int, Snapshot] | None:
         """Its revision and the snapshot that may be written now, in one step between two awaits (rule R10)."""
-        snapshot = None if self.is_retired else self.conversation.capture(self._log.committed)
+        snapshot = None if self.is_retired else self.conversation.capture(self._queue.committed)
         if snapshot is None:
             return None
         return (self.revision if snapshot.state.complete else self.revision - 1), snapshot

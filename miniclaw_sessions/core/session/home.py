@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol, TypeVar
 
 from miniclaw_sessions.clock import Clock
-from miniclaw_sessions.core.persistence.committer import SessionLog
+from miniclaw_sessions.core.persistence.committer import CommitQueue
 from miniclaw_sessions.core.persistence.flusher import Flushable
 from miniclaw_sessions.core.protocol.entries import EntryBase
 from miniclaw_sessions.core.protocol.keys import SessionKey
@@ -29,11 +29,11 @@ class Commits(Protocol):
         """Raise if the store did not take what it was given last."""
         ...
 
-    def submit(self, session: SessionLog, entry: StoredEntry) -> None:
+    def submit(self, queue: CommitQueue, entry: StoredEntry) -> None:
         """Accept an entry."""
         ...
 
-    async def wait(self, session: SessionLog, sequence: int) -> None:
+    async def wait(self, queue: CommitQueue, sequence: int) -> None:
         """Return when the entries up to this one are acknowledged."""
         ...
 

@@ -1,4 +1,4 @@
-"""What stands behind a session: its conversation in memory, and its way to the store.
+"""What stands behind a session: its conversation in memory, and its queue to the store.
 
 Everything that is accepted passes through `append` or `accept`: encoded, folded into the conversation, handed to the
 committer. They are synchronous, so that nothing else runs in between. People talk to a `Session`, which holds a journal
@@ -18,7 +18,7 @@ import msgspec
 from miniclaw_sessions.core.history.branch import Branch, summary_messages
 from miniclaw_sessions.core.history.branches import BranchMap
 from miniclaw_sessions.core.history.conversation import REMEMBERED_KEYS, Conversation
-from miniclaw_sessions.core.persistence.committer import Receipt, SessionLog, renewed
+from miniclaw_sessions.core.persistence.committer import CommitQueue, Receipt, renewed
 from miniclaw_sessions.core.protocol.encoding import (
     encode_json,
     encode_message,
@@ -76,7 +76,7 @@ class Journal:
         session_id: whose journal it is.
         conversation: the state that its entries lead to.
         home: what it is saved by.
-        log: its way to the store.
+        queue: what waits for the store, and how far the store has come.
         branches: where its branches part, if that was needed.
         evicted: how many messages have left the window.
         checkpoint: whether its file must be written, and when it was used.
@@ -85,7 +85,7 @@ class Journal:
     """
 
     __slots__ = (
-        *("__weakref__", "branches", "checkpoint", "conversation", "evicted", "handle", "home", "log"),
+        *("__weakref__", "branches", "checkpoint", "conversation", "evicted", "handle", "home", "queue"),
         *("session_id", "turn_lock"),
     )
 
@@ -95,7 +95,7 @@ class Journal:
         home: Home[Journal],
         *,
         committed: int = 0,
-        log: type[SessionLog] = SessionLog,
+        queue: type[CommitQueue] = CommitQueue,
     ) -> None:
         self.session_id = conversation.state.session_id
         self.conversation = conversation
@@ -103,8 +103,8 @@ class Journal:
         head = SessionHead(
             self.session_id, conversation.state.key, conversation.state.incarnation, conversation.state.created_at
         )
-        self.log = log(head, committed)
-        self.checkpoint = SessionCheckpoint(self, conversation, self.log, home.flusher, home.clock)
+        self.queue = queue(head, committed)
+        self.checkpoint = SessionCheckpoint(self, conversation, self.queue, home.flusher, home.clock)
         self.turn_lock = TurnLock(self.session_id)
         self.branches = BranchMap()
         self.evicted = 0
@@ -139,17 +139,17 @@ class Journal:
     @property
     def committed_sequence(self) -> int:
         """The sequence number up to which the store has acknowledged it."""
-        return self.log.committed
+        return self.queue.committed
 
     @property
     def final_sequence(self) -> int:
         """The sequence number up to which entries keep their places."""
-        return self.log.final_up_to(self.last_sequence)
+        return self.queue.final_up_to(self.last_sequence)
 
     @property
     def newest_waiting(self) -> str | None:
         """The id of the newest entry, if it is not acknowledged."""
-        newest = (self.log.waiting or self.log.sending or ())[-1:]
+        newest = (self.queue.waiting or self.queue.sending or ())[-1:]
         return newest[0].entry_id if newest else None
 
     @property
@@ -165,7 +165,7 @@ class Journal:
     @property
     def reader(self) -> TreeReader:
         """Its tree."""
-        return TreeReader(self.home.store, self.log, self.conversation)
+        return TreeReader(self.home.store, self.queue, self.conversation)
 
     @property
     def legal_hold(self) -> str | None:
@@ -230,7 +230,7 @@ class Journal:
         self.check_entry(entry, len(encoded))
         home.committer.check_room(len(encoded))
         self._accept(entry, encoded)
-        self.log.track((entry,))
+        self.queue.track((entry,))
         return entry
 
     def accept(
@@ -270,7 +270,7 @@ class Journal:
             self._accept(entry, encoded)
             if self.conversation.lacks_branch and branch is not None:
                 self.conversation.rebuild(branch)
-        return self.log.track((entry for entry, _ in entries), is_fixed=is_fixed, has_one_key=has_one_key)
+        return self.queue.track((entry for entry, _ in entries), is_fixed=is_fixed, has_one_key=has_one_key)
 
     def next_entry(self, kind: type[E], before: Sequence[tuple[Entry, bytes]] = (), **fields: Any) -> E:
         """An entry for the place behind the newest one, and behind those that are accepted together with it."""
@@ -308,7 +308,7 @@ class Journal:
 
     async def saved(self) -> None:
         """Return when everything accepted so far is acknowledged; see `Session.saved`."""
-        await self.home.committer.wait(self.log, self.last_sequence)
+        await self.home.committer.wait(self.queue, self.last_sequence)
 
     def check(self, message: Message | Mapping[str, Any]) -> None:
         """Raise unless a message could be appended.
@@ -358,7 +358,7 @@ class Journal:
             return entry
         if entry is None and len(self.conversation.state.idempotency_keys or ()) < REMEMBERED_KEYS:
             return None
-        waiting = (stored for stored in self.log.pending if stored.idempotency_key == idempotency_key)
+        waiting = (stored for stored in self.queue.pending if stored.idempotency_key == idempotency_key)
         stored = next(waiting, None) or await self.home.store.find_by_idempotency_key(self.session_id, idempotency_key)
         if stored is None:
             return self.known(idempotency_key)  # it may have come meanwhile
@@ -414,12 +414,12 @@ class Journal:
     def _check_accepting(self) -> None:
         if self.checkpoint.is_retired:
             raise SessionDeleted(f"session {self.session_id} was deleted; get_or_create makes a new one")
-        if self.log.rejected is not None:
-            raise renewed(self.log.rejected)
+        if self.queue.rejected is not None:
+            raise renewed(self.queue.rejected)
 
     def _accept(self, entry: Entry, encoded: bytes) -> None:
         self.evicted += self.conversation.apply(entry, encoded)
-        self.home.committer.submit(self.log, StoredEntry(entry.sequence, entry.id, encoded, entry.idempotency_key))
+        self.home.committer.submit(self.queue, StoredEntry(entry.sequence, entry.id, encoded, entry.idempotency_key))
         checkpoint = self.checkpoint
         if checkpoint.revision == checkpoint.written:
             checkpoint.changed()

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.core.history.conversation import Conversation
-from miniclaw_sessions.core.persistence.committer import SessionLog
+from miniclaw_sessions.core.persistence.committer import CommitQueue
 from miniclaw_sessions.core.persistence.flusher import Flushable
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.session.home import Ownership
@@ -63,12 +63,12 @@ class MemoryHome:
     def check_store(self) -> None:
         """It never fails."""
 
-    def submit(self, session: SessionLog, entry: StoredEntry) -> None:
+    def submit(self, queue: CommitQueue, entry: StoredEntry) -> None:
         """Keep an entry."""
-        self.store.add(Append(session.head, (entry,)))
-        session.committed = entry.sequence
+        self.store.add(Append(queue.head, (entry,)))
+        queue.committed = entry.sequence
 
-    async def wait(self, session: SessionLog, sequence: int) -> None:
+    async def wait(self, queue: CommitQueue, sequence: int) -> None:
         """All of it is kept already."""
 
     def add(self, session: Flushable) -> None:

@@ -9,7 +9,7 @@ import msgspec
 from miniclaw_sessions.core.history.branch import Branch, BranchCollector, rejoined, says_what_is_in_force
 from miniclaw_sessions.core.history.compaction import TokenCounter, count_by_characters
 from miniclaw_sessions.core.history.conversation import Conversation
-from miniclaw_sessions.core.persistence.committer import SessionLog
+from miniclaw_sessions.core.persistence.committer import CommitQueue
 from miniclaw_sessions.core.protocol.entries import Entry, LeafMove
 from miniclaw_sessions.core.stores.base import Store, StoredEntry, decode_stored, stored_entry
 from miniclaw_sessions.core.stores.branches import FIRST_PAGE, read_branch, walk_up
@@ -20,9 +20,9 @@ from miniclaw_sessions.errors import EntryNotFound, InvalidMessage
 class TreeReader:
     """Reads one session like a store. Where the store keeps nothing, what is in memory is all there is."""
 
-    def __init__(self, store: Store, log: SessionLog, conversation: Conversation) -> None:
+    def __init__(self, store: Store, queue: CommitQueue, conversation: Conversation) -> None:
         self._store = store
-        self._log = log
+        self._queue = queue
         self._conversation = conversation
 
     # --- stored entries, by place and id -----------------------------------------------------------------------------
@@ -34,7 +34,7 @@ class TreeReader:
 
     async def read_in_place(self, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         """As `read`, but only entries that keep their place."""
-        return await self._read(after, limit, self._log.in_place(self._pending()))
+        return await self._read(after, limit, self._queue.in_place(self._pending()))
 
     async def _read(self, after: int, limit: int | None, pending: Sequence[StoredEntry]) -> list[StoredEntry]:
         """The store's entries, and behind them those of `pending`.
@@ -151,10 +151,10 @@ class TreeReader:
 
     @property
     def _session_id(self) -> str:
-        return self._log.head.session_id
+        return self._queue.head.session_id
 
     def _pending(self) -> list[StoredEntry]:
         if self._store.keeps_entries:
-            return self._log.pending
+            return self._queue.pending
         entries = rejoined(self._conversation.branch().entries)
         return [stored_entry(entry) for entry in entries]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from miniclaw_sessions.core.history.window import Kept
-from miniclaw_sessions.core.persistence.committer import SessionLog, Shrunk
+from miniclaw_sessions.core.persistence.committer import CommitQueue, Shrunk
 from miniclaw_sessions.core.protocol.entries import place_of_parent
 from miniclaw_sessions.core.protocol.messages import Role
 from miniclaw_sessions.core.session.journal import Journal
@@ -22,7 +22,7 @@ from miniclaw_sessions.log import get_logger
 log = get_logger(__name__)
 
 
-async def restore_lost(find: Callable[[str], Journal | None], refused: SessionLog, conflict: StoreConflict) -> Shrunk:
+async def restore_lost(find: Callable[[str], Journal | None], refused: CommitQueue, conflict: StoreConflict) -> Shrunk:
     """Write what the store lacks of a session's acknowledged entries; what waits stays as it is.
 
     Args:
@@ -35,7 +35,7 @@ async def restore_lost(find: Callable[[str], Journal | None], refused: SessionLo
         StoreUnavailable: not all that is missing is in memory, or the store cannot take it now.
     """
     journal = find(refused.head.session_id)
-    if journal is None or journal.log is not refused:
+    if journal is None or journal.queue is not refused:
         raise conflict
     store = journal.home.store
     stored = await store.head(journal.session_id)
@@ -68,7 +68,7 @@ def _is_whole(journal: Journal, missing: list[Kept], last: int) -> bool:
     evicted = journal.conversation.window.newest_evicted
     if any(one.role is Role.BRANCH_SUMMARY or (one.calls_tools and one.sequence <= evicted) for one in missing):
         return False  # it was no message, or some of its calls may have left the window
-    return [one.sequence for one in missing] == list(range(last + 1, journal.log.committed + 1))
+    return [one.sequence for one in missing] == list(range(last + 1, journal.queue.committed + 1))
 
 
 async def _follows(store: Store, journal: Journal, missing: list[Kept], last: int) -> bool:

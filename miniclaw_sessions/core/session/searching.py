@@ -200,7 +200,7 @@ async def branches_of(journal: Journal) -> BranchMap:
     branches, store = journal.branches, journal.home.store
     if not store.keeps_entries:
         return _of_window(journal)
-    is_behind = journal.log.may_have_more(branches.up_to)
+    is_behind = journal.queue.may_have_more(branches.up_to)
     while is_behind and (page := await store.read(journal.session_id, after=branches.up_to, limit=PAGE)):
         for stored in page:
             if stored.sequence > branches.up_to:  # another search may have been here

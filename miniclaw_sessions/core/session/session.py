@@ -209,9 +209,9 @@ class Session:
         while True:
             entry = None if idempotency_key is None else await journal.find_by_key(idempotency_key)
             entry = entry or journal.append(message, idempotency_key=idempotency_key)
-            receipt = journal.log.receipt(entry.id)
+            receipt = journal.queue.receipt(entry.id)
             # a repeated message that is stored nowhere has no number: then everything is waited for
-            await committer.wait(journal.log, entry.sequence or journal.last_sequence)
+            await committer.wait(journal.queue, entry.sequence or journal.last_sequence)
             try:
                 return receipt.final(entry)
             except TurnTaken:  # it was a turn's question, that was given up: then it is said without a turn

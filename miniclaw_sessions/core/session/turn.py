@@ -332,7 +332,7 @@ class Turn:
     async def _ask(self, request: Message) -> MessageEntry:
         self._journal.home.committer.check_store()
         entry = self._journal.append(request, idempotency_key=self._idempotency_key)
-        receipt = self._journal.log.receipt(entry.id)
+        receipt = self._journal.queue.receipt(entry.id)
         self._ownership.include((entry,))
         await self._saved()
         stored = receipt.final(entry)
@@ -365,7 +365,7 @@ class Turn:
         self._ownership.include(unit.entries)
         leaf_id = journal.conversation.state.leaf_id
         unit.accept(if_leaf=(leaf_id or "") if moves and callable(opening.at) else None, branch=branch)
-        earlier = [(entry, journal.log.receipt(entry.id)) for entry in _messages(branch.entries)]
+        earlier = [(entry, journal.queue.receipt(entry.id)) for entry in _messages(branch.entries)]
         await self._saved()
         try:
             await unit.saved()

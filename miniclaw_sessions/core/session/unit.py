@@ -108,7 +108,7 @@ class Unit:
 
     def wait_for(self, entry: MessageEntry) -> MessageEntry:
         """Have an entry that was accepted before among those that are acknowledged when this unit is."""
-        self._waited_for[entry.id] = self.journal.log.receipt(entry.id)
+        self._waited_for[entry.id] = self.journal.queue.receipt(entry.id)
         return entry
 
     def add(self, kind: type[E], **fields: Any) -> E:

@@ -10,7 +10,7 @@ from miniclaw_sessions.core.protocol.entries import INCOMPLETE
 from miniclaw_sessions.core.session import Journal, Session
 from miniclaw_sessions.core.session.home import Home
 from miniclaw_sessions.core.sharing.database import Database, is_far_behind
-from miniclaw_sessions.core.sharing.log import shared_journal
+from miniclaw_sessions.core.sharing.queue import shared_journal
 from miniclaw_sessions.core.stores.positions import IdPart, ListPosition
 
 PAGE = 500

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.core.history.conversation import Conversation
-from miniclaw_sessions.core.persistence.committer import SessionLog, Shrunk
+from miniclaw_sessions.core.persistence.committer import CommitQueue, Shrunk
 from miniclaw_sessions.core.persistence.retention import ClockGuard, Retention
 from miniclaw_sessions.core.session.home import Home
 from miniclaw_sessions.core.session.journal import Journal
@@ -18,7 +18,7 @@ from miniclaw_sessions.core.sharing.database import Database
 from miniclaw_sessions.core.sharing.expiry import Sessions, SharedPopulation
 from miniclaw_sessions.core.sharing.feed import SharedFeed
 from miniclaw_sessions.core.sharing.lists import newest_in, sessions_in
-from miniclaw_sessions.core.sharing.log import Claim, shared_journal, shared_log
+from miniclaw_sessions.core.sharing.queue import Claim, shared_journal, shared_queue
 from miniclaw_sessions.core.sharing.rebasing import rebase, refresh
 from miniclaw_sessions.core.sharing.turns import ClaimedTurn, TurnKeeper
 from miniclaw_sessions.core.stores.base import Append, Store, TurnClaim
@@ -92,7 +92,7 @@ class SharedMode:
         """A turn is claimed in the store."""
         return ClaimedTurn(journal, lease_s=self._lease_s)
 
-    async def resolve(self, refused: SessionLog, conflict: StoreConflict) -> Shrunk:
+    async def resolve(self, refused: CommitQueue, conflict: StoreConflict) -> Shrunk:
         """Others were first: what waits goes on behind them."""
         return await rebase(refused, conflict)
 
@@ -143,16 +143,16 @@ class SharedMode:
 
     async def begin_long(self, journal: Journal) -> bool:
         """Write the session down and hold its turn: one that is incomplete and in no turn was cut off."""
-        claim, log = Claim(TurnClaim(1, self._clock.new_id(), self._lease_s)), shared_log(journal)
+        claim, queue = Claim(TurnClaim(1, self._clock.new_id(), self._lease_s)), shared_queue(journal)
         if not await self._begin(journal, claim.turn):
             return False
-        claim.is_held, log.claim, log.fence = True, claim, claim.turn.fence
+        claim.is_held, queue.claim, queue.fence = True, claim, claim.turn.fence
         self.keeper.making.add(journal)
         return True
 
     def complete(self, journal: Journal) -> None:
         """Let the next commit end the turn."""
-        if (claim := shared_log(journal).claim) is not None:
+        if (claim := shared_queue(journal).claim) is not None:
             claim.end()
 
     def end_long(self, journal: Journal) -> None:
@@ -164,7 +164,7 @@ class SharedMode:
         return await self._store.head(session_id) is not None
 
     async def _begin(self, journal: Journal, turn: TurnClaim | None) -> bool:
-        (outcome,) = await self._store.append([Append(journal.log.head, (), turn=turn)])
+        (outcome,) = await self._store.append([Append(journal.queue.head, (), turn=turn)])
         if isinstance(outcome, StoreConflict):
             return False
         if outcome is not None:

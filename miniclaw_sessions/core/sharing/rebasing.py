@@ -13,7 +13,7 @@ from typing import cast
 import msgspec
 
 from miniclaw_sessions.core.history.conversation import Conversation
-from miniclaw_sessions.core.persistence.committer import SessionLog, Shrunk
+from miniclaw_sessions.core.persistence.committer import CommitQueue, Shrunk
 from miniclaw_sessions.core.persistence.recovery import catch_up
 from miniclaw_sessions.core.protocol.encoding import encode_entry
 from miniclaw_sessions.core.protocol.entries import (
@@ -26,7 +26,7 @@ from miniclaw_sessions.core.protocol.entries import (
 )
 from miniclaw_sessions.core.session.journal import Journal
 from miniclaw_sessions.core.session.reading import TreeReader
-from miniclaw_sessions.core.sharing.log import Accepted, Claim, SharedLog, shared_log
+from miniclaw_sessions.core.sharing.queue import Accepted, Claim, SharedQueue, shared_queue
 from miniclaw_sessions.core.stores.base import (
     SessionHead,
     Store,
@@ -41,7 +41,7 @@ from miniclaw_sessions.core.stores.reading import read_all
 from miniclaw_sessions.errors import InvalidMessage, LeafMoved, StoreConflict, TurnTaken
 
 
-async def rebase(refused: SessionLog, conflict: StoreConflict) -> Shrunk:
+async def rebase(refused: CommitQueue, conflict: StoreConflict) -> Shrunk:
     """Let what waits of a session go on behind what is stored (`Committer.on_conflict`).
 
     Raises:
@@ -49,17 +49,17 @@ async def rebase(refused: SessionLog, conflict: StoreConflict) -> Shrunk:
             taken.
         StoreUnavailable: the store cannot be read; nothing has changed.
     """
-    log = cast("SharedLog", refused)
-    journal = None if log.journal is None else log.journal()
+    queue = cast("SharedQueue", refused)
+    journal = None if queue.journal is None else queue.journal()
     if journal is None:
         raise conflict
     while True:
-        stored = await _stored_head(journal.home.store, log)
+        stored = await _stored_head(journal.home.store, queue)
         if stored is None:
             raise StoreConflict(f"session {journal.session_id} was deleted by another process") from conflict
-        entries = [decode_stored(one) for one in log.pending]
-        there = await _there(journal.home.store, log, entries)
-        shrunk = await _Rebase(journal, log, stored, entries, there).done(conflict)
+        entries = [decode_stored(one) for one in queue.pending]
+        there = await _there(journal.home.store, queue, entries)
+        shrunk = await _Rebase(journal, queue, stored, entries, there).done(conflict)
         if shrunk is not None:
             return shrunk
 
@@ -79,7 +79,7 @@ class _Rebase:
     def __init__(
         self,
         journal: Journal,
-        log: SharedLog,
+        queue: SharedQueue,
         stored: StoredHead,
         entries: Sequence[Entry],
         there: Mapping[str, Entry | None],
@@ -88,14 +88,14 @@ class _Rebase:
         self.entries = entries
         self.there = there
         self._journal = journal
-        self._log = log
-        self.is_mine = _may_have_turn(log.claim, stored.turn)
+        self._queue = queue
+        self.is_mine = _may_have_turn(queue.claim, stored.turn)
         self.lost: set[str] = set()
         self.overtaken: set[str] = set()
-        if not self.is_mine and log.claim is not None:
-            self.lost = log.claim.ids.intersection(entry.id for entry in entries) - there.keys()
-        if stored.last_sequence != log.committed or self.lost:
-            fixed = {entry.id for entry in entries if _unit_of(log, entry).is_fixed}
+        if not self.is_mine and queue.claim is not None:
+            self.lost = queue.claim.ids.intersection(entry.id for entry in entries) - there.keys()
+        if stored.last_sequence != queue.committed or self.lost:
+            fixed = {entry.id for entry in entries if _unit_of(queue, entry).is_fixed}
             self.overtaken = fixed - there.keys() - self.lost
 
     @property
@@ -110,9 +110,9 @@ class _Rebase:
             StoreConflict: nothing that is stored explains `conflict`.
             StoreUnavailable: the store cannot be read.
         """
-        journal, log, store = self._journal, self._log, self._journal.home.store
-        nothing_came = self.stored.last_sequence == log.committed and not self.there
-        if self.is_mine and nothing_came and (log.claim is None or log.claim.is_held):
+        journal, queue, store = self._journal, self._queue, self._journal.home.store
+        nothing_came = self.stored.last_sequence == queue.committed and not self.there
+        if self.is_mine and nothing_came and (queue.claim is None or queue.claim.is_held):
             raise conflict
         conversation = await _as_stored(journal, self.stored)
         if _doubles(conversation, self.entries, self.left_out):  # stored a moment ago: it would be refused for ever
@@ -123,21 +123,21 @@ class _Rebase:
         for entry, one in zip(moved, waiting, strict=True):
             conversation.apply(entry, one.encoded)
         await _bring_window_up(store, self.stored.head, conversation, waiting)
-        if len(log.pending) != len(self.entries):  # something was accepted meanwhile
+        if len(queue.pending) != len(self.entries):  # something was accepted meanwhile
             return None
         journal.go_on_with(conversation)
         self._settle(moved)
-        return log.replace(self.stored.head, waiting, committed=committed)
+        return queue.replace(self.stored.head, waiting, committed=committed)
 
     def _settle(self, moved: Sequence[Entry]) -> None:
         """Let every call that waits for one of the entries know what becomes of it."""
-        log, session_id = self._log, self._journal.session_id
-        _settle_turn(log, is_mine=self.is_mine, lost=self.lost)
-        log.moved(moved)
-        log.stored({id_: entry for id_, entry in self.there.items() if entry is not None})
-        log.give_up(self.lost, partial(TurnTaken, session_id))
-        log.give_up(self.overtaken, partial(_went_on, session_id))
-        log.discard(self.left_out)
+        queue, session_id = self._queue, self._journal.session_id
+        _settle_turn(queue, is_mine=self.is_mine, lost=self.lost)
+        queue.moved(moved)
+        queue.stored({id_: entry for id_, entry in self.there.items() if entry is not None})
+        queue.give_up(self.lost, partial(TurnTaken, session_id))
+        queue.give_up(self.overtaken, partial(_went_on, session_id))
+        queue.discard(self.left_out)
 
 
 def _may_have_turn(claim: Claim | None, turn: StoredTurn | None) -> bool:
@@ -147,16 +147,16 @@ def _may_have_turn(claim: Claim | None, turn: StoredTurn | None) -> bool:
     return turn.is_over and not claim.is_held
 
 
-def _settle_turn(log: SharedLog, *, is_mine: bool, lost: Collection[str]) -> None:
+def _settle_turn(queue: SharedQueue, *, is_mine: bool, lost: Collection[str]) -> None:
     """Ask for the turn with the next number, or let it go; what was stored of it before others had it is not lost."""
-    if (claim := log.claim) is None:
+    if (claim := queue.claim) is None:
         return
     if not is_mine:
         if lost or not claim.is_held:
-            claim.error = TurnTaken(log.head.session_id)
-        log.claim = None
-    elif not claim.is_held and claim.turn.fence <= log.fence:  # another process has had this number
-        claim.turn = msgspec.structs.replace(claim.turn, fence=log.fence + 1)
+            claim.error = TurnTaken(queue.head.session_id)
+        queue.claim = None
+    elif not claim.is_held and claim.turn.fence <= queue.fence:  # another process has had this number
+        claim.turn = msgspec.structs.replace(claim.turn, fence=queue.fence + 1)
 
 
 async def refresh(journal: Journal) -> bool:
@@ -165,18 +165,18 @@ async def refresh(journal: Journal) -> bool:
     Raises:
         StoreUnavailable: the store cannot be read; nothing has changed.
     """
-    log, store = shared_log(journal), journal.home.store
-    while not log.pending:
-        committed = log.committed
-        stored = await _stored_head(store, log)
+    queue, store = shared_queue(journal), journal.home.store
+    while not queue.pending:
+        committed = queue.committed
+        stored = await _stored_head(store, queue)
         if stored is None:
             return False
         if committed and stored.last_sequence <= committed:
             return True
         conversation = await _as_stored(journal, stored)
-        if log.committed == committed and not log.pending:
+        if queue.committed == committed and not queue.pending:
             journal.go_on_with(conversation)
-            log.replace(stored.head, [], committed=conversation.state.last_sequence)
+            queue.replace(stored.head, [], committed=conversation.state.last_sequence)
             return True
     return True
 
@@ -229,22 +229,22 @@ def _places(entry: Entry, places: Mapping[int, int]) -> dict[str, int | None]:
     return {}
 
 
-async def _stored_head(store: Store, log: SharedLog) -> StoredHead | None:
+async def _stored_head(store: Store, queue: SharedQueue) -> StoredHead | None:
     """The session in the store; None if it was deleted, whether or not there is another one of its name."""
-    stored = await store.head(log.head.session_id)
+    stored = await store.head(queue.head.session_id)
     if stored is not None and stored.turn is not None:
-        log.fence = max(log.fence, stored.turn.fence)
-    return stored if stored is not None and stored.head.incarnation == log.head.incarnation else None
+        queue.fence = max(queue.fence, stored.turn.fence)
+    return stored if stored is not None and stored.head.incarnation == queue.head.incarnation else None
 
 
-async def _there(store: Store, log: SharedLog, entries: Sequence[Entry]) -> dict[str, Entry | None]:
+async def _there(store: Store, queue: SharedQueue, entries: Sequence[Entry]) -> dict[str, Entry | None]:
     """What is stored of these already, by their ids: they themselves, or others with the same idempotency key.
 
     None stands for what belongs to an entry whose key is stored: it is not stored, and not made either.
     """
-    session_id, mine = log.head.session_id, {entry.id: entry for entry in entries}
+    session_id, mine = queue.head.session_id, {entry.id: entry for entry in entries}
     there: dict[str, Entry | None] = {}
-    async for one in read_all(store, session_id, after=log.committed):
+    async for one in read_all(store, session_id, after=queue.committed):
         if (entry := mine.get(one.entry_id)) is not None:
             there[entry.id] = _decoded(one, entry)
     keyed = {entry.id for entry in entries if entry.idempotency_key and entry.id not in there}
@@ -255,7 +255,7 @@ async def _there(store: Store, log: SharedLog, entries: Sequence[Entry]) -> dict
             by_key[id_] = _decoded(stored, mine[id_])
     for entry in entries:
         goes_on = isinstance(entry, MessageEntry) and entry.continues and entry.parent_id in by_key
-        if entry.id not in keyed and (goes_on or _unit_of(log, entry).keyed_id in by_key):
+        if entry.id not in keyed and (goes_on or _unit_of(queue, entry).keyed_id in by_key):
             by_key.setdefault(entry.id, None)
     return there | {id_: entry for id_, entry in by_key.items() if id_ is not None}
 
@@ -268,9 +268,9 @@ def _decoded(stored: StoredEntry, instead: Entry) -> Entry:
         return msgspec.structs.replace(instead, id=stored.entry_id, sequence=stored.sequence)
 
 
-def _unit_of(log: SharedLog, entry: Entry) -> Accepted:
+def _unit_of(queue: SharedQueue, entry: Entry) -> Accepted:
     """What an entry was accepted with."""
-    return log.receipts.get(entry.id) or Accepted([entry])
+    return queue.receipts.get(entry.id) or Accepted([entry])
 
 
 def _went_on(session_id: str) -> LeafMoved:
@@ -286,7 +286,7 @@ def _doubles(conversation: Conversation, entries: Iterable[Entry], left_out: Col
 async def _as_stored(journal: Journal, stored: StoredHead) -> Conversation:
     """The session as far as it is stored; from memory, if the waiting entries can be separated there."""
     head, capacity = stored.head, journal.conversation.window.capacity
-    snapshot = journal.conversation.capture(journal.log.committed) if journal.log.committed else None
+    snapshot = journal.conversation.capture(journal.queue.committed) if journal.queue.committed else None
     if snapshot is not None:
         conversation = Conversation.from_snapshot(snapshot, capacity=capacity)
     else:
@@ -301,7 +301,7 @@ async def _bring_window_up(
     store: Store, head: SessionHead, conversation: Conversation, waiting: Iterable[StoredEntry]
 ) -> None:
     """Where what waits has moved the leaf, give the conversation the window of it."""
-    log = SessionLog(head)
+    queue = CommitQueue(head)
     for one in waiting:
-        log.add(one)
-    await bring_window_up(conversation, TreeReader(store, log, conversation))
+        queue.add(one)
+    await bring_window_up(conversation, TreeReader(store, queue, conversation))

@@ -15,7 +15,7 @@ import anyio
 from miniclaw_sessions.clock import Clock, sleep_unless
 from miniclaw_sessions.core.protocol.entries import EntryBase
 from miniclaw_sessions.core.session.journal import Journal
-from miniclaw_sessions.core.sharing.log import Claim, shared_log
+from miniclaw_sessions.core.sharing.queue import Claim, shared_queue
 from miniclaw_sessions.core.sharing.rebasing import refresh
 from miniclaw_sessions.core.stores.base import Append, Store, TurnClaim
 from miniclaw_sessions.errors import SessionDeleted, SessionsError, StoreConflict, StoreError, TurnTaken
@@ -47,7 +47,7 @@ class ClaimedTurn:
 
     def __init__(self, journal: Journal, *, lease_s: float) -> None:
         self._journal = journal
-        self._log = shared_log(journal)
+        self._queue = shared_queue(journal)
         self._lease_s = lease_s
         self.claim: Claim | None = None
 
@@ -73,7 +73,7 @@ class ClaimedTurn:
             if not await refresh(journal):
                 raise SessionDeleted(f"session {journal.session_id} was deleted by another process")
             owner = journal.home.clock.new_id()
-            self.claim = Claim(TurnClaim(self._log.fence + 1, owner, self._lease_s))
+            self.claim = Claim(TurnClaim(self._queue.fence + 1, owner, self._lease_s))
             try:
                 return await begin()
             except TurnTaken:
@@ -84,14 +84,14 @@ class ClaimedTurn:
         """Claim the turn without an entry; see `Ownership.take`."""
         if (claim := self.claim) is None:
             return
-        append = Append(self._log.head, (), turn=claim.turn, must_exist=True)
+        append = Append(self._queue.head, (), turn=claim.turn, must_exist=True)
         (outcome,) = await self._journal.home.store.append([append])
         if isinstance(outcome, StoreConflict):
             raise TurnTaken(self._journal.session_id) from outcome
         if outcome is not None:
             raise outcome
         claim.granted(claim.turn)
-        self._log.claim = claim
+        self._queue.claim = claim
         await refresh(self._journal)
 
     def include(self, entries: Iterable[EntryBase]) -> None:
@@ -101,7 +101,7 @@ class ClaimedTurn:
         if claim.error is not None:
             raise TurnTaken(self._journal.session_id) from claim.error
         claim.ids.update(entry.id for entry in entries)
-        self._log.claim = claim
+        self._queue.claim = claim
 
     def check(self) -> None:
         """Raise TurnTaken unless the turn is ours."""
@@ -118,18 +118,18 @@ class ClaimedTurn:
         claim, self.claim = self.claim, None
         if claim is None:
             return
-        if self._log.claim is claim and self._log.sending:  # what is on its way would take it, or prolong it
+        if self._queue.claim is claim and self._queue.sending:  # what is on its way would take it, or prolong it
             with suppress(SessionsError):
                 await self._journal.saved()
-        if self._log.claim is claim and self._log.pending:  # what waits goes in this turn or not at all
+        if self._queue.claim is claim and self._queue.pending:  # what waits goes in this turn or not at all
             claim.end()
             return
-        if self._log.claim is claim:
-            self._log.claim = None
+        if self._queue.claim is claim:
+            self._queue.claim = None
         if claim.is_held and not claim.is_over and claim.error is None:
             claim.end()
             with suppress(SessionsError):
-                append = Append(self._log.head, (), turn=claim.turn, must_exist=True)
+                append = Append(self._queue.head, (), turn=claim.turn, must_exist=True)
                 await self._journal.home.store.append([append])
 
 
@@ -169,19 +169,19 @@ class TurnKeeper:
     async def prolong(self) -> None:
         """Prolong all turns that this process has, and stop those that it has no more."""
         kept = [*self.making, *(one for one in self._journals() if one.turn_lock.turn is not None)]
-        claims = [(one, shared_log(one).claim) for one in kept]
+        claims = [(one, shared_queue(one).claim) for one in kept]
         held = [(one, claim) for one, claim in claims if claim is not None and claim.turn.seconds > 0]
         if not held:
             return
         try:
             outcomes = await self._store.append(
-                [Append(one.log.head, (), turn=claim.turn, must_exist=True) for one, claim in held]
+                [Append(one.queue.head, (), turn=claim.turn, must_exist=True) for one, claim in held]
             )
         except StoreError as error:
             log.warning("turns were not prolonged", action="turn.not_prolonged", turns=len(held), error=str(error))
             return
         for (journal, claim), outcome in zip(held, outcomes, strict=True):
-            if isinstance(outcome, StoreConflict) and shared_log(journal).claim is claim and not claim.is_over:
+            if isinstance(outcome, StoreConflict) and shared_queue(journal).claim is claim and not claim.is_over:
                 log.warning("another process has the turn", action="turn.lost", session_id=journal.session_id)
                 claim.error = TurnTaken(journal.session_id)
                 if journal.turn_lock.turn is not None:

@@ -12,7 +12,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from miniclaw_sessions.core.persistence.committer import FIRST_RETRY_S, LAST_RETRY_S, Committer, SessionLog
+from miniclaw_sessions.core.persistence.committer import FIRST_RETRY_S, LAST_RETRY_S, CommitQueue, Committer
 from miniclaw_sessions.core.protocol.encoding import encode_entry
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.keys import SessionKey
@@ -47,9 +47,9 @@ class WatchedStore(MemoryStore):
         return [entry.sequence for entry in await self.read(session_id)]
 
 
-def session_log(chat_id: str = "1", incarnation: str = "i") -> SessionLog:
+def commit_queue(chat_id: str = "1", incarnation: str = "i") -> CommitQueue:
     key = SessionKey("test", chat_id)
-    return SessionLog(SessionHead(key.session_id, key, incarnation, NOW))
+    return CommitQueue(SessionHead(key.session_id, key, incarnation, NOW))
 
 
 def stored(sequence: int, *, text: str = "hi") -> StoredEntry:
@@ -66,9 +66,9 @@ class Bench:
         self.clock = FakeClock()
         self.committer = Committer(self.store, clock=self.clock, max_unsaved_bytes=max_unsaved_bytes)
 
-    def submit(self, log: SessionLog, *sequences: int) -> None:
+    def submit(self, queue: CommitQueue, *sequences: int) -> None:
         for sequence in sequences:
-            self.committer.submit(log, stored(sequence))
+            self.committer.submit(queue, stored(sequence))
 
     def failure(self) -> StoreUnavailable | None:
         return self.committer.failure
@@ -100,16 +100,16 @@ async def error_of(wait: Callable[[], object]) -> Exception | None:
 
 async def test_a_hundred_waiters_share_one_append() -> None:
     async with at_work() as bench:
-        logs = [session_log(str(number)) for number in range(100)]
+        queues = [commit_queue(str(number)) for number in range(100)]
 
-        async def say(log: SessionLog) -> None:
-            bench.submit(log, 1)
-            await bench.committer.wait(log, 1)
-            assert log.committed == 1
+        async def say(queue: CommitQueue) -> None:
+            bench.submit(queue, 1)
+            await bench.committer.wait(queue, 1)
+            assert queue.committed == 1
 
         async with anyio.create_task_group() as tasks:
-            for log in logs:
-                tasks.start_soon(say, log)
+            for queue in queues:
+                tasks.start_soon(say, queue)
         assert len(bench.store.calls) == 1
         assert len(bench.store.calls[0]) == 100
         assert bench.committer.counts == (0, 0, 100, 1, 0)
@@ -118,31 +118,31 @@ async def test_a_hundred_waiters_share_one_append() -> None:
 async def test_what_comes_during_a_commit_gathers_for_the_next_one() -> None:
     async with at_work() as bench:
         bench.store.gate = anyio.Event()
-        log = session_log()
-        bench.submit(log, 1)
+        queue = commit_queue()
+        bench.submit(queue, 1)
         await bench.settle()
-        bench.submit(log, 2)
-        bench.submit(session_log("2"), 1)
-        bench.submit(log, 3)
+        bench.submit(queue, 2)
+        bench.submit(commit_queue("2"), 1)
+        bench.submit(queue, 3)
         await bench.settle()
         assert bench.store.calls == [{"test_1": [1]}]
         bench.store.gate.set()
-        await bench.committer.wait(log, 3)
+        await bench.committer.wait(queue, 3)
         assert bench.store.calls == [{"test_1": [1]}, {"test_1": [2, 3], "test_2": [1]}]
         assert await bench.store.sequences("test_1") == [1, 2, 3]
 
 
 async def test_a_waiter_returns_as_soon_as_its_own_entry_is_committed() -> None:
     async with at_work() as bench:
-        log = session_log()
+        queue = commit_queue()
         bench.store.gate = first = anyio.Event()
-        bench.submit(log, 1)
+        bench.submit(queue, 1)
         await bench.settle()
-        bench.submit(log, 2)
+        bench.submit(queue, 2)
         returned: list[int] = []
 
         async def wait_for(sequence: int) -> None:
-            await bench.committer.wait(log, sequence)
+            await bench.committer.wait(queue, sequence)
             returned.append(sequence)
 
         async with anyio.create_task_group() as tasks:
@@ -159,16 +159,16 @@ async def test_a_waiter_returns_as_soon_as_its_own_entry_is_committed() -> None:
 
 async def test_nothing_is_acknowledged_before_the_store_has_it() -> None:
     async with at_work() as bench:
-        log = session_log()
+        queue = commit_queue()
         bench.store.gate = anyio.Event()
-        bench.submit(log, 1)
+        bench.submit(queue, 1)
         with anyio.move_on_after(0) as scope:
-            await bench.committer.wait(log, 1)
+            await bench.committer.wait(queue, 1)
         assert scope.cancelled_caught
         await bench.settle()
-        assert log.committed == 0
+        assert queue.committed == 0
         bench.store.gate.set()
-        await bench.committer.wait(log, 1)
+        await bench.committer.wait(queue, 1)
 
 
 @pytest.mark.parametrize(
@@ -182,18 +182,18 @@ async def test_nothing_is_acknowledged_before_the_store_has_it() -> None:
 )
 async def test_waiters_get_the_stores_error_and_nothing_is_lost(fault: Exception, kind: type[StoreError]) -> None:
     async with at_work() as bench:
-        log = session_log()
+        queue = commit_queue()
         bench.store.fault = fault
-        bench.submit(log, 1, 2)
-        error = await error_of(lambda: bench.committer.wait(log, 2))
+        bench.submit(queue, 1, 2)
+        error = await error_of(lambda: bench.committer.wait(queue, 2))
         assert type(error) is kind
         assert str(error).startswith(f"{bench.failure()}; what was accepted before is kept in memory")
-        bench.submit(log, 3)
-        assert type(await error_of(lambda: bench.committer.wait(log, 3))) is kind
+        bench.submit(queue, 3)
+        assert type(await error_of(lambda: bench.committer.wait(queue, 3))) is kind
         assert bench.committer.counts.unsaved_entries == 3
         bench.store.fault = None
         await bench.clock.advance(FIRST_RETRY_S)
-        await bench.committer.wait(log, 3)
+        await bench.committer.wait(queue, 3)
         assert bench.failure() is None
         assert await bench.store.sequences("test_1") == [1, 2, 3]
         assert bench.committer.counts[:2] == (0, 0)
@@ -204,19 +204,19 @@ async def test_an_error_that_many_get_does_not_gather_their_tracebacks() -> None
         return sum(1 for _ in traceback.walk_tb(error.__traceback__))
 
     async with at_work() as bench:
-        log = session_log()
+        queue = commit_queue()
         bench.store.fault = StoreFull("full")
-        bench.submit(log, 1)
-        errors = [await error_of(lambda: bench.committer.wait(log, 1)) for _ in range(50)]
+        bench.submit(queue, 1)
+        errors = [await error_of(lambda: bench.committer.wait(queue, 1)) for _ in range(50)]
         assert all(isinstance(error, StoreFull) and depth(error) < 10 for error in errors)
         assert all(depth(error.__cause__) < 10 for error in errors if error is not None and error.__cause__)
 
 
 async def test_retries_back_off_up_to_a_cap_and_begin_anew_after_a_success() -> None:
     async with at_work() as bench:
-        log = session_log()
+        queue = commit_queue()
         bench.store.fault = StoreUnavailable("gone")
-        bench.submit(log, 1)
+        bench.submit(queue, 1)
         await bench.settle()
         at = []
         for _ in range(4000):
@@ -230,9 +230,9 @@ async def test_retries_back_off_up_to_a_cap_and_begin_anew_after_a_success() -> 
         assert gaps == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, LAST_RETRY_S, LAST_RETRY_S, LAST_RETRY_S, LAST_RETRY_S]
         bench.store.fault = None
         await bench.clock.advance(LAST_RETRY_S)
-        assert log.committed == 1
+        assert queue.committed == 1
         bench.store.fault = StoreUnavailable("gone again")
-        bench.submit(log, 2)
+        bench.submit(queue, 2)
         await bench.settle()
         before = len(bench.store.calls)
         await bench.clock.advance(FIRST_RETRY_S)
@@ -241,26 +241,26 @@ async def test_retries_back_off_up_to_a_cap_and_begin_anew_after_a_success() -> 
 
 async def test_new_messages_do_not_hurry_a_failing_store() -> None:
     async with at_work() as bench:
-        log = session_log()
+        queue = commit_queue()
         bench.store.fault = StoreFull("full")
-        bench.submit(log, 1)
+        bench.submit(queue, 1)
         await bench.settle()
         for sequence in range(2, 100):
-            bench.submit(log, sequence)
+            bench.submit(queue, sequence)
             await checkpoint()
         assert len(bench.store.calls) == 1
 
 
 async def test_order_is_kept_through_failures_and_later_submissions() -> None:
     async with at_work() as bench:
-        log, other = session_log(), session_log("2")
+        queue, other = commit_queue(), commit_queue("2")
         bench.store.fault = StoreFull("full")
-        bench.submit(log, 1)
+        bench.submit(queue, 1)
         await bench.settle()
         bench.submit(other, 1)
-        bench.submit(log, 2)
+        bench.submit(queue, 2)
         await bench.clock.advance(FIRST_RETRY_S)
-        bench.submit(log, 3)
+        bench.submit(queue, 3)
         bench.store.fault = None
         await bench.clock.advance(1)
         assert bench.store.calls[-1] == {"test_1": [1, 2, 3], "test_2": [1]}
@@ -269,8 +269,8 @@ async def test_order_is_kept_through_failures_and_later_submissions() -> None:
 
 async def test_a_refused_session_does_not_fail_its_neighbours_and_leaves_no_gap() -> None:
     async with at_work() as bench:
-        good, bad = session_log("good"), session_log("bad")
-        await bench.store.append([Append(session_log("bad", "another").head, [stored(1)])])
+        good, bad = commit_queue("good"), commit_queue("bad")
+        await bench.store.append([Append(commit_queue("bad", "another").head, [stored(1)])])
         bench.store.gate = anyio.Event()
         bench.submit(bad, 1)
         bench.submit(good, 1)
@@ -287,8 +287,8 @@ async def test_a_refused_session_does_not_fail_its_neighbours_and_leaves_no_gap(
 
 async def test_what_was_accepted_behind_a_refused_entry_is_refused_though_no_other_commit_comes() -> None:
     async with at_work() as bench:
-        bad = session_log("bad")
-        await bench.store.append([Append(session_log("bad", "another").head, [stored(1)])])
+        bad = commit_queue("bad")
+        await bench.store.append([Append(commit_queue("bad", "another").head, [stored(1)])])
         bench.store.gate = anyio.Event()
         bench.submit(bad, 1)
         await bench.settle()
@@ -309,10 +309,10 @@ async def test_accepting_stops_at_the_bound_and_goes_on_when_there_is_room() -> 
     entry = stored(1)
     async with at_work(max_unsaved_bytes=2 * len(entry.encoded)) as bench:
         bench.store.fault = StoreFull("no space left")
-        log = session_log()
+        queue = commit_queue()
         for sequence in (1, 2):
             bench.committer.check_room(len(entry.encoded))
-            bench.submit(log, sequence)
+            bench.submit(queue, sequence)
         await bench.settle()
         with pytest.raises(UnsavedLimit, match="no space left"):
             bench.committer.check_room(1)
@@ -331,33 +331,33 @@ async def test_a_closing_committer_refuses_with_manager_closed() -> None:
 async def test_draining_waits_for_what_is_queued_and_what_is_on_its_way() -> None:
     async with at_work() as bench:
         await bench.committer.drain()  # nothing to do
-        log = session_log()
+        queue = commit_queue()
         bench.store.gate = anyio.Event()
-        bench.submit(log, 1)
+        bench.submit(queue, 1)
         done: list[int] = []
 
         async def drain() -> None:
             await bench.committer.drain()
-            done.append(log.committed)
+            done.append(queue.committed)
 
         async with anyio.create_task_group() as tasks:
             await bench.settle()
             tasks.start_soon(drain)  # entry 1 is on its way
-            bench.submit(log, 2)
+            bench.submit(queue, 2)
             tasks.start_soon(drain)  # entry 2 is queued
             await bench.settle()
             assert done == []
             bench.store.gate.set()
         assert len(done) == 2
         assert done[-1] == 2
-        assert log.committed == 2
+        assert queue.committed == 2
 
 
 async def test_draining_a_failing_store_tries_at_once_and_tells_how_it_went() -> None:
     async with at_work() as bench:
-        log = session_log()
+        queue = commit_queue()
         bench.store.fault = StoreFull("full")
-        bench.submit(log, 1)
+        bench.submit(queue, 1)
         await bench.settle()
         await bench.clock.advance(FIRST_RETRY_S)
         tried = len(bench.store.calls)
@@ -365,16 +365,16 @@ async def test_draining_a_failing_store_tries_at_once_and_tells_how_it_went() ->
         assert len(bench.store.calls) == tried + 1
         bench.store.fault = None
         await bench.committer.drain()
-        assert log.committed == 1
+        assert queue.committed == 1
 
 
 async def test_a_cancelled_waiter_takes_nothing_back() -> None:
     async with at_work() as bench:
-        log = session_log()
+        queue = commit_queue()
         bench.store.gate = anyio.Event()
-        bench.submit(log, 1)
+        bench.submit(queue, 1)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(bench.committer.wait, log, 1)
+            tasks.start_soon(bench.committer.wait, queue, 1)
             await bench.settle()
             tasks.cancel_scope.cancel()
         bench.store.gate.set()
@@ -384,38 +384,38 @@ async def test_a_cancelled_waiter_takes_nothing_back() -> None:
 
 async def test_closing_commits_the_rest() -> None:
     async with at_work() as bench:
-        log = session_log()
-        bench.submit(log, 1)
+        queue = commit_queue()
+        bench.submit(queue, 1)
         bench.committer.close()
-    assert log.committed == 1
+    assert queue.committed == 1
 
 
 async def test_closing_with_a_failing_store_tries_once_more_keeps_what_is_unsaved_and_ends() -> None:
     async with at_work() as bench:
-        log = session_log()
+        queue = commit_queue()
         bench.store.fault = StoreFull("full")
-        bench.submit(log, 1)
+        bench.submit(queue, 1)
         await bench.settle()
         tried = len(bench.store.calls)
     assert len(bench.store.calls) == tried + 1
     assert bench.committer.counts.unsaved_entries == 1
-    assert isinstance(await error_of(lambda: bench.committer.wait(log, 1)), StoreFull)
+    assert isinstance(await error_of(lambda: bench.committer.wait(queue, 1)), StoreFull)
 
 
 @pytest.mark.parametrize("sequence", [1, 2])
 async def test_who_still_waits_for_a_committer_that_is_cut_off_gets_an_error(sequence: int) -> None:
-    bench, log = Bench(), session_log()
+    bench, queue = Bench(), commit_queue()
     bench.store.gate = anyio.Event()
     errors: list[Exception | None] = []
 
     async def wait() -> None:
-        errors.append(await error_of(lambda: bench.committer.wait(log, sequence)))
+        errors.append(await error_of(lambda: bench.committer.wait(queue, sequence)))
 
     async with anyio.create_task_group() as waiting, anyio.create_task_group() as tasks:
         tasks.start_soon(bench.committer.run)
-        bench.submit(log, 1)
+        bench.submit(queue, 1)
         await bench.settle()
-        bench.submit(log, 2)  # 1 is on its way, 2 is queued
+        bench.submit(queue, 2)  # 1 is on its way, 2 is queued
         waiting.start_soon(wait)
         await bench.settle()
         tasks.cancel_scope.cancel()
@@ -429,7 +429,7 @@ async def test_being_busy_is_measured_from_the_start_of_a_commit() -> None:
         assert bench.busy_since() is None
         bench.store.gate = anyio.Event()
         started = bench.clock.monotonic()
-        bench.submit(session_log(), 1)
+        bench.submit(commit_queue(), 1)
         await bench.clock.advance(90)
         assert bench.busy_since() == started
         bench.store.gate.set()
@@ -452,7 +452,7 @@ async def test_one_session_that_cannot_be_written_holds_no_other_up_and_is_tried
     committer = Committer(store, clock=bench.clock, max_unsaved_bytes=1_000_000)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(committer.run)
-        stuck, free = session_log("1"), session_log("2")
+        stuck, free = commit_queue("1"), commit_queue("2")
         committer.submit(stuck, stored(1))
         committer.submit(free, stored(1))
         await committer.wait(free, 1)

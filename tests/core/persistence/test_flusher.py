@@ -15,7 +15,7 @@ from anyio import to_thread
 from miniclaw_sessions.config import PERSISTENCE_INTERVAL_SECS
 from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.history.state import Snapshot
-from miniclaw_sessions.core.persistence.committer import Committer, SessionLog
+from miniclaw_sessions.core.persistence.committer import CommitQueue, Committer
 from miniclaw_sessions.core.persistence.flusher import Flusher
 from miniclaw_sessions.core.persistence.quarantine import Quarantine
 from miniclaw_sessions.core.persistence.recovery import Progress
@@ -300,14 +300,14 @@ async def test_closing_ends_the_task_between_flushes(tmp_path: Path) -> None:
     assert list(bench.snapshots.path.iterdir()) == []  # the last flush is the manager's business
 
 
-def test_a_session_log_takes_and_puts_back_in_order() -> None:
-    log = SessionLog(sample_head())
+def test_a_commit_queue_takes_and_puts_back_in_order() -> None:
+    queue = CommitQueue(sample_head())
     one, two, three = sample_entries(1, 3)
-    assert log.add(one) is True
-    assert log.add(two) is False
-    assert list(log.take().entries) == [one, two]
-    log.add(three)
-    log.put_back()
-    assert list(log.waiting) == [one, two, three]
-    assert log.drop() == sum(len(entry.encoded) for entry in (one, two, three))
-    assert list(log.waiting) == []
+    assert queue.add(one) is True
+    assert queue.add(two) is False
+    assert list(queue.take().entries) == [one, two]
+    queue.add(three)
+    queue.put_back()
+    assert list(queue.waiting) == [one, two, three]
+    assert queue.drop() == sum(len(entry.encoded) for entry in (one, two, three))
+    assert list(queue.waiting) == []

@@ -328,7 +328,7 @@ async def test_prolonging_that_comes_late_does_not_take_a_turn_again_that_was_gi
     async with PostgreSQLStore(database) as store, gateways(database, tmp_path, 1) as (other,):
         session = await other.get_or_create("telegram", 1)
         await session.add_message(Message.user("hello"))
-        head = session.journal.log.head
+        head = session.journal.queue.head
 
         async def claim(fence: int, owner: str, seconds: float) -> bool:
             turn = TurnClaim(fence, owner, seconds)
@@ -349,7 +349,7 @@ async def test_a_turn_that_others_gave_back_without_a_word_is_asked_for_again(da
     async with SessionManager(tmp_path / "one", store=store) as one:
         session = await one.get_or_create("telegram", 1)
         await session.add_message(Message.user("first"))
-        store.foreign = Append(session.journal.log.head, (), turn=TurnClaim(7, "other", 30.0), must_exist=True)
+        store.foreign = Append(session.journal.queue.head, (), turn=TurnClaim(7, "other", 30.0), must_exist=True)
         await store.append([store.foreign])
         with anyio.fail_after(60):
             async with session.turn(Message.user("second")) as turn:
@@ -406,7 +406,7 @@ async def test_what_was_given_up_with_a_turn_is_not_acknowledged_to_whoever_else
         session = await one.get_or_create("telegram", 1)
         await session.add_message(Message.user("first"))
         turn = TurnClaim(7, "other", 30.0)
-        await other.store.append([Append(session.journal.log.head, (), turn=turn, must_exist=True)])
+        await other.store.append([Append(session.journal.queue.head, (), turn=turn, must_exist=True)])
         hold, asking = store.hold(), anyio.CancelScope()
 
         async def ask() -> None:
@@ -499,7 +499,7 @@ async def test_a_session_that_is_made_anew_behind_others_keeps_nobody_waiting(da
             tasks.start_soon(mine.add_message, Message.user("second"), name="overtaken")
             await store.asked.wait()
             await bystander.add_message(Message.user("meanwhile"))
-            assert len(mine.journal.log.pending) == 1
+            assert len(mine.journal.queue.pending) == 1
             store.may_read.set()
         assert texts(mine.messages()) == ["first", "second"]
 

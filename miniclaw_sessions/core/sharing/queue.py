@@ -1,4 +1,4 @@
-"""A session's way to a store that others write, too: its entries may come to stand elsewhere, or be given up."""
+"""The commit queue of a session of a shared store: its entries may come to stand elsewhere, or be given up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weakref import ref
 import msgspec
 
 from miniclaw_sessions.core.history.conversation import Conversation
-from miniclaw_sessions.core.persistence.committer import IN_PLACE, Receipt, SessionLog, Shrunk, bytes_of
+from miniclaw_sessions.core.persistence.committer import IN_PLACE, CommitQueue, Receipt, Shrunk, bytes_of
 from miniclaw_sessions.core.protocol.entries import Entry
 from miniclaw_sessions.core.session.home import Home
 from miniclaw_sessions.core.session.journal import Journal
@@ -89,8 +89,8 @@ class Accepted:
         return [self.entries.get(entry.id, entry) for entry in entries]
 
 
-class SharedLog(SessionLog):
-    """A session's way to a store that other processes write, too.
+class SharedQueue(CommitQueue):
+    """The commit queue of a session whose store other processes write, too.
 
     The session is in the store before anything is accepted for it: no append makes one.
 
@@ -118,7 +118,7 @@ class SharedLog(SessionLog):
     # --- what a session asks ---------------------------------------------------------------------------------------
 
     def track(self, entries: Iterable[Entry], *, is_fixed: bool = False, has_one_key: bool = True) -> Receipt:
-        """Note that entries were accepted together; see `SessionLog.track`."""
+        """Note that entries were accepted together; see `CommitQueue.track`."""
         accepted = Accepted(entries, is_fixed=is_fixed, has_one_key=has_one_key)
         self.receipts.update(dict.fromkeys(accepted.entries, accepted))
         return accepted
@@ -219,13 +219,13 @@ class SharedLog(SessionLog):
         self.settled, self.known_before = self.settled + self.known_before, 0
 
 
-def shared_log(journal: Journal) -> SharedLog:
-    """The log of a session of a shared store."""
-    return cast("SharedLog", journal.log)
+def shared_queue(journal: Journal) -> SharedQueue:
+    """The queue of a session of a shared store."""
+    return cast("SharedQueue", journal.queue)
 
 
 def shared_journal(conversation: Conversation, home: Home[Journal]) -> Journal:
     """The journal of a session of a shared store, all of which is stored."""
-    journal = Journal(conversation, home, committed=conversation.state.last_sequence, log=SharedLog)
-    shared_log(journal).journal = ref(journal)
+    journal = Journal(conversation, home, committed=conversation.state.last_sequence, queue=SharedQueue)
+    shared_queue(journal).journal = ref(journal)
     return journal
