@@ -91,6 +91,11 @@ def filled_by(fill: Callable[[Path], None], workspace: Path) -> None:
     os.truncate(workspace / ".lock", 0)  # it names this process, which may hold another workspace
 
 
+def session_ids(cli: Cli) -> set[str]:
+    """The sessions that `list` shows."""
+    return {row["session_id"] for row in cli("list", "--json").document["sessions"]}
+
+
 class Terminal:
     """A command in a terminal of its own; `patience_s` is how long work may take before it shows a bar."""
 

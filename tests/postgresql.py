@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import asyncpg
 
@@ -37,6 +37,11 @@ _STATUS_LINE = 7
 
 class NoServer(Exception):
     """There are no programs of a PostgreSQL server."""
+
+
+def name_of(database: str) -> str:
+    """The name in a database's URL."""
+    return urlsplit(database).path.strip("/")
 
 
 def server_programs() -> Path:

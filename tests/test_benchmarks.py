@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import sqlite3
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -108,12 +107,6 @@ def test_a_short_run_claims_nothing() -> None:
 
 
 # --- the programs ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def short_path() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="mc") as name:  # sockets need one
-        yield Path(name)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import fcntl
 import os
 import resource
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import pytest
 from miniclaw_sessions import disk
 from miniclaw_sessions.disk import Directory, DirectoryLock, NotRegular, TooLarge
 from miniclaw_sessions.errors import DirectoryInUse
+from tests.strange_files import plant_link, plant_socket
 
 MANY = disk.SYNC_ONE_BY_ONE + 4
 
@@ -423,21 +423,8 @@ def test_the_end_of_a_file_is_copied_and_nothing_is_replaced_by_it(tmp_path: Pat
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def plant_link(path: Path) -> None:
-    path.symlink_to("/etc/hostname")
-
-
 def plant_link_to_itself(path: Path) -> None:
     path.symlink_to(path)
-
-
-def plant_socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as listener:
-        here = os.open(path.parent, os.O_RDONLY)
-        try:
-            listener.bind(f"/proc/self/fd/{here}/{path.name}")  # the path itself may be too long for a socket
-        finally:
-            os.close(here)
 
 
 def plant_device(path: Path) -> None:

@@ -32,11 +32,6 @@ FILES = dict(re.findall(r"^`([\w./]+)`:\n\n```\w+\n(.*?)^```", PAGE.read_text(),
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def written(short_path: Path) -> Path:
     """The package as somebody writes it who has read the page."""
     for name, text in FILES.items():

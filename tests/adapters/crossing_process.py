@@ -12,7 +12,6 @@ from typing import Any
 
 import anyio
 import msgspec
-from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.manager import SessionManager
@@ -22,6 +21,7 @@ from miniclaw_sessions.service.client import connect
 from tests.adapters.steps import CHANNEL, CHAT, WITHOUT_FRAMEWORK, Place
 from tests.adapters.turns import Turn
 from tests.crash.writer import log_past_the_injected_calls
+from tests.killing import kill_after
 
 try:
     from tests.adapters.frameworks import STEPS
@@ -45,7 +45,7 @@ async def _take(orders: Mapping[str, Any]) -> None:
     settings = SessionSettings(store=orders["store"], window=WINDOW)
     async with anyio.create_task_group() as tasks:
         if orders["rounds"]:
-            tasks.start_soon(_kill_after, orders["rounds"])
+            tasks.start_soon(kill_after, orders["rounds"])
         async with SessionManager(orders["workspace"], settings=settings) as manager, connect(manager) as client:
             session = await manager.get_or_create(CHANNEL, CHAT)
             place = Place(manager, session, manager, session)
@@ -53,12 +53,6 @@ async def _take(orders: Mapping[str, Any]) -> None:
                 place = Place(manager, session, client, client.session(session.session_id))
             await {**WITHOUT_FRAMEWORK, **STEPS}[orders["framework"]](place, turn, watch)
         tasks.cancel_scope.cancel()
-
-
-async def _kill_after(rounds: int) -> None:
-    for _ in range(rounds):
-        await checkpoint()
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class _Account:

@@ -49,11 +49,6 @@ def roles(session: Session) -> list[str]:
     return [f"{message.role.value}{'!' * message.is_error}" for message in session.messages()]
 
 
-def texts(session: Session) -> list[str]:
-    """The window: what was said."""
-    return [message.text for message in session.messages()]
-
-
 async def read(turn: AbstractAsyncContextManager[Events]) -> list[AgentEvent]:
     """All events of a turn."""
     async with turn as events:

@@ -26,6 +26,7 @@ from miniclaw_sessions.errors import NothingToResume
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.agent.conversations import tool
 from tests.crash.writer import log_past_the_injected_calls
+from tests.killing import kill_after
 
 CALLS = 3
 STEPS = 2
@@ -58,7 +59,7 @@ class Worker:
             agent.session = await manager.get_or_create("telegram", 1)
             async with anyio.create_task_group() as tasks:
                 if self._orders["rounds"] is not None:
-                    tasks.start_soon(_kill_after, self._orders["rounds"])
+                    tasks.start_soon(kill_after, self._orders["rounds"])
                 await self._take_turns(agent)
                 tasks.cancel_scope.cancel()
 
@@ -97,12 +98,6 @@ class Worker:
     def _note_end(self, event: object) -> None:
         if isinstance(event, TurnFinished):
             _write(self._told, {"answered": event.message.text})
-
-
-async def _kill_after(rounds: int) -> None:
-    for _ in range(rounds):
-        await checkpoint()
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _append_to(path: Path) -> int:

@@ -19,7 +19,8 @@ from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.turn import INTERRUPTED
 from miniclaw_sessions.errors import DuplicateMessage, NothingToResume
 from miniclaw_sessions.testing.provider import ScriptedProvider
-from tests.agent.conversations import HELLO, assert_legal, calls, echo, opened, roles, texts, tool
+from tests.agent.conversations import HELLO, assert_legal, calls, echo, opened, roles, tool
+from tests.texts import texts
 
 pytestmark = pytest.mark.anyio
 

@@ -23,8 +23,9 @@ from miniclaw_sessions.errors import (
     ContextOverflow,
 )
 from miniclaw_sessions.testing.provider import ScriptedProvider
-from tests.agent.conversations import HELLO, assert_legal, calls, costing, echo, opened, read, roles, texts, tool
+from tests.agent.conversations import HELLO, assert_legal, calls, costing, echo, opened, read, roles, tool
 from tests.agent.small_models import FAILING, SmallModel, assert_sound, compactions, small
+from tests.texts import texts
 
 pytestmark = pytest.mark.anyio
 

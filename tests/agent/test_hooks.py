@@ -15,7 +15,8 @@ from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall, Us
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import AgentError, DuplicateMessage, ModelError, StoreUnavailable
 from miniclaw_sessions.testing.provider import ScriptedProvider
-from tests.agent.conversations import HELLO, assert_legal, calls, costing, echo, read, roles, texts, tool
+from tests.agent.conversations import HELLO, assert_legal, calls, costing, echo, read, roles, tool
+from tests.texts import texts
 
 pytestmark = pytest.mark.anyio
 

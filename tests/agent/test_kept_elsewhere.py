@@ -19,7 +19,8 @@ from miniclaw_sessions.core.session.documents import DiveSession, GoSession, Ker
 from miniclaw_sessions.core.session.turn import Opening
 from miniclaw_sessions.errors import AgentError, ConfigError, InvalidKey, ModelError
 from miniclaw_sessions.testing.provider import ScriptedProvider
-from tests.agent.conversations import HELLO, calls, costing, echo, read, texts, tool
+from tests.agent.conversations import HELLO, calls, costing, echo, read, tool
+from tests.texts import texts
 
 pytestmark = pytest.mark.anyio
 

@@ -25,8 +25,9 @@ from miniclaw_sessions.core.protocol.messages import ImagePart, Message, TextPar
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import AgentError, ConfigError
 from miniclaw_sessions.testing.provider import ScriptedProvider
-from tests.agent.conversations import HELLO, texts
+from tests.agent.conversations import HELLO
 from tests.channels.telegram_server import PNG
+from tests.texts import texts
 from tests.two_tasks import in_two_tasks
 
 pytestmark = pytest.mark.anyio

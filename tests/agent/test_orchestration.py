@@ -25,8 +25,9 @@ from miniclaw_sessions.errors import (
     TurnInProgress,
 )
 from miniclaw_sessions.testing.provider import ScriptedProvider
-from tests.agent.conversations import HELLO, assert_legal, calls, echo, ends_before, opened, read, texts, tool
+from tests.agent.conversations import HELLO, assert_legal, calls, echo, ends_before, opened, read, tool
 from tests.agent.small_models import FAILING, SmallModel, compactions, small
+from tests.texts import texts
 
 pytestmark = pytest.mark.anyio
 

@@ -30,11 +30,11 @@ from tests.agent.conversations import (
     opened,
     read,
     roles,
-    texts,
     tool,
     transcript,
 )
 from tests.crash.launcher import Launcher
+from tests.texts import texts
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,8 @@ from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import ModelError
 from miniclaw_sessions.testing.provider import ScriptedProvider
-from tests.agent.conversations import HELLO, calls, echo, read, texts, tool
+from tests.agent.conversations import HELLO, calls, echo, read, tool
+from tests.texts import texts
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,8 @@ from miniclaw_sessions.core.session.compacting import CompactionStatus
 from miniclaw_sessions.core.session.turn import ABANDONED
 from miniclaw_sessions.errors import AgentError, InvalidMessage, NothingToResume
 from miniclaw_sessions.testing.provider import ScriptedProvider
-from tests.agent.conversations import HELLO, assert_legal, calls, costing, echo, opened, read, roles, texts, tool
+from tests.agent.conversations import HELLO, assert_legal, calls, costing, echo, opened, read, roles, tool
+from tests.texts import texts
 
 pytestmark = pytest.mark.anyio
 

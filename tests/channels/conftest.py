@@ -19,11 +19,6 @@ from tests.channels.telegram_server import BotServer
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def room() -> Iterator[Room]:
     made = Room()
     yield made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -48,12 +47,6 @@ MODELS = {
 @pytest.fixture(params=list(MODELS))
 def service(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[StrictServer]:
-    async with StrictServer(key=KEY) as server:
-        yield server
 
 
 def made(service: str, server: StrictServer, **options: Any) -> PydanticAIProvider:

@@ -56,12 +56,6 @@ CUT_SHORT = {
 }
 
 
-@pytest.fixture
-async def server() -> AsyncIterator[StrictServer]:
-    async with StrictServer(key=KEY) as server:
-        yield server
-
-
 @pytest.fixture(params=SERVICES)
 def service(request: pytest.FixtureRequest) -> str:
     return str(request.param)

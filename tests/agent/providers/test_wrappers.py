@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -23,12 +22,6 @@ from tests.agent.providers.strict_server import Answer, Asked, Refusal, StrictSe
 pytestmark = pytest.mark.anyio
 
 HELLO = Message.user("hello")
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[StrictServer]:
-    async with StrictServer(key=KEY) as server:
-        yield server
 
 
 @pytest.fixture

@@ -25,12 +25,6 @@ pytestmark = pytest.mark.anyio
 KEY = SessionKey.of("telegram", 1)
 
 
-@pytest.fixture
-async def manager(tmp_path: Path) -> AsyncIterator[SessionManager]:
-    async with SessionManager(tmp_path, store="memory:") as manager:
-        yield manager
-
-
 # --- all sessions ----------------------------------------------------------------------------------------------------
 
 

@@ -51,6 +51,7 @@ from miniclaw_sessions.core.protocol.messages import (
     Usage,
 )
 from miniclaw_sessions.errors import ConfigError, UnsafeCompaction
+from tests.core.history.calls import calling, result
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 USER = Message.user("user")
@@ -85,14 +86,6 @@ MODEL = ModelChange(id="", parent_id=None, timestamp=NOW, provider="p", model_id
 THINKING = ThinkingLevelChange(id="", parent_id=None, timestamp=NOW, thinking_level="high")
 LABEL = Label(id="", parent_id=None, timestamp=NOW, target_id="e0", label="here")
 NOTE = Custom(id="", parent_id=None, timestamp=NOW, custom_type="note")
-
-
-def calling(*ids: str, text: str = "") -> Message:
-    return Message.assistant(text, tuple(ToolCall(each, "read", "{}") for each in ids))
-
-
-def result(call_id: str | None, content: str = "ok") -> Message:
-    return Message(Role.TOOL_RESULT, content, tool_call_id=call_id, name="read")
 
 
 def long(message: Message, tokens: int) -> Message:

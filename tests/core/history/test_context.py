@@ -27,6 +27,7 @@ from miniclaw_sessions.core.protocol.messages import (
     ThinkingPart,
     ToolCall,
 )
+from tests.core.history.calls import calling, result
 
 USER = Message.user("please")
 HELLO = Message.assistant("hello")
@@ -35,14 +36,6 @@ DONE = Message.assistant("done")
 
 def call(call_id: str, name: str = "read", arguments: str = "{}") -> ToolCall:
     return ToolCall(call_id, name, arguments)
-
-
-def calling(*ids: str, text: str = "") -> Message:
-    return Message.assistant(text, tuple(call(each) for each in ids))
-
-
-def result(call_id: str | None, content: str = "ok") -> Message:
-    return Message(Role.TOOL_RESULT, content, tool_call_id=call_id, name="read")
 
 
 def shape(messages: Sequence[Message]) -> list[str]:

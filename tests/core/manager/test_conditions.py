@@ -18,6 +18,7 @@ from miniclaw_sessions.core.stores.base import Append, StoredEntry
 from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
 from miniclaw_sessions.errors import LeafMoved, StoreError
 from miniclaw_sessions.testing import FaultyStore
+from tests.texts import texts
 
 pytestmark = pytest.mark.anyio
 
@@ -68,10 +69,6 @@ async def one_chat(database: str) -> AsyncIterator[tuple[Session, Session, Overt
             assert branch.problems == ()
         assert views[0] == views[1] == views[2]
         assert (await one.check()).problems == []
-
-
-def texts(session: Session) -> list[str]:
-    return [message.text for message in session.messages()]
 
 
 def say(session: Session, text: str) -> Callable[[], Coroutine[Any, Any, object]]:

@@ -46,6 +46,7 @@ from miniclaw_sessions.errors import (
     TurnInProgress,
 )
 from miniclaw_sessions.testing import FakeClock, FaultyStore
+from tests.texts import texts
 
 pytestmark = pytest.mark.anyio
 
@@ -87,10 +88,6 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> Home:
 @pytest.fixture
 def faulty(tmp_path: Path) -> Faulty:
     return Faulty(tmp_path)
-
-
-def texts(session: Session) -> list[str]:
-    return [message.text for message in session.messages()]
 
 
 async def say(manager: SessionManager, text: str, chat_id: str = "1") -> Session:

@@ -10,12 +10,9 @@ from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import ManagerClosed, SessionExists
+from tests.texts import texts
 
 pytestmark = pytest.mark.anyio
-
-
-def texts(session: Session) -> list[str]:
-    return [message.text for message in session.messages()]
 
 
 async def test_a_session_in_memory_that_is_forked_and_put_keeps_the_conversation(tmp_path: Path) -> None:

@@ -26,12 +26,9 @@ from miniclaw_sessions.errors import NotAWorkspace, ReadOnlyWorkspace, SessionNo
 from miniclaw_sessions.files.transfer.backup import back_up, restore, verify_backup
 from miniclaw_sessions.statistics import SessionSummary
 from miniclaw_sessions.testing import FakeClock
+from tests.texts import texts
 
 pytestmark = pytest.mark.anyio
-
-
-def texts(session: Session) -> list[str]:
-    return [message.text for message in session.messages()]
 
 
 def contents(directory: Path) -> dict[str, bytes]:

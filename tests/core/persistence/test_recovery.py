@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.manager.reading import read_transcript
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall
-from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.stores.base import Store
 from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.disk import Directory
@@ -31,6 +29,8 @@ from miniclaw_sessions.errors import (
     StoreUnavailable,
 )
 from miniclaw_sessions.testing import FakeClock, FaultyStore
+from tests.strange_files import plant_link, plant_socket
+from tests.texts import texts
 
 pytestmark = pytest.mark.anyio
 
@@ -80,10 +80,6 @@ class Home:
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     return Home(tmp_path)
-
-
-def texts(session: Session) -> list[str]:
-    return [message.text for message in session.messages()]
 
 
 # --- each side heals the other ---------------------------------------------------------------------------------------
@@ -418,19 +414,6 @@ async def test_a_full_quarantine_refuses_to_start_and_leaves_the_damaged_file_wh
 
 
 # --- strangers in the directory --------------------------------------------------------------------------------------
-
-
-def plant_socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as listener:
-        here = os.open(path.parent, os.O_RDONLY)
-        try:
-            listener.bind(f"/proc/self/fd/{here}/{path.name}")
-        finally:
-            os.close(here)
-
-
-def plant_link(path: Path) -> None:
-    path.symlink_to("/etc/hostname")
 
 
 @pytest.mark.parametrize("plant", [os.mkfifo, os.mkdir, plant_link, plant_socket])

@@ -84,10 +84,11 @@ async def say(session: Session, *texts: str) -> list[str]:
     return [await session.tree.append_message(speakers[place % 2](text)) for place, text in enumerate(texts)]
 
 
-def texts_of(messages: Sequence[Message]) -> list[str]:
-    return [message.text for message in messages]
-
-
 async def told_by(session: Session) -> list[str]:
     """The texts of the context, as the session keeps them: without the words that introduce a summary."""
     return [message.text.rpartition("\n\n")[2] for message in (await session.get_context()).messages]
+
+
+async def path_of(session: Session) -> list[str]:
+    """The ids of the entries on the current branch."""
+    return [entry.id for entry in await session.tree.get_branch()]

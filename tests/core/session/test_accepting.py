@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,8 @@ from miniclaw_sessions.errors import (
     WrongThread,
 )
 from miniclaw_sessions.service.api.error_table import as_request_error
-from tests.core.session.bench import Bench, texts_of
+from tests.core.session.bench import Bench
+from tests.texts import texts_of
 
 pytestmark = pytest.mark.anyio
 
@@ -40,12 +41,6 @@ T = TypeVar("T")
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path / "workspace", "sqlite")
-
-
-@pytest.fixture
-async def session(bench: Bench) -> AsyncIterator[Session]:
-    async with bench.opened() as session:
-        yield session
 
 
 # --- messages as others write them -----------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +16,12 @@ from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.compacting import CompactionOutcome, CompactionStatus
 from miniclaw_sessions.errors import InvalidMessage, SessionDeleted, StoreUnavailable
-from tests.core.session.bench import Bench, say, texts_of, told_by
+from tests.core.session.bench import Bench, say, told_by
+from tests.texts import texts_of
 
 pytestmark = pytest.mark.anyio
 
 DONE, SKIPPED, FAILED, ABORTED = CompactionStatus
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path / "workspace")
-
-
-@pytest.fixture
-async def session(bench: Bench) -> AsyncIterator[Session]:
-    async with bench.opened() as session:
-        yield session
 
 
 async def summarize(messages: Sequence[Message]) -> str:

@@ -23,7 +23,8 @@ from miniclaw_sessions.core.session.compacting import CompactionStatus
 from miniclaw_sessions.errors import InvalidMessage, SessionDeleted
 from miniclaw_sessions.files.transfer.documents import DiveStore
 from miniclaw_sessions.testing import FakeClock
-from tests.core.session.bench import Bench, say, texts_of, told_by
+from tests.core.session.bench import Bench, say, told_by
+from tests.texts import texts_of
 
 pytestmark = pytest.mark.anyio
 

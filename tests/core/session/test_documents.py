@@ -11,7 +11,8 @@ import pytest
 from miniclaw_sessions.core.protocol.messages import Message, Role, TextPart, Usage
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.documents import DiveSession, GoSession, KernelSession
-from tests.core.session.bench import Bench, texts_of
+from tests.core.session.bench import Bench
+from tests.texts import texts_of
 
 pytestmark = pytest.mark.anyio
 

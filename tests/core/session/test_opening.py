@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
-from pathlib import Path
+from collections.abc import Collection, Sequence
 
 import anyio
 import pytest
@@ -13,22 +12,12 @@ from miniclaw_sessions.core.protocol.messages import Message, ToolCall
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.turn import ABANDONED, Opening
 from miniclaw_sessions.errors import EntryNotFound, InvalidMessage
-from tests.core.session.bench import Bench, texts_of
+from tests.core.session.bench import Bench
+from tests.texts import texts_of
 
 pytestmark = pytest.mark.anyio
 
 CALL, OTHER = ToolCall("call-1", "search", "{}"), ToolCall("call-2", "fetch", "{}")
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
-
-
-@pytest.fixture
-async def session(bench: Bench) -> AsyncIterator[Session]:
-    async with bench.opened() as session:
-        yield session
 
 
 def saying(*messages: Message, **where: object) -> Opening:

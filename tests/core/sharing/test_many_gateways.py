@@ -37,6 +37,7 @@ from miniclaw_sessions.files.transfer.forgetting import Selection, forget, selec
 from miniclaw_sessions.testing import FaultyStore
 from tests.core.sharing.modes import shared_mode
 from tests.postgresql import PostgreSQLServer
+from tests.texts import texts_of
 
 pytestmark = pytest.mark.anyio
 
@@ -59,10 +60,6 @@ async def gateways(
         ]
 
 
-def texts(messages: list[Message]) -> list[str]:
-    return [message.text for message in messages]
-
-
 async def test_what_one_says_the_other_reads_and_goes_on_behind(database: str, tmp_path: Path) -> None:
     async with gateways(database, tmp_path) as (one, other):
         first = await one.get_or_create("telegram", 1)
@@ -70,10 +67,10 @@ async def test_what_one_says_the_other_reads_and_goes_on_behind(database: str, t
         second = await other.get_or_create("telegram", 1)
         assert second.journal.incarnation == first.journal.incarnation
         await second.add_message(Message.user("two"))
-        assert texts((await one.get_or_create("telegram", 1)).messages()) == ["one", "two"]
+        assert texts_of((await one.get_or_create("telegram", 1)).messages()) == ["one", "two"]
         entry = await first.add_message(Message.user("three"))
         assert entry.sequence == 3
-        assert texts((await other.get("telegram", 1)).messages()) == ["one", "two", "three"]
+        assert texts_of((await other.get("telegram", 1)).messages()) == ["one", "two", "three"]
 
 
 async def test_all_who_ask_at_the_same_time_how_fresh_their_chats_are_share_one_query(
@@ -91,7 +88,7 @@ async def test_all_who_ask_at_the_same_time_how_fresh_their_chats_are_share_one_
         seen: dict[int, list[str]] = {}
 
         async def look(chat: int) -> None:
-            seen[chat] = texts((await one.get_or_create("telegram", chat)).messages())
+            seen[chat] = texts_of((await one.get_or_create("telegram", chat)).messages())
 
         async with anyio.create_task_group() as tasks:
             for chat in range(40):
@@ -113,7 +110,7 @@ async def test_whoever_comes_second_goes_on_behind_the_first(database: str, tmp_
         await first.add_message(Message.user("two"))
         entry = await second.add_message(Message.user("three"))  # which does not know of the second
         assert entry.sequence == 3
-        assert texts(second.messages()) == ["one", "two", "three"]
+        assert texts_of(second.messages()) == ["one", "two", "three"]
         branch = await second.tree.get_branch()
         assert [one.message.text for one in branch if hasattr(one, "message")] == ["one", "two", "three"]
         assert (await one.check()).problems == []
@@ -134,7 +131,7 @@ async def test_many_writers_of_one_chat_lose_and_double_nothing(database: str, t
             for gateway, manager in enumerate(managers):
                 for task in range(3):
                     tasks.start_soon(talk, manager, f"{gateway}{task}", name=f"talk {gateway}{task}")
-        seen = [texts((await manager.get_or_create("telegram", 1)).messages()) for manager in managers]
+        seen = [texts_of((await manager.get_or_create("telegram", 1)).messages()) for manager in managers]
         assert Counter(seen[0]) == Counter(answered)
         assert len(answered) == 180
         assert seen[0] == seen[1] == seen[2]
@@ -157,7 +154,7 @@ async def test_a_message_that_two_gateways_were_brought_is_there_once(database: 
                 tasks.start_soon(bring, 0, key, name="one")
                 tasks.start_soon(bring, 1, key, name="other")
         for manager in managers:
-            assert texts((await manager.get_or_create("telegram", 1)).messages()) == ["a", "b", "c"]
+            assert texts_of((await manager.get_or_create("telegram", 1)).messages()) == ["a", "b", "c"]
 
 
 async def test_two_gateways_that_make_a_chat_at_the_same_time_have_one(database: str, tmp_path: Path) -> None:
@@ -172,8 +169,8 @@ async def test_two_gateways_that_make_a_chat_at_the_same_time_have_one(database:
                 tasks.start_soon(begin, number, name=f"begin {number}")
         seen = [await manager.get_or_create("telegram", 1) for manager in managers]
         assert seen[0].journal.incarnation == seen[1].journal.incarnation
-        assert sorted(texts(seen[0].messages())) == ["from 0", "from 1"]
-        assert texts(seen[0].messages()) == texts(seen[1].messages())
+        assert sorted(texts_of(seen[0].messages())) == ["from 0", "from 1"]
+        assert texts_of(seen[0].messages()) == texts_of(seen[1].messages())
 
 
 async def test_a_turn_is_one_unit_though_others_speak_meanwhile(database: str, tmp_path: Path) -> None:
@@ -185,10 +182,10 @@ async def test_a_turn_is_one_unit_though_others_speak_meanwhile(database: str, t
             await turn.save()
             await theirs.add_message(Message.user("one more thing"))
             turn.append(Message.assistant("answer, second part"))
-            assert texts(turn.messages())[-1] == "answer, second part"
+            assert texts_of(turn.messages())[-1] == "answer, second part"
         expected = ["question", "by the way", "answer, first part", "one more thing", "answer, second part"]
         for manager in (one, other):
-            assert texts((await manager.get_or_create("telegram", 1)).messages()) == expected
+            assert texts_of((await manager.get_or_create("telegram", 1)).messages()) == expected
 
 
 async def test_a_message_that_is_brought_to_every_gateway_is_answered_once(database: str, tmp_path: Path) -> None:
@@ -211,7 +208,7 @@ async def test_a_message_that_is_brought_to_every_gateway_is_answered_once(datab
         assert answers == {f"{chat} {key}": 1 for chat in range(4) for key in "abc"}
         for manager in managers:
             for chat in range(4):
-                said = texts((await manager.get_or_create("telegram", chat)).messages())
+                said = texts_of((await manager.get_or_create("telegram", chat)).messages())
                 assert said == ["a", "answer to a", "b", "answer to b", "c", "answer to c"]
         assert (await managers[0].check()).problems == []
 
@@ -224,7 +221,7 @@ async def test_turns_of_two_gateways_in_one_chat_come_one_after_the_other(databa
             for turn_number in range(4):
                 question = f"{number}-{turn_number}"
                 async with session.turn(Message.user(question)) as turn:
-                    assert texts(turn.messages())[-1] == question
+                    assert texts_of(turn.messages())[-1] == question
                     turn.append(Message.assistant(f"{question} step"))
                     await turn.save()
                     turn.append(Message.assistant(f"{question} answer"))
@@ -232,7 +229,7 @@ async def test_turns_of_two_gateways_in_one_chat_come_one_after_the_other(databa
         async with anyio.create_task_group() as tasks:
             for number in (0, 1):
                 tasks.start_soon(serve, number, name=f"serve {number}")
-        said = texts((await managers[0].get_or_create("telegram", 1)).messages())
+        said = texts_of((await managers[0].get_or_create("telegram", 1)).messages())
         assert len(said) == 24
         for start in range(0, 24, 3):
             question = said[start]
@@ -260,7 +257,7 @@ async def test_a_gateway_that_stood_still_writes_nothing_over_the_one_that_took_
         with pytest.raises(TurnTaken):
             await answer_slowly()
         for manager in (one, other):
-            said = texts((await manager.get_or_create("telegram", 1)).messages())
+            said = texts_of((await manager.get_or_create("telegram", 1)).messages())
             assert said == ["question", "I look it up", "found", "the answer"]
         async with mine.turn(Message.user("and now?")) as turn:
             turn.append(Message.assistant("now it is mine again"))
@@ -291,7 +288,7 @@ async def test_a_turn_is_prolonged_while_its_model_thinks_and_stopped_when_it_is
 
         with pytest.raises(TurnTaken):
             await think()
-        assert texts((await one.get_or_create("telegram", 1)).messages()) == ["question", "another", "answered"]
+        assert texts_of((await one.get_or_create("telegram", 1)).messages()) == ["question", "another", "answered"]
 
 
 async def test_a_reply_that_waits_for_the_store_is_not_sent_in_the_next_turn(
@@ -316,10 +313,10 @@ async def test_a_reply_that_waits_for_the_store_is_not_sent_in_the_next_turn(
         while True:
             with suppress(StoreUnavailable):
                 async with mine.turn(Message.user("next")) as turn:
-                    said = texts(turn.messages())
+                    said = texts_of(turn.messages())
                 break
         assert said == ["question", "the reply", "next"]
-        assert texts((await other.get_or_create("telegram", 1)).messages()) == said
+        assert texts_of((await other.get_or_create("telegram", 1)).messages()) == said
 
 
 async def test_prolonging_that_comes_late_does_not_take_a_turn_again_that_was_given_back(
@@ -354,7 +351,7 @@ async def test_a_turn_that_others_gave_back_without_a_word_is_asked_for_again(da
         with anyio.fail_after(60):
             async with session.turn(Message.user("second")) as turn:
                 turn.append(Message.assistant("answer"))
-        assert texts(session.messages()) == ["first", "second", "answer"]
+        assert texts_of(session.messages()) == ["first", "second", "answer"]
 
 
 class GivingBack(FaultyStore):
@@ -422,7 +419,7 @@ async def test_what_was_given_up_with_a_turn_is_not_acknowledged_to_whoever_else
                 await anyio.lowlevel.checkpoint()
                 store.heal()
             asking.cancel()
-        assert texts((await other.get_or_create("telegram", 1)).messages()) == ["first", "question"]
+        assert texts_of((await other.get_or_create("telegram", 1)).messages()) == ["first", "question"]
 
 
 async def test_all_turns_are_prolonged_in_one_statement(
@@ -447,7 +444,7 @@ async def test_the_same_key_at_two_gateways_gives_both_the_entry_that_is_stored(
         several = await mine.add_messages([Message.user("x"), Message.user("y")], idempotency_keys=["b", "c"])
         repeated = await theirs.add_messages([Message.user("x"), Message.user("y")], idempotency_keys=["b", "c"])
         assert [entry.id for entry in repeated] == [entry.id for entry in several]
-        assert texts((await other.get("telegram", 1)).messages()) == ["hello", "x", "y"]
+        assert texts_of((await other.get("telegram", 1)).messages()) == ["hello", "x", "y"]
 
 
 async def test_a_command_with_the_same_key_at_two_gateways_is_stored_once(database: str, tmp_path: Path) -> None:
@@ -475,7 +472,7 @@ async def test_what_was_accepted_with_an_entry_whose_key_is_stored_is_not_stored
             await session.add_message(Message.user(session.title or ""))
         entries = [entry async for entry in (await one.get("telegram", 1)).tree.read_entries()]
         assert [type(entry) for entry in entries] == [LeafMove, Custom, SessionInfo, MessageEntry, MessageEntry]
-        assert texts((await other.get("telegram", 1)).messages()) == ["anew", "anew"]
+        assert texts_of((await other.get("telegram", 1)).messages()) == ["anew", "anew"]
 
 
 async def test_a_turn_that_is_saved_with_the_same_key_at_two_gateways_is_there_once_and_whole(
@@ -486,7 +483,7 @@ async def test_a_turn_that_is_saved_with_the_same_key_at_two_gateways_is_there_o
         mine, theirs = await one.get_or_create("telegram", 1), await other.get_or_create("telegram", 1)
         assert len(await mine.save_turn(said, idempotency_key="key")) == 3
         assert await theirs.save_turn(said, idempotency_key="key") == [], "it was saved before"
-        assert texts((await other.get("telegram", 1)).messages()) == texts(said)
+        assert texts_of((await other.get("telegram", 1)).messages()) == texts_of(said)
 
 
 async def test_a_session_that_is_made_anew_behind_others_keeps_nobody_waiting(database: str, tmp_path: Path) -> None:
@@ -501,7 +498,7 @@ async def test_a_session_that_is_made_anew_behind_others_keeps_nobody_waiting(da
             await bystander.add_message(Message.user("meanwhile"))
             assert len(mine.journal.queue.pending) == 1
             store.may_read.set()
-        assert texts(mine.messages()) == ["first", "second"]
+        assert texts_of(mine.messages()) == ["first", "second"]
 
 
 async def test_a_gateway_that_is_closed_while_it_waits_for_the_store_ends(database: str, tmp_path: Path) -> None:
@@ -578,7 +575,7 @@ async def test_a_branch_and_metadata_that_wait_go_on_behind_what_others_said(dat
         await mine.add_message(Message.user("right"))
         for manager in (one, other):
             session = await manager.get_or_create("telegram", 1)
-            assert texts(session.messages()) == ["root", "right"]
+            assert texts_of(session.messages()) == ["root", "right"]
             assert session.metadata["title"] == "A title"
         assert (await other.check()).problems == []
 
@@ -593,7 +590,7 @@ async def test_what_demands_its_place_is_refused_where_others_were_first(databas
             await theirs.add_messages([Message.user("only behind one")], if_sequence=1)
         again = await other.get_or_create("telegram", 1)
         assert again is theirs, "whoever has it goes on"
-        assert texts(again.messages()) == ["one", "two"]
+        assert texts_of(again.messages()) == ["one", "two"]
         await again.add_messages([Message.user("three")], if_sequence=2)
 
 
@@ -615,7 +612,7 @@ async def test_what_demands_its_place_takes_nobody_along_when_it_is_refused(data
             tasks.start_soon(mine.add_message, Message.user("three"), name="content")
         assert len(refused) == 1
         await mine.add_message(Message.user("four"))
-        assert texts((await other.get_or_create("telegram", 1)).messages()) == ["one", "two", "three", "four"]
+        assert texts_of((await other.get_or_create("telegram", 1)).messages()) == ["one", "two", "three", "four"]
 
 
 async def test_a_summary_stands_for_nothing_that_another_gateway_said_meanwhile(database: str, tmp_path: Path) -> None:
@@ -630,13 +627,13 @@ async def test_a_summary_stands_for_nothing_that_another_gateway_said_meanwhile(
         await theirs.add_message(Message.user("my other address"))
 
         async def summarize(messages: Sequence[Message]) -> str:
-            assert "my other address" not in texts(list(messages))
+            assert "my other address" not in texts_of(list(messages))
             return "they spoke"
 
         outcome = await mine.compact(summarize, keep_tokens=0)
         assert outcome.status == "done"
         for manager in (one, other):
-            said = texts((await manager.get_or_create("telegram", 1)).messages())
+            said = texts_of((await manager.get_or_create("telegram", 1)).messages())
             assert said[-1] == "my other address"
 
 
@@ -657,10 +654,10 @@ async def test_a_chat_that_another_gateway_deleted_is_gone_and_does_not_come_bac
         assert new.messages() == []
         assert new.journal.incarnation != mine.journal.incarnation
         await new.add_message(Message.user("again"))
-        assert texts((await one.get_or_create("telegram", 1)).messages()) == ["again"]
+        assert texts_of((await one.get_or_create("telegram", 1)).messages()) == ["again"]
     async with gateways(database, tmp_path) as managers:
         for manager in managers:
-            assert texts((await manager.get_or_create("telegram", 1)).messages()) == ["again"]
+            assert texts_of((await manager.get_or_create("telegram", 1)).messages()) == ["again"]
 
 
 class Meanwhile(PostgreSQLStore):
@@ -711,7 +708,7 @@ async def test_a_hold_at_one_gateway_keeps_what_another_is_deleting(database: st
         done = await forget(other, chosen)
         assert (done.gone, [found.session_id for found in done.changed]) == ([], ["law_1"])
         session = await one.get("law", 1)
-        assert (session.journal.legal_hold, texts(session.messages())) == ("case 13", ["evidence", "and more"])
+        assert (session.journal.legal_hold, texts_of(session.messages())) == ("case 13", ["evidence", "and more"])
 
 
 async def test_a_hold_at_one_gateway_keeps_what_expires_at_another(
@@ -734,7 +731,7 @@ async def test_a_message_at_one_gateway_is_not_forgotten_by_who_has_not_seen_it(
         store.happens = lambda: session.add_message(Message.user("wait"))
         done = await forget(other, chosen)
         assert (done.gone, [found.session_id for found in done.changed]) == ([], ["law_1"])
-        assert texts((await other.get("law", 1)).messages()) == ["evidence", "wait"]
+        assert texts_of((await other.get("law", 1)).messages()) == ["evidence", "wait"]
         store.happens = lambda: session.add_message(Message.user("whatever it is"))
         assert await other.delete("law_1"), "nobody has said which state of it is meant"
         for manager in (one, other):
@@ -752,7 +749,7 @@ async def test_who_deletes_what_another_has_deleted_leaves_its_successor(databas
         store.happens = begin_anew
         assert await other.delete("law_1")
         for manager in (one, other):
-            assert texts((await manager.get("law", 1)).messages()) == ["anew"]
+            assert texts_of((await manager.get("law", 1)).messages()) == ["anew"]
 
 
 async def test_a_session_that_goes_on_all_the_time_is_as_it_was_when_it_cannot_be_deleted(
@@ -772,7 +769,7 @@ async def test_a_session_that_goes_on_all_the_time_is_as_it_was_when_it_cannot_b
         store.happens = None
         theirs = await other.get("law", 1)
         await theirs.add_message(Message.user("still here"))
-        assert texts(theirs.messages()) == ["evidence", *said, "still here"]
+        assert texts_of(theirs.messages()) == ["evidence", *said, "still here"]
         assert await other.delete("law_1")
 
 
@@ -810,7 +807,7 @@ async def test_a_commit_that_is_cut_off_is_neither_lost_nor_doubled_though_other
                 for number, manager in enumerate(managers):
                     talking.start_soon(talk, manager, f"{number}", name=f"talk {number}")
             tasks.cancel_scope.cancel()
-        seen = [texts((await manager.get_or_create("telegram", 1)).messages()) for manager in managers]
+        seen = [texts_of((await manager.get_or_create("telegram", 1)).messages()) for manager in managers]
         assert Counter(seen[0]) == Counter(said)
         assert seen[0] == seen[1]
         assert (await managers[0].check()).problems == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -39,6 +39,7 @@ from miniclaw_sessions.testing import FakeClock
 from tests.command_line import Cli
 from tests.core.sharing.modes import shared_mode
 from tests.postgresql import PostgreSQLServer
+from tests.texts import texts_of
 
 pytestmark = pytest.mark.anyio
 
@@ -78,10 +79,6 @@ def database(postgresql: PostgreSQLServer, postgresql_url: str) -> Database:
     return Database(postgresql, postgresql_url)
 
 
-def texts(messages: Sequence[Message]) -> list[str]:
-    return [message.text for message in messages]
-
-
 def files_in(directory: Path) -> list[Path]:
     return list(directory.rglob("*"))
 
@@ -103,7 +100,7 @@ async def test_no_file_of_ours_is_made_anywhere(
         assert one.workspace is None
         await say(one, 1, "hello")
         await one.flush()
-        assert texts((await other.get("telegram", 1)).messages()) == ["hello"]
+        assert texts_of((await other.get("telegram", 1)).messages()) == ["hello"]
         await other.delete("telegram_1")
     assert files_in(tmp_path) == []
 
@@ -112,7 +109,7 @@ async def test_a_database_is_named_where_a_directory_is(database: Database, tmp_
     async with SessionManager(database.url) as manager:
         await say(manager, 1, "hello")
     async with SessionManager(tmp_path / "not-made", store=database.url) as manager:
-        assert texts((await manager.get("telegram", 1)).messages()) == ["hello"]
+        assert texts_of((await manager.get("telegram", 1)).messages()) == ["hello"]
         assert manager.workspace is None
     assert not (tmp_path / "not-made").exists()
 
@@ -147,7 +144,7 @@ async def test_a_session_is_loaded_from_its_checkpoint_in_one_round_trip(
             monkeypatch.setattr(Connections, "fetch", counted)
             session = await other.get("telegram", 1)
             assert asked == [1 + 20]  # the session with its checkpoint, and what is behind that
-            assert texts(session.messages()) == said[-50:]
+            assert texts_of(session.messages()) == said[-50:]
             assert session.message_count == 120
 
 
@@ -167,7 +164,7 @@ async def test_a_checkpoint_that_is_of_no_use_is_passed_over_and_written_anew(da
     await database.execute(spoilt)
     async with database.managers(1) as (other,):
         session = await other.get("telegram", 1)
-        assert texts(session.messages()) == said[-50:]
+        assert texts_of(session.messages()) == said[-50:]
         assert session.message_count == 60
     if "1000" not in spoilt:
         assert await database.execute("SELECT sequence FROM checkpoints") == [(60,)]
@@ -206,7 +203,7 @@ async def test_an_append_whose_answer_never_came_does_not_bring_a_deleted_sessio
         again = await one.get_or_create("telegram", 1)
         assert again.journal.incarnation != mine.journal.incarnation
         await again.add_message(Message.user("anew"))
-        assert texts((await other.get("telegram", 1)).messages()) == ["anew"]
+        assert texts_of((await other.get("telegram", 1)).messages()) == ["anew"]
 
 
 async def test_two_who_make_a_session_at_the_same_time_have_the_same_one(database: Database) -> None:
@@ -238,7 +235,7 @@ async def test_what_another_gateway_is_still_importing_is_no_session_and_is_left
             with pytest.raises(StoreUnavailable):  # or else it would be there afterwards
                 await other.delete("telegram_1")
             assert await other.list() == []
-        assert texts((await other.get_or_create("telegram", 1)).messages()) == ["imported"]
+        assert texts_of((await other.get_or_create("telegram", 1)).messages()) == ["imported"]
 
 
 async def test_what_a_killed_gateway_has_left_unfinished_keeps_nobody_from_the_chat(database: Database) -> None:
@@ -252,8 +249,8 @@ async def test_what_a_killed_gateway_has_left_unfinished_keeps_nobody_from_the_c
                 await database.execute(making)
                 await say(other, 1, "hello")
                 journal.append(Message.user("a late word"))
-        assert texts((await other.get("telegram", 1)).messages()) == ["hello"]
-        assert texts((await one.get("telegram", 1)).messages()) == ["hello"]
+        assert texts_of((await other.get("telegram", 1)).messages()) == ["hello"]
+        assert texts_of((await one.get("telegram", 1)).messages()) == ["hello"]
         assert (await one.check()).problems == []
 
 
@@ -267,7 +264,7 @@ async def test_who_speaks_while_another_gateway_restores_the_chat_waits_for_it(d
             await journal.saved()
             tasks.start_soon(say, other, 1, "hello", name="say")
             await database.execute("SELECT pg_sleep(0.1)")
-        assert texts((await one.get("telegram", 1)).messages()) == ["restored", "hello"]
+        assert texts_of((await one.get("telegram", 1)).messages()) == ["restored", "hello"]
 
 
 # --- lists and counts ------------------------------------------------------------------------------------------------
@@ -326,7 +323,7 @@ async def test_sessions_that_left_the_memory_are_loaded_again(database: Database
             await one.flush()
         assert one.statistics().cached <= 2
         for chat in range(6):
-            assert texts((await one.get("telegram", chat)).messages()) == ["hello"]
+            assert texts_of((await one.get("telegram", chat)).messages()) == ["hello"]
         assert await one.count() == 6
 
 
@@ -376,7 +373,7 @@ async def test_sweeps_of_several_gateways_remove_and_archive_each_session_once(d
             assert [row.chat_id for row in await manager.list()] == ["busy"]
             assert (await manager.check()).problems == []
         back = await managers[1].restore("telegram_7")
-        assert texts(back.messages()) == ["hello"]
+        assert texts_of(back.messages()) == ["hello"]
         assert await database.execute("SELECT 1 FROM archive WHERE session_id = 'telegram_7'") == []
 
 
@@ -394,7 +391,7 @@ async def test_a_session_whose_turn_runs_anywhere_or_that_is_used_is_not_swept(d
             await shared_mode(one).census.write_uses()  # as it does once a minute
             assert (await other.sweep()).sessions == ["telegram_3"]
             turn.append(Message.assistant("answer"))
-        assert texts((await other.get("telegram", 1)).messages()) == ["hello", "question", "answer"]
+        assert texts_of((await other.get("telegram", 1)).messages()) == ["hello", "question", "answer"]
 
 
 async def test_where_two_clocks_differ_nothing_expires(database: Database) -> None:
@@ -438,7 +435,7 @@ async def test_a_chat_that_speaks_again_goes_on_with_what_the_archive_has(databa
         await database.make_idle("telegram_1")
         await one.sweep()
         await say(other, 1, "again")
-        assert texts((await one.get("telegram", 1)).messages()) == ["hello", "again"]
+        assert texts_of((await one.get("telegram", 1)).messages()) == ["hello", "again"]
         assert await database.execute("SELECT 1 FROM archive") == []
 
 
@@ -468,7 +465,7 @@ async def test_it_is_read_beside_those_who_write_and_nothing_is_changed(
         async with open_readonly(database.url) as reader:
             assert [row.chat_id for row in await reader.list()] == ["2", "1"]
             await say(one, 1, "again")
-            assert texts((await reader.get("telegram", 1)).messages()) == ["hello", "again"]
+            assert texts_of((await reader.get("telegram", 1)).messages()) == ["hello", "again"]
             assert (await reader.check()).problems == []
             assert (await reader.statistics()).sessions == 2
             await one.flush()
@@ -516,8 +513,8 @@ async def test_what_is_stored_is_sealed_and_the_keys_must_fit(database: Database
             await open_readonly(database.url, encryption=wrong).__aenter__()
     assert await database.execute("SELECT * FROM sessions") == before
     async with opened(keys) as manager:
-        assert texts((await manager.get("telegram", 1)).messages()) == ["a secret word"]
-        assert texts((await manager.restore("telegram_2")).messages()) == ["a secret word"]
+        assert texts_of((await manager.get("telegram", 1)).messages()) == ["a secret word"]
+        assert texts_of((await manager.restore("telegram_2")).messages()) == ["a secret word"]
         assert (await manager.check()).problems == []
 
 

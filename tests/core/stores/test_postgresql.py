@@ -6,7 +6,6 @@ import asyncio
 import signal
 from collections import Counter
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import anyio
 import asyncpg
@@ -28,7 +27,7 @@ from miniclaw_sessions.errors import (
     StoreUnavailable,
 )
 from miniclaw_sessions.testing import sample_entries, sample_head
-from tests.postgresql import OWNER, PostgreSQLServer, running_server
+from tests.postgresql import OWNER, PostgreSQLServer, name_of, running_server
 
 pytestmark = pytest.mark.anyio
 
@@ -36,10 +35,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def database(postgresql_url: str) -> str:
     return postgresql_url
-
-
-def name_of(database: str) -> str:
-    return urlsplit(database).path.strip("/")
 
 
 # --- one statement ---------------------------------------------------------------------------------------------------

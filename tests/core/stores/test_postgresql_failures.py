@@ -10,7 +10,7 @@ import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import anyio
 import asyncpg
@@ -32,15 +32,11 @@ from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
 from miniclaw_sessions.errors import ConfigError, StoreUnavailable
 from miniclaw_sessions.testing import sample_entries, sample_head
 from tests.core.stores.wire import Cut, Wire
-from tests.postgresql import OWNER, PostgreSQLServer
+from tests.postgresql import OWNER, PostgreSQLServer, name_of
 
 pytestmark = pytest.mark.anyio
 
 HASTY = PostgreSQLSettings(statement_timeout_s=1)
-
-
-def name_of(database: str) -> str:
-    return urlsplit(database).path.strip("/")
 
 
 def first_of(*numbers: int, sequence: int = 1) -> list[Append]:

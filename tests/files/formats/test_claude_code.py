@@ -13,6 +13,7 @@ from miniclaw_sessions.core.protocol.messages import ImagePart, OtherPart, Role,
 from miniclaw_sessions.files.formats.claude_code import CLAUDE_CODE
 from miniclaw_sessions.files.formats.codec import Outcome
 from tests.files.formats.codec_files import check, read
+from tests.texts import texts_of
 
 COMMON = {"isSidechain": False, "userType": "external", "cwd": "/home/ada/ship", "sessionId": "s-1", "version": "2.1.0"}
 
@@ -99,10 +100,6 @@ PRESERVED = [
 ]
 
 
-def texts(messages: Any) -> list[str]:
-    return [message.text for message in messages]
-
-
 # --- replies and results ---------------------------------------------------------------------------------------------
 
 
@@ -138,12 +135,12 @@ def test_the_results_of_parallel_calls_stand_on_one_branch() -> None:
         *("user", "assistant", "tool_result", "tool_result", "assistant")
     ]
     assert [m.is_error for m in found.messages if m.is_tool_result] == [False, True]
-    assert NO_RESULT not in texts(found.context)
+    assert NO_RESULT not in texts_of(found.context)
 
 
 def test_a_line_that_hangs_on_the_first_of_two_results_follows_both() -> None:
     moved = [dict(fields, parentUuid="r1") if fields.get("uuid") == "b1" else fields for fields in PARALLEL]
-    assert texts(read(CLAUDE_CODE, moved).context) == texts(read(CLAUDE_CODE, PARALLEL).context)
+    assert texts_of(read(CLAUDE_CODE, moved).context) == texts_of(read(CLAUDE_CODE, PARALLEL).context)
 
 
 def test_a_second_result_of_the_same_call_is_another_branch() -> None:
@@ -162,7 +159,7 @@ def test_several_results_and_a_text_in_one_line_become_messages_in_a_row() -> No
     ]
     found = read(CLAUDE_CODE, lines)
     assert [m.role for m in found.messages][2:] == [Role.TOOL_RESULT, Role.TOOL_RESULT, Role.USER, Role.USER]
-    assert texts(found.branch.messages()) == ["Go.", "", "one", "two", "[Request interrupted by user]", "Go on."]
+    assert texts_of(found.branch.messages()) == ["Go.", "", "one", "two", "[Request interrupted by user]", "Go on."]
     kept = [(entry.extra or {}).get("claude-code", {}).get("x") for entry in found.entries]
     assert kept == [None, None, 1, None, None, None]
 
@@ -215,7 +212,7 @@ def test_ids_and_parents_are_those_of_the_file_and_a_rewind_is_a_branch() -> Non
     assert [(entry.id, entry.parent_id) for entry in found.entries] == [
         *[("u1", None), ("a1", "u1"), ("u2", "a1"), ("u3", "a1")]
     ]
-    assert texts(found.branch.messages()) == ["One", "first", "Two, better"]
+    assert texts_of(found.branch.messages()) == ["One", "first", "Two, better"]
     assert found.findings == []
 
 
@@ -231,7 +228,7 @@ def test_lines_of_other_types_are_kept_whole_and_carry_the_tree_on() -> None:
     (kept,) = [e.data for e in found.entries if isinstance(e, Custom) and e.id == "d1"]
     assert kept == PARALLEL[9]
     assert found.facts.leaf_id == "new-2"
-    assert texts(read(CLAUDE_CODE, [*PARALLEL, user("u2", "d1", "Next")]).context)[-1] == "Next"
+    assert texts_of(read(CLAUDE_CODE, [*PARALLEL, user("u2", "d1", "Next")]).context)[-1] == "Next"
 
 
 def test_a_subagent_is_a_branch_and_never_the_leaf() -> None:
@@ -240,7 +237,7 @@ def test_a_subagent_is_a_branch_and_never_the_leaf() -> None:
     found = read(CLAUDE_CODE, lines)
     assert {"Search.", "Go on."} <= set(found.said)
     assert found.facts.leaf_id == "b1"
-    assert "Search." not in texts(found.context)
+    assert "Search." not in texts_of(found.context)
     (entry,) = [e for e in found.entries if e.id == "x1"]
     assert entry.extra == {"claude-code": {"isSidechain": True}}
 
@@ -269,7 +266,7 @@ def test_replies_of_one_id_on_two_branches_stay_two() -> None:
     ]
     found = read(CLAUDE_CODE, lines)
     assert found.said == ["North?", "cold, dark", "South?", "warm, bright"]
-    assert texts(found.context) == ["South?", "warm, bright"]
+    assert texts_of(found.context) == ["South?", "warm, bright"]
 
 
 def test_replies_without_an_id_stay_apart() -> None:
@@ -286,7 +283,7 @@ def test_a_block_beside_the_first_of_its_reply_or_behind_a_lost_line_belongs_to_
 def test_a_parent_that_was_never_written_is_replaced_by_what_stands_before() -> None:
     lines = [user("u1", None, "One"), reply("a1", "lost", "m1", text("first")), user("u2", "u2", "Two")]
     found = read(CLAUDE_CODE, lines)
-    assert texts(found.context) == ["One", "first", "Two"]
+    assert texts_of(found.context) == ["One", "first", "Two"]
     assert [(f.line, f.outcome) for f in found.findings] == [(2, Outcome.REPAIRED), (3, Outcome.REPAIRED)]
     assert found.entries[1].extra is not None
     assert found.entries[1].extra["claude-code"]["parentUuid"] == "lost"
@@ -299,7 +296,7 @@ def test_an_attachment_may_come_before_the_line_it_hangs_on() -> None:
         reply("a1", "u1", "m1", text("first")),
         user("u2", "h1", "Two"),
     ]
-    assert texts(read(CLAUDE_CODE, lines).context) == ["One", "first", "Two"]
+    assert texts_of(read(CLAUDE_CODE, lines).context) == ["One", "first", "Two"]
 
 
 def test_a_line_that_is_repeated_is_set_aside() -> None:
@@ -322,7 +319,7 @@ def test_what_the_user_said_meanwhile_is_a_message_and_an_error_of_the_program_i
         user("u2", "a1", "Again", isMeta=True),
     ]
     found = read(CLAUDE_CODE, lines)
-    assert texts(found.context) == ["One", "Hurry.", "Again"]
+    assert texts_of(found.context) == ["One", "Hurry.", "Again"]
     assert found.entries[-1].extra == {"claude-code": {"isMeta": True}}
 
 
@@ -350,14 +347,14 @@ def test_a_boundary_and_its_summary_become_one_compaction() -> None:
     assert (compaction.id, compaction.parent_id, compaction.first_kept_entry_id) == ("c1", "d1", None)
     assert (compaction.tokens_before, compaction.tokens_after, compaction.reason) == (9000, 700, "threshold")
     assert compaction.summary == "They compared two logs."
-    assert texts(found.branch.messages()) == ["They compared two logs.", "And the third?", "Snow."]
+    assert texts_of(found.branch.messages()) == ["They compared two logs.", "And the third?", "Snow."]
     assert len(found.messages) == 7
 
 
 def test_a_preserved_segment_follows_the_summary_and_what_hangs_on_its_end_follows_both() -> None:
     found = read(CLAUDE_CODE, PRESERVED)
     assert found.branch.problems == ()
-    assert texts(found.branch.messages()) == [
+    assert texts_of(found.branch.messages()) == [
         *("They compared two logs.", "Thanks.", "You are welcome.", "And the third?", "Snow.")
     ]
 
@@ -365,12 +362,12 @@ def test_a_preserved_segment_follows_the_summary_and_what_hangs_on_its_end_follo
 def test_a_summary_without_a_boundary_is_a_compaction_of_its_own() -> None:
     found = read(CLAUDE_CODE, [user("c1", None, "Before: logs.", isCompactSummary=True), user("u1", "c1", "Next")])
     assert isinstance(found.entries[0], Compaction)
-    assert texts(found.branch.messages()) == ["Before: logs.", "Next"]
+    assert texts_of(found.branch.messages()) == ["Before: logs.", "Next"]
 
 
 def test_a_boundary_whose_summary_is_missing_still_parts() -> None:
     found = read(CLAUDE_CODE, [*COMPACTED[:12], user("u3", "c1", "And the third?")])
-    assert texts(found.branch.messages()) == ["And the third?"]
+    assert texts_of(found.branch.messages()) == ["And the third?"]
 
 
 # --- every file ------------------------------------------------------------------------------------------------------

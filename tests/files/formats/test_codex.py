@@ -9,9 +9,10 @@ import pytest
 
 from miniclaw_sessions.core.history.context import NO_RESULT
 from miniclaw_sessions.core.protocol.entries import Compaction, Custom, ModelChange, ThinkingLevelChange
-from miniclaw_sessions.core.protocol.messages import ImagePart, Message, OtherPart, Role, TextPart, ThinkingPart
+from miniclaw_sessions.core.protocol.messages import ImagePart, OtherPart, Role, TextPart, ThinkingPart
 from miniclaw_sessions.files.formats.codex import CODEX
 from tests.files.formats.codec_files import Read, check, read
+from tests.texts import texts_of
 
 _seconds = count()
 
@@ -119,10 +120,6 @@ OLD = [
 ]
 
 
-def texts(messages: list[Message]) -> list[str]:
-    return [message.text for message in messages]
-
-
 def customs(found: Read) -> list[str]:
     return [entry.custom_type for entry in found.entries if isinstance(entry, Custom)]
 
@@ -190,7 +187,7 @@ def test_calls_in_a_row_stand_on_one_message_whatever_stands_between() -> None:
     ]
     found = read(CODEX, lines)
     assert [message.role.value for message in found.messages] == ["user", "assistant", "tool_result", "tool_result"]
-    assert texts(found.context) == ["Go.", "", "one", "two"]
+    assert texts_of(found.context) == ["Go.", "", "one", "two"]
 
 
 def test_two_texts_in_a_row_are_two_messages() -> None:
@@ -221,7 +218,7 @@ def test_calls_of_every_kind() -> None:
     assert reply.content == (OtherPart(lines[3]["payload"]),)
     assert [(r.tool_call_id, r.is_error) for r in results] == [("c1", False), ("c2", True), ("c3", False)]
     assert results[2].content == (ImagePart("image/png", "QUJD"),)
-    assert NO_RESULT not in texts(found.context)
+    assert NO_RESULT not in texts_of(found.context)
     check(found)
 
 
@@ -312,21 +309,21 @@ def test_a_rollback_makes_a_branch() -> None:
     ]
     found = read(CODEX, lines)
     assert "Deleted." in found.said
-    assert texts(found.context)[-3:] == ["Rain, then wind.", "Keep them.", "Kept."]
+    assert texts_of(found.context)[-3:] == ["Rain, then wind.", "Keep them.", "Kept."]
 
 
 @pytest.mark.parametrize("turns", [0, -1, 99, None, "x"])
 def test_a_rollback_of_any_number_of_turns_is_survived(turns: Any) -> None:
     found = read(CODEX, [*TURNS, event("thread_rolled_back", num_turns=turns), said("user", "Next")])
-    assert texts(found.context)[-1] == "Next"
-    assert ("Compare the two logs." in texts(found.context)) == (turns != 99)
+    assert texts_of(found.context)[-1] == "Next"
+    assert ("Compare the two logs." in texts_of(found.context)) == (turns != 99)
 
 
 def test_a_rollback_after_another_counts_from_what_is_left() -> None:
     turns = [said("user", "One"), said("assistant", "1"), said("user", "Two"), said("user", "Three")]
     rollback = event("thread_rolled_back", num_turns=1)
     found = read(CODEX, [HEADER, *turns, rollback, rollback, said("user", "Two, better")])
-    assert texts(found.context) == ["One", "1", "Two, better"]
+    assert texts_of(found.context) == ["One", "1", "Two, better"]
 
 
 def test_a_compaction_goes_on_with_the_history_that_it_brings() -> None:
@@ -339,7 +336,7 @@ def test_a_compaction_goes_on_with_the_history_that_it_brings() -> None:
             "replacement_history": [{"type": "compaction", "encrypted_content": "eHl6"}],
         }
     }
-    assert texts(found.branch.messages()) == [
+    assert texts_of(found.branch.messages()) == [
         *("Compare the two logs.", "So far: Two logs were compared.", "And the third?", "Snow.")
     ]
     assert "Rain, then wind." in found.said
@@ -347,12 +344,17 @@ def test_a_compaction_goes_on_with_the_history_that_it_brings() -> None:
 
 def test_an_old_compaction_has_its_summary_only() -> None:
     found = read(CODEX, [*TURNS, line("compacted", message="Two logs."), said("user", "And the third?")])
-    assert texts(found.branch.messages()) == ["Two logs.", "And the third?"]
+    assert texts_of(found.branch.messages()) == ["Two logs.", "And the third?"]
 
 
 def test_the_oldest_generation_is_read_too() -> None:
     found = read(CODEX, OLD)
-    assert texts(found.context) == ["List the files.", "", '{"output":"a.log","metadata":{"exit_code":0}}', "One file."]
+    assert texts_of(found.context) == [
+        "List the files.",
+        "",
+        '{"output":"a.log","metadata":{"exit_code":0}}',
+        "One file.",
+    ]
     assert found.facts.source_id == "0190-o"
     assert {entry.timestamp.isoformat() for entry in found.entries} == {"2025-06-01T10:00:00.500000+00:00"}
     assert found.facts.header == OLD[0]

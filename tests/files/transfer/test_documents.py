@@ -16,8 +16,8 @@ from miniclaw_sessions.errors import SessionNotFound
 from miniclaw_sessions.files.transfer import documents as of_managers
 from miniclaw_sessions.files.transfer.documents import DiveStore, GoManager, MiniclawManager
 from miniclaw_sessions.testing import FakeClock
-from tests.core.session.bench import texts_of
 from tests.core.session.samples import COMPLEX, SIMPLE
+from tests.texts import texts_of
 
 pytestmark = pytest.mark.anyio
 

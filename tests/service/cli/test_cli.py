@@ -42,11 +42,6 @@ from tests.command_line import (
 pytestmark = pytest.mark.usefixtures("own_home")
 
 
-@pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    return Cli(tmp_path / "workspace", monkeypatch)
-
-
 def fill(workspace: Path) -> None:
     """A conversation with everything in it, and a few others."""
 

@@ -18,7 +18,7 @@ from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.service.api.forgetting import ForgetReply
 from miniclaw_sessions.service.client import Client
 from miniclaw_sessions.testing import FakeClock
-from tests.command_line import Cli, filled_by, serving
+from tests.command_line import Cli, filled_by, serving, session_ids
 
 pytestmark = pytest.mark.usefixtures("own_home")
 ANNA = msgspec.structs.replace(Message.user("hello from Anna"), author="Anna")
@@ -48,10 +48,6 @@ def filled(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         yield cli
 
 
-def ids(cli: Cli) -> set[str]:
-    return {row["session_id"] for row in cli("list", "--json").document["sessions"]}
-
-
 def test_a_rule_is_looked_at_first_and_needs_a_yes(filled: Cli) -> None:
     looked = filled("delete", "--channel", "telegram", "--older-than", "30d", "--dry-run")
     assert looked.status == 0, looked.err
@@ -60,10 +56,10 @@ def test_a_rule_is_looked_at_first_and_needs_a_yes(filled: Cli) -> None:
     rows = filled("delete", "--channel", "telegram", "--dry-run", "--json").document["sessions"]
     assert [(row["session_id"], row["entries"]) for row in rows] == [("telegram_1", 1), ("telegram_old", 1)]
     assert "nobody can be asked" in filled("delete", "--older-than", "30d").err
-    assert ids(filled) == {"telegram_1", "telegram_old", "web_2"}
+    assert session_ids(filled) == {"telegram_1", "telegram_old", "web_2"}
     done = filled("delete", "--older-than", "30d", "--yes")
     assert (done.status, done.out, done.err) == (0, "", "deleted 1 session\n")
-    assert ids(filled) == {"telegram_1", "web_2"}
+    assert session_ids(filled) == {"telegram_1", "web_2"}
 
 
 def test_what_was_said_between_the_look_and_the_yes_is_not_deleted(
@@ -86,7 +82,7 @@ def test_what_was_said_between_the_look_and_the_yes_is_not_deleted(
     assert told[0] == "deleted 0 sessions"
     assert sorted(told[1:]) == ["telegram_1 was used meanwhile and stays", *stays]
     monkeypatch.setattr(Client, "forget", look)
-    assert ids(filled) == {"telegram_1", "telegram_old", "web_2"}
+    assert session_ids(filled) == {"telegram_1", "telegram_old", "web_2"}
     assert filled("delete", "--channel", "telegram", "--yes").err == "deleted 2 sessions\n"
 
 
@@ -108,7 +104,7 @@ def test_what_is_held_stays_and_that_is_told(filled: Cli) -> None:
     told = filled("delete", "--channel", "telegram", "--yes")
     assert told.err.splitlines() == ["deleted 1 session", "telegram_old is under legal hold (case 12) and stays"]
     assert "case 12" in filled("show", "telegram_old").out
-    assert ids(filled) == {"telegram_old", "web_2"}
+    assert session_ids(filled) == {"telegram_old", "web_2"}
     assert filled("hold", "telegram_old", "--release").err == "telegram_old is not held\n"
     assert filled("delete", "telegram_old", "--yes").status == 0
 

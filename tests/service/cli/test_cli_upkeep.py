@@ -15,7 +15,7 @@ import pytest
 from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.disk import DirectoryLock
 from miniclaw_sessions.testing import FakeClock
-from tests.command_line import Cli, filled_by, serving
+from tests.command_line import Cli, filled_by, serving, session_ids
 from tests.sampled import sampled
 
 pytestmark = pytest.mark.usefixtures("own_home")
@@ -50,10 +50,6 @@ def filled(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         yield cli
 
 
-def ids(cli: Cli) -> set[str]:
-    return {row["session_id"] for row in cli("list", "--json").document["sessions"]}
-
-
 def test_a_workspace_is_backed_up_verified_and_restored(
     filled: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,7 +62,7 @@ def test_a_workspace_is_backed_up_verified_and_restored(
 
     other = Cli(tmp_path / "other", monkeypatch)
     assert other("restore", str(target)).status == 0
-    assert ids(other) == ids(filled)
+    assert session_ids(other) == session_ids(filled)
     assert other("export", "telegram_old").out == filled("export", "telegram_old").out
     assert "there is something already" in other("restore", str(target)).error
 
@@ -117,9 +113,9 @@ def test_what_has_expired_is_listed_swept_and_brought_back(filled: Cli) -> None:
     said = filled("export", "telegram_old", "--format", "openai").out
     assert "long ago" in said
     assert filled("sweep", "--dry-run").out == "telegram_old\n"
-    assert "telegram_old" in ids(filled)
+    assert "telegram_old" in session_ids(filled)
     assert filled("sweep", "--json").document["sessions"] == ["telegram_old"]
-    assert "telegram_old" not in ids(filled)
+    assert "telegram_old" not in session_ids(filled)
     assert filled("unarchive", "telegram_old", "--json").document["session_id"] == "telegram_old"
     assert filled("export", "telegram_old", "--format", "openai").out == said
     assert "nothing to restore" in filled("unarchive", "telegram_old").error
@@ -137,7 +133,7 @@ def test_what_has_expired_is_deleted_by_its_id(filled: Cli) -> None:
     files = [path for path in filled.workspace.rglob("*") if path.is_file()]
     assert [path.name for path in files if said in path.read_bytes()] == []
     assert "no session" in filled("delete", "telegram_old", "--yes").error
-    assert ids(filled) == {"telegram_1", "telegram_2"}
+    assert session_ids(filled) == {"telegram_1", "telegram_2"}
 
 
 def test_an_expired_session_is_meant_before_one_whose_id_begins_like_it(filled: Cli, tmp_path: Path) -> None:
@@ -145,7 +141,7 @@ def test_an_expired_session_is_meant_before_one_whose_id_begins_like_it(filled: 
     assert filled("import", "--as", "telegram_old2", str(tmp_path / "another.jsonl")).status == 0
     assert filled("sweep", "--json").document["sessions"] == ["telegram_old"]
     assert filled("delete", "telegram_old", "--yes", "--json").document["session_id"] == "telegram_old"
-    assert "telegram_old2" in ids(filled)
+    assert "telegram_old2" in session_ids(filled)
 
 
 def test_what_was_typed_is_named_as_what_remains(filled: Cli) -> None:
@@ -261,7 +257,7 @@ def test_a_backup_without_transcripts_says_how_many_sessions_it_has(
     monkeypatch.delenv("MINICLAW_SESSIONS_STORE")  # which tells nothing of the backup
     other = Cli(tmp_path / "other", monkeypatch)
     assert other("restore", str(tmp_path / "backup")).status == 0
-    assert ids(other) == {"telegram_1", "telegram_2", "telegram_old"}
+    assert session_ids(other) == {"telegram_1", "telegram_2", "telegram_old"}
 
 
 @pytest.mark.parametrize("filled", ["the daemon"], indirect=True)

@@ -26,11 +26,6 @@ OLD = {
 }
 
 
-@pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    return Cli(tmp_path / "workspace", monkeypatch)
-
-
 @pytest.mark.usefixtures("own_home")
 def test_where_all_that_was_used_is_older_than_what_is_looked_at_it_says_so_and_how_to_see_it(
     cli: Cli, tmp_path: Path

@@ -21,15 +21,11 @@ from tests.serving import serving
 pytestmark = pytest.mark.anyio
 
 
-def user(text: str) -> Message:
-    return Message.user(text)
-
-
 async def test_nobody_holds_it_so_it_is_opened_here_and_let_go_again(tmp_path: Path) -> None:
     for number in range(2):
         async with connect(tmp_path / "w") as client:
             assert client.is_local
-            await (await client.get_or_create("a", "1")).add_message(user(str(number)))
+            await (await client.get_or_create("a", "1")).add_message(Message.user(str(number)))
     async with connect(tmp_path / "w") as client:
         assert [message.text for message in await client.get_session_history("a", "1")] == ["0", "1"]
 
@@ -41,7 +37,7 @@ async def test_whoever_holds_it_is_asked(short_path: Path) -> None:
         connect(short_path / "w") as one,
         connect(f"unix:{short_path / 'w' / 'miniclaw.sock'}") as other,
     ):
-        await (await one.get_or_create("a", "1")).add_message(user("x"))
+        await (await one.get_or_create("a", "1")).add_message(Message.user("x"))
         assert [row.session_id for row in await other.list()] == ["a_1"]
         assert not one.is_local
 
@@ -49,7 +45,7 @@ async def test_whoever_holds_it_is_asked(short_path: Path) -> None:
 async def test_the_daemon_of_the_original_is_not_asked_for_a_copy(short_path: Path) -> None:
     socket = short_path / "elsewhere.sock"
     async with SessionManager(short_path / "w") as manager, serving(manager, socket, Agent(ScriptedProvider())):
-        await (await manager.get_or_create("a", "1")).add_message(user("x"))
+        await (await manager.get_or_create("a", "1")).add_message(Message.user("x"))
         await manager.flush()
         shutil.copytree(short_path / "w", short_path / "copy")
         async with connect(short_path / "w", sockets=[socket]) as client:
@@ -100,9 +96,9 @@ async def test_a_daemon_that_restarts_is_waited_for_and_nothing_is_doubled(short
     socket, agent = short_path / "s", Agent(ScriptedProvider())
     async with SessionManager(short_path / "w") as manager, connect(f"unix:{socket}", patience_s=60) as client:
         async with serving(manager, socket, agent):
-            await client.session("a_1").add_message(user("before"))
+            await client.session("a_1").add_message(Message.user("before"))
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(client.session("a_1").add_message, user("between"))
+            tasks.start_soon(client.session("a_1").add_message, Message.user("between"))
             await anyio.wait_all_tasks_blocked()
             async with serving(manager, socket, agent):
                 with anyio.fail_after(60):
@@ -121,7 +117,7 @@ async def test_a_worker_that_starts_while_the_daemon_restarts_waits_and_does_not
     async def work() -> None:
         async with connect(workspace, in_process=False, patience_s=60) as client:
             found.append(client.is_local)
-            await client.session("a_1").add_message(user(f"worker {len(found)}"))
+            await client.session("a_1").add_message(Message.user(f"worker {len(found)}"))
 
     async def serve(until: anyio.Event) -> None:
         agent = Agent(ScriptedProvider())
@@ -163,7 +159,7 @@ async def test_a_lost_answer_is_asked_for_again_with_the_same_key(short_path: Pa
             await asyncio.start_unix_server(cut, short_path / "proxy"),
             connect(f"unix:{short_path / 'proxy'}", patience_s=30) as client,
         ):
-            entry = await client.session("a_1").add_message(user("once"))
+            entry = await client.session("a_1").add_message(Message.user("once"))
         session = await manager.find("a_1")
         assert broken
         assert [one.id for one in session.entries()] == [entry.id]
@@ -190,14 +186,14 @@ async def test_a_change_without_a_key_is_not_sent_twice(short_path: Path) -> Non
 async def test_a_workspace_that_somebody_holds_can_be_read_without_him(tmp_path: Path) -> None:
     async with SessionManager(tmp_path / "w") as manager:
         session = await manager.get_or_create("a", "1")
-        await session.add_message(user("x"))
+        await session.add_message(Message.user("x"))
         await manager.flush()
         async with connect(tmp_path / "w", readonly=True) as client:
             assert [message.text for message in await client.session("a_1").messages()] == ["x"]
             assert [row.session_id for row in await client.list()] == ["a_1"]
             assert (await client.check()).sound
             with pytest.raises(ReadOnlyWorkspace):
-                await client.session("a_1").add_message(user("no"))
+                await client.session("a_1").add_message(Message.user("no"))
             with pytest.raises(ReadOnlyWorkspace):
                 await client.get_or_create("a", "2")
             with pytest.raises(SessionNotFound):

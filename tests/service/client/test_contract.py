@@ -37,14 +37,10 @@ from miniclaw_sessions.service.client import Client, ClientSession
 pytestmark = pytest.mark.anyio
 
 
-def user(text: str) -> Message:
-    return Message.user(text)
-
-
 async def a_chat(client: Client, *texts: str) -> ClientSession:
     session = await client.get_or_create("a", "1")
     for text in texts:
-        await session.add_message(user(text))
+        await session.add_message(Message.user(text))
     return session
 
 
@@ -149,8 +145,8 @@ async def test_a_beginning_is_looked_for_among_the_ids_and_nothing_else_is_loade
 
 async def test_a_key_may_have_any_letters(client: Client) -> None:
     session = await a_chat(client)
-    first = await session.add_message(user("x"), idempotency_key="ключ \u00fc 鍵")
-    again = await session.add_message(user("x"), idempotency_key="ключ \u00fc 鍵")
+    first = await session.add_message(Message.user("x"), idempotency_key="ключ \u00fc 鍵")
+    again = await session.add_message(Message.user("x"), idempotency_key="ключ \u00fc 鍵")
     assert (again.id, again.duplicate) == (first.id, True)
 
 
@@ -173,7 +169,7 @@ async def test_a_deleted_session_is_gone_and_deleting_it_again_does_nothing(clie
 
 async def test_an_append_is_acknowledged_with_its_place(client: Client) -> None:
     session = await a_chat(client)
-    entry = await session.add_message(user("hi"))
+    entry = await session.add_message(Message.user("hi"))
     stored = await session.tree.get_entry(entry.id)
     assert isinstance(stored, MessageEntry)
     assert (stored.message.text, stored.sequence, entry.duplicate) == ("hi", entry.sequence, False)
@@ -182,8 +178,8 @@ async def test_an_append_is_acknowledged_with_its_place(client: Client) -> None:
 
 async def test_a_repeated_append_appends_nothing(client: Client) -> None:
     session = await a_chat(client)
-    first = await session.add_messages([user("1"), user("2")], idempotency_key="k")
-    again = await session.add_messages([user("1"), user("2")], idempotency_key="k")
+    first = await session.add_messages([Message.user("1"), Message.user("2")], idempotency_key="k")
+    again = await session.add_messages([Message.user("1"), Message.user("2")], idempotency_key="k")
     assert [entry.id for entry in first] == [entry.id for entry in again]
     assert [entry.duplicate for entry in again] == [True, True]
     assert await texts(session) == ["1", "2"]
@@ -191,21 +187,21 @@ async def test_a_repeated_append_appends_nothing(client: Client) -> None:
 
 async def test_an_append_can_demand_the_leaf_that_it_answers(client: Client) -> None:
     session = await a_chat(client)
-    first = await session.add_message(user("1"), if_leaf="")
-    await session.add_message(user("2"), if_leaf=first.id, if_sequence=first.sequence)
+    first = await session.add_message(Message.user("1"), if_leaf="")
+    await session.add_message(Message.user("2"), if_leaf=first.id, if_sequence=first.sequence)
     with pytest.raises(LeafMoved):
-        await session.add_message(user("late"), if_leaf=first.id)
+        await session.add_message(Message.user("late"), if_leaf=first.id)
     with pytest.raises(LeafMoved):
-        await session.add_message(user("late"), if_sequence=first.sequence)
+        await session.add_message(Message.user("late"), if_sequence=first.sequence)
     with pytest.raises(LeafMoved):
-        await session.save_turn([user("late")], if_leaf="")
+        await session.save_turn([Message.user("late")], if_leaf="")
     assert await texts(session) == ["1", "2"]
 
 
 async def test_a_repeated_append_is_the_same_one_though_the_leaf_has_moved_by_it(client: Client) -> None:
     session = await a_chat(client)
-    first = await session.add_message(user("1"), if_leaf="", idempotency_key="k")
-    again = await session.add_message(user("1"), if_leaf="", idempotency_key="k")
+    first = await session.add_message(Message.user("1"), if_leaf="", idempotency_key="k")
+    again = await session.add_message(Message.user("1"), if_leaf="", idempotency_key="k")
     assert (again.id, again.duplicate) == (first.id, True)
 
 
@@ -216,7 +212,7 @@ async def test_of_many_who_demand_the_same_leaf_one_appends(client: Client) -> N
 
     async def try_it(number: int) -> None:
         with suppress(LeafMoved):
-            won.append((await session.add_message(user(str(number)), if_leaf=leaf)).id)
+            won.append((await session.add_message(Message.user(str(number)), if_leaf=leaf)).id)
 
     async with anyio.create_task_group() as tasks:
         for number in range(10):
@@ -229,7 +225,7 @@ async def test_a_repeated_turn_is_saved_once(client: Client) -> None:
     session = await a_chat(client)
     call = ToolCall("c1", "grep", "{}")
     turn = [
-        user("find"),
+        Message.user("find"),
         Message.assistant("", (call,)),
         Message.tool_result(call, "3 hits"),
         Message.assistant("found"),
@@ -264,7 +260,7 @@ async def test_a_repeated_unit_is_the_same_one_however_many_came_since(client: C
     session = await a_chat(client, "start")
     unit = [NewCustom(custom_type="state", data={"n": 1}), NewCustom(custom_type="state", data={"n": 2})]
     first = await session.append(unit, idempotency_key="u", if_sequence=1)
-    await session.add_messages([user(str(number)) for number in range(300)])
+    await session.add_messages([Message.user(str(number)) for number in range(300)])
     again = await session.append(unit, idempotency_key="u", if_sequence=1)
     assert [entry.id for entry in again.entries] == [entry.id for entry in first.entries]
     assert all(entry.duplicate for entry in again.entries)
@@ -277,7 +273,7 @@ async def test_a_repeated_unit_is_the_same_one_however_many_came_since(client: C
 @pytest.mark.parametrize("session_settings", [SessionSettings(store="none:")])
 async def test_without_a_transcript_a_custom_entry_is_refused_however_it_comes(client: Client) -> None:
     session = await a_chat(client, "x")
-    said = NewMessage(message=message_to_dict(user("y")))
+    said = NewMessage(message=message_to_dict(Message.user("y")))
     state = NewCustom(custom_type="state", data={"n": 1})
     for attempt in (session.append([said, state]), session.tree.append_custom_entry("state", {"n": 1})):
         with pytest.raises(SessionsError, match="cannot keep a custom entry: the store `none:`"):
@@ -289,7 +285,7 @@ async def test_without_a_transcript_a_custom_entry_is_refused_however_it_comes(c
 
 async def test_the_history_is_paged_beyond_the_window_in_both_directions(client: Client) -> None:
     session = await a_chat(client)
-    await session.add_messages([user(str(number)) for number in range(70)])
+    await session.add_messages([Message.user(str(number)) for number in range(70)])
     newest = await session.history(limit=30)
     assert [shown.message.text for shown in newest.messages] == [str(n) for n in range(40, 70)]
     assert (newest.earlier, newest.later) == (True, False)
@@ -333,7 +329,7 @@ async def test_the_transcript_is_read_forwards_and_backwards(client: Client) -> 
 
 async def test_a_branch_is_walked_back_as_far_as_it_is_asked(client: Client) -> None:
     session = await a_chat(client)
-    entries = await session.add_messages([user(str(number)) for number in range(25)])
+    entries = await session.add_messages([Message.user(str(number)) for number in range(25)])
     walked = [entry.id async for entry in session.tree.walk(page=10)]
     assert walked == [entry.id for entry in reversed(entries)]
     assert [entry.id for entry in await session.tree.get_branch(limit=3)] == [entry.id for entry in entries[-3:]]
@@ -355,7 +351,7 @@ async def test_the_tree_is_branched_labelled_and_told(client: Client) -> None:
     session = await a_chat(client, "root", "left")
     first = (await session.history()).messages[0].id
     await session.tree.set_label(first, "start")
-    await session.tree.branch(first, then=[user("right")])
+    await session.tree.branch(first, then=[Message.user("right")])
     assert await texts(session) == ["root", "right"]
     await session.tree.branch_with_summary(first, "we went right")
     (tree,) = await session.tree.get_tree()
@@ -368,7 +364,7 @@ async def test_the_tree_is_branched_labelled_and_told(client: Client) -> None:
 
 async def test_the_tree_of_a_session_with_an_agent_and_of_its_fork_has_one_root(client: Client) -> None:
     session = await client.get_or_create("telegram", 7, agent_id="bot")
-    entry = await session.add_message(user("hello"))
+    entry = await session.add_message(Message.user("hello"))
     for one in (session, await session.fork()):
         transcript = await one.tree.get_transcript()
         assert [root.id for root in transcript.roots] == [leaf.id for leaf in transcript.leaves] == [entry.id]

@@ -24,13 +24,10 @@ from miniclaw_sessions.core.protocol.messages import message_from_dict
 from miniclaw_sessions.errors import ConfigError, StoreCorrupt
 from miniclaw_sessions.service.gateway.daemon import status_of
 from miniclaw_sessions.service.gateway.exit_status import ExitStatus
+from tests.service.gateway.bodies import user
 from tests.service.gateway.daemons import PATIENCE_S, Daemon, Here, Process
 
 pytestmark = pytest.mark.anyio
-
-
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
 
 
 async def texts(client: httpx2.AsyncClient, session_id: str) -> list[str]:

@@ -12,14 +12,11 @@ from miniclaw_sessions.config import ListenSettings, SessionSettings
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.service.api.table import OPERATIONS
 from miniclaw_sessions.service.gateway.binding import MAX_UPLOADS
+from tests.service.gateway.bodies import user
 
 pytestmark = pytest.mark.anyio
 
 ONE = "/v1/sessions/a_1"
-
-
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
 
 
 def filled(path: str) -> str:

@@ -19,12 +19,9 @@ from miniclaw_sessions.core.protocol.encoding import decode_entry
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.errors import StoreCorrupt, StoreFull, StoreUnavailable
+from tests.service.gateway.bodies import user
 
 pytestmark = pytest.mark.anyio
-
-
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
 
 
 # --- the service -----------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from miniclaw_sessions.service.api.openai.shapes import EVENTS, CreateResponse
 from miniclaw_sessions.service.api.openai.stored_responses import RESPONSE, response_id
 from miniclaw_sessions.testing.clock import FakeClock
 from tests.service.gateway.conftest import Served
+from tests.texts import texts_of
 
 pytestmark = pytest.mark.anyio
 
@@ -136,10 +137,6 @@ async def until(is_so: Callable[[], bool]) -> None:
             await anyio.sleep(0.001)
 
 
-def texts(context: Sequence[Message]) -> list[str]:
-    return [message.text for message in context]
-
-
 # --- answering -------------------------------------------------------------------------------------------------------
 
 
@@ -169,9 +166,9 @@ async def test_a_previous_response_is_gone_on_from_wherever_it_stands(client: As
     right = await client.responses.create(input="three", previous_response_id=first.id)
     again = await client.responses.create(input="four", previous_response_id=left.id)
     answer = "I see: Be kind. | one"
-    assert texts(provider.asked[1]) == ["Be kind.", "one", answer, "two"]
-    assert texts(provider.asked[2]) == ["Be kind.", "one", answer, "three"]
-    assert texts(provider.asked[3]) == ["Be kind.", "one", answer, "two", left.output_text, "four"]
+    assert texts_of(provider.asked[1]) == ["Be kind.", "one", answer, "two"]
+    assert texts_of(provider.asked[2]) == ["Be kind.", "one", answer, "three"]
+    assert texts_of(provider.asked[3]) == ["Be kind.", "one", answer, "two", left.output_text, "four"]
     assert (again.previous_response_id, right.previous_response_id) == (left.id, first.id)
     for response in (first, left, right, again):
         assert await client.responses.retrieve(response.id) == response
@@ -200,8 +197,8 @@ async def test_instructions_are_of_one_request_and_no_message(
 ) -> None:
     first = await client.responses.create(input="one", instructions="Be short.")
     await client.responses.create(input="two", previous_response_id=first.id)
-    assert texts(provider.asked[0])[0] == "Be short."
-    assert texts(provider.asked[1])[0] == "Be kind."
+    assert texts_of(provider.asked[0])[0] == "Be short."
+    assert texts_of(provider.asked[1])[0] == "Be kind."
     session = await served.manager.find(first.id.split("_", 2)[2])
     assert not any("Be short." in message.text and not message.is_assistant for message in session.messages())
     assert (await client.responses.retrieve(first.id)).instructions == "Be short."
@@ -283,7 +280,7 @@ async def test_a_whole_conversation_can_be_the_input(client: AsyncOpenAI, provid
         {"role": "user", "content": "thanks"},
     ]
     response = await client.responses.create(input=given)
-    assert texts(provider.asked[0]) == ["Be kind.", "Be exact.", "weather?", "", "rain", "It rains.", "thanks"]
+    assert texts_of(provider.asked[0]) == ["Be kind.", "Be exact.", "weather?", "", "rain", "It rains.", "thanks"]
     items = [item async for item in client.responses.input_items.list(response.id, order="asc", limit=4)]
     kinds = ["message", "message", "function_call", "function_call_output", "message", "message"]
     assert [item.type for item in items] == kinds

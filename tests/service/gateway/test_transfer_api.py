@@ -21,6 +21,7 @@ from miniclaw_sessions.service.api.transfer import file_name
 from miniclaw_sessions.service.gateway.binding import MAX_UPLOADS
 from tests.files.transfer.test_importing import GARBAGE
 from tests.sampled import sampled
+from tests.service.gateway.bodies import check_refusal
 
 FORMATS = all_formats()
 READABLE = [form for form in FORMATS if form.is_read]
@@ -71,12 +72,6 @@ async def check_nothing_is_left(served: Any) -> None:
     check = (await served.unix.post("/v1/check")).json()
     assert (check["sound"], check["problems"]) == (True, [])
     assert await served.is_alive()
-
-
-def check_refusal(reply: Any, status: int, kind: str, param: str | None = None) -> None:
-    assert (reply.status_code, reply.json()["error"]["type"]) == (status, kind), reply.text
-    assert reply.json()["error"]["param"] == param
-    assert reply.json()["error"]["message"]
 
 
 # --- in --------------------------------------------------------------------------------------------------------------

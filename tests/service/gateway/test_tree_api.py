@@ -23,14 +23,11 @@ from miniclaw_sessions.errors import StoreUnavailable
 from miniclaw_sessions.service.api.context import LARGE_REPLIES
 from miniclaw_sessions.service.api.tree import MAX_BRANCH
 from miniclaw_sessions.testing.provider import ScriptedProvider
+from tests.service.gateway.bodies import check_refusal, user
 
 pytestmark = pytest.mark.anyio
 
 ONE = "/v1/sessions/a_1"
-
-
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
 
 
 def assistant(text: str) -> dict[str, Any]:
@@ -77,12 +74,6 @@ async def said(served: Any, path: str = ONE) -> list[str]:
     """What a model is told at the leaf."""
     reply = await served.unix.get(f"{path}/context")
     return [message["content"] for message in reply.json()["messages"]]
-
-
-def check_refusal(reply: Any, status: int, kind: str, param: str | None = None) -> None:
-    assert (reply.status_code, reply.json()["error"]["type"]) == (status, kind), reply.text
-    assert reply.json()["error"]["param"] == param
-    assert reply.json()["error"]["message"]
 
 
 # --- looking ---------------------------------------------------------------------------------------------------------

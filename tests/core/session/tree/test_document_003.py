@@ -6,7 +6,6 @@ replicates, are in `test_pi`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -25,27 +24,13 @@ from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import EntryNotFound, ImportRefused, SessionNotFound, UnsafeCompaction
 from miniclaw_sessions.files.transfer.importing import fork_from
 from miniclaw_sessions.testing import FakeClock
-from tests.core.session.bench import Bench, say, texts_of, told_by
+from tests.core.session.bench import Bench, path_of, say, told_by
 from tests.core.session.samples import COMPLEX, SIMPLE
+from tests.texts import texts_of
 
 pytestmark = pytest.mark.anyio
 
 NOW = FakeClock().now()
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Bench:
-    return Bench(tmp_path / "workspace", request.param)
-
-
-@pytest.fixture
-async def session(bench: Bench) -> AsyncIterator[Session]:
-    async with bench.opened() as session:
-        yield session
-
-
-async def path_of(session: Session) -> list[str]:
-    return [entry.id for entry in await session.tree.get_branch()]
 
 
 # --- section 12: the files -------------------------------------------------------------------------------------------

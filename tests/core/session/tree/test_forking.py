@@ -30,21 +30,12 @@ from miniclaw_sessions.errors import (
     StoreUnavailable,
 )
 from miniclaw_sessions.files.formats.outline import outline
-from tests.core.session.bench import Bench, say, texts_of, told_by
+from tests.core.session.bench import Bench, say, told_by
+from tests.texts import texts_of
 
 pytestmark = pytest.mark.anyio
 
 FORK = SessionKey("telegram", "fork")
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Bench:
-    return Bench(tmp_path / "workspace", request.param)
-
-
-@pytest.fixture
-def faulty(tmp_path: Path) -> Bench:
-    return Bench(tmp_path / "workspace", "memory")
 
 
 @pytest.fixture
@@ -511,7 +502,7 @@ async def test_a_crash_in_the_middle_leaves_nothing(faulty: Bench, tmp_path: Pat
 def test_kill_9_in_the_middle_leaves_whole_forks_only(tmp_path: Path) -> None:
     messages = 3 * BATCH_ENTRIES
     command = [sys.executable, "-m", "tests.core.session.fork_and_die", str(tmp_path / "workspace"), str(messages)]
-    forker = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3], env={**os.environ})
+    forker = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[4], env={**os.environ})
     assert forker.stdout is not None
     for number, _ in enumerate(forker.stdout):
         if number == 2:

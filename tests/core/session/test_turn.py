@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
@@ -26,28 +25,14 @@ from miniclaw_sessions.errors import (
     UnsavedLimit,
 )
 from miniclaw_sessions.testing import FakeClock
-from tests.core.session.bench import Bench, texts_of
+from tests.core.session.bench import Bench
+from tests.texts import texts
 from tests.two_tasks import in_two_tasks
 
 pytestmark = pytest.mark.anyio
 
 CALL, OTHER = ToolCall("call-1", "search", "{}"), ToolCall("call-2", "fetch", "{}")
 ASK = Message.user("ask")
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
-
-
-@pytest.fixture
-async def session(bench: Bench) -> AsyncIterator[Session]:
-    async with bench.opened() as session:
-        yield session
-
-
-def texts(session: Session) -> list[str]:
-    return texts_of(session.messages())
 
 
 async def committed(bench: Bench) -> list[int]:

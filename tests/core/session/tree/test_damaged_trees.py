@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -17,14 +16,10 @@ from miniclaw_sessions.errors import (
     InvalidMessage,
 )
 from miniclaw_sessions.testing import FakeClock
-from tests.core.session.bench import Bench, say, texts_of, told_by
+from tests.core.session.bench import Bench, say, told_by
+from tests.texts import texts_of
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Bench:
-    return Bench(tmp_path / "workspace", request.param)
 
 
 class Damaged:

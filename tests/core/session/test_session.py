@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -22,24 +21,10 @@ from miniclaw_sessions.core.protocol.entries import Custom, LeafMove, MessageEnt
 from miniclaw_sessions.core.protocol.messages import Message, Role, TextPart, ToolCall
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import InvalidMessage, SessionDeleted, StoreFull, StoreUnavailable, UnsavedLimit
-from tests.core.session.bench import Bench, texts_of
+from tests.core.session.bench import Bench
+from tests.texts import texts
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
-
-
-@pytest.fixture
-async def session(bench: Bench) -> AsyncIterator[Session]:
-    async with bench.opened() as session:
-        yield session
-
-
-def texts(session: Session) -> list[str]:
-    return texts_of(session.messages())
 
 
 async def logged(bench: Bench) -> list[tuple[int, bytes]]:

@@ -21,19 +21,10 @@ from miniclaw_sessions.errors import (
     TurnInProgress,
     UnsafeCompaction,
 )
-from tests.core.session.bench import Bench, say, texts_of, told_by
+from tests.core.session.bench import Bench, say, told_by
+from tests.texts import texts_of
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Bench:
-    return Bench(tmp_path / "workspace", request.param)
-
-
-@pytest.fixture
-def faulty(tmp_path: Path) -> Bench:
-    return Bench(tmp_path / "workspace", "memory")
 
 
 @pytest.fixture
