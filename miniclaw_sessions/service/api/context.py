@@ -192,7 +192,7 @@ class Context:
         self.series = Series()
         self.large_replies = anyio.Semaphore(LARGE_REPLIES)
         self.readings = anyio.Semaphore(READINGS)
-        self._workspace: list[str] = []  # once it was looked up
+        self._workspace: list[str] = []  # once it was looked up; one list for all requests
         self._deletions: OrderedDict[tuple[Caller, str, str], None] = OrderedDict()
 
     # --- who asks ----------------------------------------------------------------------------------------------------
@@ -220,19 +220,17 @@ class Context:
 
         A directory goes by what its lock file is (`disk.lock_identity`), a database by its server and name.
         """
-        if not self._workspace:
-            self._workspace.append(await self._look_up_workspace())
-        return self._workspace[0]
-
-    async def _look_up_workspace(self) -> str:
-        if self.whole.workspace is None:
+        where = self.whole.workspace
+        if where is None:
             return self.whole.store.place.identity
-        from miniclaw_sessions.disk import lock_identity  # noqa: PLC0415 - a client has these shapes, and no disk
+        if not self._workspace:
+            from miniclaw_sessions.disk import lock_identity  # noqa: PLC0415 - a client has these shapes, and no disk
 
-        try:
-            return await to_thread.run_sync(lock_identity, self.whole.workspace)
-        except OSError:
-            return ""
+            try:
+                self._workspace.append(await to_thread.run_sync(lock_identity, where))
+            except OSError:
+                self._workspace.append("")
+        return self._workspace[0]
 
     async def find(self, session_id: str) -> Session:
         """The session with this id; does not renew its time to live.

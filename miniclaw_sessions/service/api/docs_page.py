@@ -9,7 +9,6 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable
 from html import escape
 from shlex import quote
 from typing import Any
@@ -51,11 +50,19 @@ _FIRST_ERROR = 400
 
 def docs_page(document: dict[str, Any]) -> str:
     """The page of an OpenAPI document."""
-    rooms = [(tag, _operations(document, tag["name"])) for tag in document["tags"]]
+    operations = [
+        (path, method, methods[method])
+        for path, methods in document["paths"].items()
+        for method in _METHODS
+        if method in methods
+    ]
+    rooms = [(tag, [one for one in operations if tag["name"] in one[2]["tags"]]) for tag in document["tags"]]
     info = document["info"]
-    contents = "".join(
-        f"<strong>{escape(tag['name'])}</strong><ul>{''.join(map(_link, found))}</ul>" for tag, found in rooms
-    )
+    contents = ""
+    for tag, found in rooms:
+        names = [escape(one["operationId"]) for _, _, one in found]
+        links = "".join(f'<li><a href="#{name}">{name}</a></li>' for name in names)
+        contents += f"<strong>{escape(tag['name'])}</strong><ul>{links}</ul>"
     sections = "".join(
         f'<section><h2 id="room-{escape(tag["name"])}">{escape(tag["name"].capitalize())}</h2>'
         f"<p>{_marked(tag['description'])}</p>{''.join(_article(*one) for one in found)}</section>"
@@ -82,20 +89,6 @@ _INTRODUCTION = (
     "a click on a command selects all of it. <code>$TOKEN</code> is a token of the daemon, <code>$URL</code> its "
     "address; on the Unix socket say <code>--unix-socket PATH</code>, and no token."
 )
-
-
-def _operations(document: dict[str, Any], room: str) -> list[tuple[str, str, dict[str, Any]]]:
-    return [
-        (path, method, methods[method])
-        for path, methods in document["paths"].items()
-        for method in _METHODS
-        if method in methods and room in methods[method]["tags"]
-    ]
-
-
-def _link(one: tuple[str, str, dict[str, Any]]) -> str:
-    name = escape(one[2]["operationId"])
-    return f'<li><a href="#{name}">{name}</a></li>'
 
 
 def _article(path: str, method: str, one: dict[str, Any]) -> str:
@@ -203,12 +196,9 @@ def _type(schema: dict[str, Any]) -> str:
         return f"array of {_type(schema.get('items', {}))}"
     if "enum" in schema or "const" in schema:
         return " or ".join(f"<code>{escape(str(one))}</code>" for one in schema.get("enum", [schema.get("const")]))
-    return escape(" ".join([words, *_limits(schema)]))
-
-
-def _limits(schema: dict[str, Any]) -> Iterable[str]:
     names = {"format": "", "minimum": "from ", "maximum": "to ", "maxLength": "of at most ", "default": "= "}
-    return (f"{word}{schema[name]}" for name, word in names.items() if schema.get(name) is not None)
+    limits = [f"{word}{schema[name]}" for name, word in names.items() if schema.get(name) is not None]
+    return escape(" ".join([words, *limits]))
 
 
 def _ref(schema: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ UNREACHABLE = 503
 _LATER = (503, 507)
 _SOON_OVER = (errors.Busy, errors.MessageUnderWay, errors.TurnTaken)
 _DAMAGED = (
-    "the message store is damaged there: restart the daemon, which makes it anew from what can be read, and try again; "
+    "the message store is damaged there: restart the daemon, which rebuilds it from what can be read, and try again; "
     "the daemon's log has the details"
 )
 _NOT_NOW = (
@@ -165,22 +165,17 @@ def as_request_error(error: Exception) -> RequestError | None:
     if isinstance(error, TimeoutError):
         retry = {"Retry-After": str(RETRY_AFTER_S)}
         return RequestError(503, "timeout", "the request took too long; it may still be completed", headers=retry)
-    for kind in type(error).__mro__:
-        if kind in STATUS:
-            status, sentence = STATUS[kind]
-            retry = {} if (wait_s := _wait_of(error, status)) is None else {"Retry-After": str(math.ceil(wait_s))}
-            details = {name: getattr(error, name) for name in _DETAILS if getattr(error, name, None) is not None}
-            return RequestError(
-                status, snake_case(type(error).__name__), sentence or str(error), headers=retry, details=details
-            )
-    return None
-
-
-def _wait_of(error: Exception, status: int) -> float | None:
-    """The seconds to wait before a retry; None where unknown. A model's service sets its own."""
+    known = next((kind for kind in type(error).__mro__ if kind in STATUS), None)
+    if known is None:
+        return None
+    status, sentence = STATUS[known]
+    wait_s: float | None = RETRY_AFTER_S if status in _LATER or isinstance(error, _SOON_OVER) else None
     if isinstance(error, errors.ModelError):
-        return error.retry_after_s
-    return RETRY_AFTER_S if status in _LATER or isinstance(error, _SOON_OVER) else None
+        wait_s = error.retry_after_s  # the model's service sets its own
+    retry = {} if wait_s is None else {"Retry-After": str(math.ceil(wait_s))}
+    details = {name: getattr(error, name) for name in _DETAILS if getattr(error, name, None) is not None}
+    kind = snake_case(type(error).__name__)
+    return RequestError(status, kind, sentence or str(error), headers=retry, details=details)
 
 
 @functools.cache
@@ -201,17 +196,12 @@ _DETAILS = ("session_id", "entry_id", "candidates", "provider_message", "upstrea
 
 def as_reply(error: Exception) -> RequestError:
     """The reply to any error; what the daemon's operator must see to, and not the client, is logged too."""
-    refused = as_request_error(error)
-    if refused is None:
-        return _unexpected(error)
-    is_to_be_seen_to = refused.status in (OUR_FAULT, MODELS_FAULT) or isinstance(error, errors.ModelError)
-    if is_to_be_seen_to and not isinstance(error, RequestError):
-        log.error("a request failed", action="http.failed", error_type=type(error).__name__, error=str(error))
-    return refused
-
-
-def _unexpected(error: Exception) -> RequestError:
-    """Log where it happened, without the text, which may be a message's; reply with an id that finds the line."""
+    if (refused := as_request_error(error)) is not None:
+        is_ours = refused.status in (OUR_FAULT, MODELS_FAULT) or isinstance(error, errors.ModelError)
+        if is_ours and not isinstance(error, RequestError):
+            log.error("a request failed", action="http.failed", error_type=type(error).__name__, error=str(error))
+        return refused
+    # Logged is where it happened, without the text, which may be a message's; the reply's id finds the line.
     import uuid_utils  # noqa: PLC0415 - a client loads this module too
 
     error_id = str(uuid_utils.uuid7())

@@ -25,7 +25,7 @@ from miniclaw_sessions.core.protocol.entries import (
     ThinkingLevelChange,
     moves_leaf,
 )
-from miniclaw_sessions.core.protocol.messages import Message, Usage, message_from_dict, message_of
+from miniclaw_sessions.core.protocol.messages import Message, message_from_dict, message_of
 from miniclaw_sessions.errors import InvalidMessage, StoreCorrupt
 from miniclaw_sessions.service.api.error_table import invalid
 from miniclaw_sessions.service.api.operation import (
@@ -83,7 +83,7 @@ class ShowMessages(msgspec.Struct, frozen=True):
     """The newest messages; those of the branch before an entry's sequence; or those after one.
 
     Attributes:
-        limit: at most so many.
+        limit: at most this many.
         before: the newest ones before this sequence number, of the branch that the entry there is on.
         after: the oldest ones of the current branch after this sequence number; 0 begins at its root.
     """
@@ -115,13 +115,27 @@ async def show_messages(context: Context, request: ShowMessages) -> Stream:
 
 
 async def _page(session: Session, request: ShowMessages) -> tuple[dict[str, Any], Iterable[bytes]]:
+    """The newest messages before a place, of the branch there; or the oldest of the current branch after one."""
+    limit, after = request.limit, request.after or 0
+    found: deque[MessageEntry] = deque(maxlen=limit + 1)  # newest first
     if request.before is not None:
-        found, more = await _messages_before(session, request.before, request.limit)
-        about = {"earlier": more, "later": True}
+        before = min(request.before, session.journal.final_sequence + 1)
+        async for entry in walk_back(session, before):
+            if isinstance(entry, MessageEntry) and entry.sequence < before:
+                found.append(entry)
+                if len(found) > limit:
+                    break
+        page = list(found)[:limit][::-1]
+        about = {"earlier": len(found) > limit, "later": True}
     else:
-        found, more = await _messages_after(session, request.after or 0, request.limit)
-        about = {"earlier": bool(request.after), "later": more}
-    return about, (msgspec.json.encode(entry_document(entry)) for entry in found)
+        async for entry in session.tree.walk():
+            if entry.sequence <= after:
+                break
+            if isinstance(entry, MessageEntry) and entry.sequence <= session.journal.final_sequence:
+                found.append(entry)
+        page = list(found)[::-1][:limit]
+        about = {"earlier": after > 0, "later": len(found) > limit}
+    return about, (msgspec.json.encode(entry_document(entry)) for entry in page)
 
 
 def _document(shown: Message | Kept) -> dict[str, Any]:
@@ -135,30 +149,6 @@ def entry_document(entry: MessageEntry) -> dict[str, Any]:
     return {**message_document(entry.message), "id": entry.id, "sequence": entry.sequence}
 
 
-async def _messages_before(session: Session, before: int, limit: int) -> tuple[list[MessageEntry], bool]:
-    """The newest messages of a branch before the entry at this place, and whether there are earlier ones."""
-    found: list[MessageEntry] = []
-    before = min(before, session.journal.final_sequence + 1)
-    async for entry in walk_back(session, before):
-        if isinstance(entry, MessageEntry) and entry.sequence < before:
-            found.append(entry)
-            if len(found) > limit:
-                break
-    return found[:limit][::-1], len(found) > limit
-
-
-async def _messages_after(session: Session, after: int, limit: int) -> tuple[list[MessageEntry], bool]:
-    """The oldest messages of the current branch after a place, and whether there are later ones."""
-    found: deque[MessageEntry] = deque(maxlen=limit + 1)
-    async for entry in session.tree.walk():
-        if entry.sequence <= after:
-            break
-        if isinstance(entry, MessageEntry) and entry.sequence <= session.journal.final_sequence:
-            found.append(entry)
-    oldest_first = list(found)[::-1]
-    return oldest_first[:limit], len(oldest_first) > limit
-
-
 async def walk_back(session: Session, place: int, entry_id: str | None = None) -> AsyncIterator[Entry]:
     """The entries of the branch that ends at a place, newest first; where nothing is there, of the one of an entry."""
     found = await session.tree.read_at([place])
@@ -170,7 +160,7 @@ class ShowEntries(msgspec.Struct, frozen=True):
     """A page of the transcript: after a sequence, or the newest ones before one.
 
     Attributes:
-        limit: at most so many.
+        limit: at most this many.
         after: those behind this sequence number; by default from the first on.
         before: the newest ones before this sequence number; one beyond the end begins there.
     """
@@ -281,7 +271,12 @@ async def add_messages(context: Context, request: AddMessages) -> AppendedReply:
     entries = unit.add_messages(messages, idempotency_keys=keys)
     await unit.save(**request.of(session))
     leaf_id, etag = _end_of(session, unit.made)
-    return AppendedReply(entries=_appended(unit, map(unit.as_stored, entries)), leaf_id=leaf_id, etag=etag)
+    new = {entry.id for entry in unit.made}
+    appended = []
+    for entry in map(unit.as_stored, entries):
+        appended.append(AppendedEntry(id=entry.id, sequence=entry.sequence, duplicate=entry.id not in new))
+        new.discard(entry.id)  # two messages of one key are one entry: the second one is a duplicate
+    return AppendedReply(entries=appended, leaf_id=leaf_id, etag=etag)
 
 
 async def _wanted(context: Context, request: Expected) -> Session:
@@ -289,15 +284,6 @@ async def _wanted(context: Context, request: Expected) -> Session:
     if request.if_match is not None:
         return await context.find(request.session_id)
     return await context.find_or_create(request.session_id)
-
-
-def _appended(unit: Unit, entries: Iterable[Entry]) -> list[AppendedEntry]:
-    new = {entry.id for entry in unit.made}
-    reply = []
-    for entry in entries:
-        reply.append(AppendedEntry(id=entry.id, sequence=entry.sequence, duplicate=entry.id not in new))
-        new.discard(entry.id)
-    return reply
 
 
 def _end_of(session: Session, made: Sequence[Entry]) -> tuple[str | None, str]:
@@ -316,21 +302,18 @@ class SaveTurnRequest(Expected, frozen=True, kw_only=True):
 
 @operation("POST", f"{ONE}/turns", SaveTurnRequest, TurnReply, status=201)
 async def save_turn(context: Context, request: SaveTurnRequest) -> TurnReply:
-    """Append what was said in one turn, all of it or nothing; the session is made if there is none."""
-    messages, usage = _turn(request.body)
+    """Append what was said in one turn, all of it or nothing; a missing session is made."""
+    body = request.body
+    incoming = [_incoming_message(message, None) for message in body.messages]
+    if any(key is not None for _, key in incoming):
+        raise invalid("the messages of a turn have no idempotency keys; the turn has one", param="messages")
+    messages = [message for message, _ in incoming]
+    usage = None if body.usage is None else message_from_dict({"role": "assistant", "usage": body.usage}).usage
     key = checked_idempotency_key(request.idempotency_key)
     session = await _wanted(context, request)
     entries = await session.save_turn(messages, usage, idempotency_key=key, **request.of(session))
     leaf_id, etag = _end_of(session, entries)
     return TurnReply(entries=len(messages), leaf_id=leaf_id, duplicate=not entries, etag=etag)
-
-
-def _turn(body: SaveTurn) -> tuple[list[Message], Usage | None]:
-    incoming = [_incoming_message(message, None) for message in body.messages]
-    if any(key is not None for _, key in incoming):
-        raise invalid("the messages of a turn have no idempotency keys; the turn has one", param="messages")
-    usage = None if body.usage is None else message_from_dict({"role": "assistant", "usage": body.usage}).usage
-    return [message for message, _ in incoming], usage
 
 
 class AppendEntries(Expected, frozen=True, kw_only=True):

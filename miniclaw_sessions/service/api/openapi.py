@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import Any, get_args, get_type_hints
@@ -81,7 +82,7 @@ def openapi_document(operations: Iterable[Operation[Any, Any]], version: str) ->
     paths: dict[str, dict[str, Any]] = {}
     for one in operations:
         paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, schemas)
-    rooms = {one.room: _summary(_docstring_of_room(one)) for one in operations}
+    rooms = {one.room: _summary(sys.modules[one.handler.__module__].__doc__ or "") for one in operations}
     return {
         "openapi": OPENAPI,
         "info": {"title": "miniclaw-sessions", "version": version, "description": _ABOUT, "license": _LICENSE},
@@ -151,8 +152,9 @@ def _parameters(one: Operation[Any, Any], schemas: Schemas, examples: list[dict[
             "schema": schema,
             "description": fields.get(field) or _PATHS.get(field) or _HEADERS.get(field, ""),
         }
-        if (example := _parameter_example(name, place, examples)) is not None:
-            described["example"] = example
+        shown = [example["request"].get(place, {}).get(name) for example in examples]
+        if any(value is not None for value in shown):
+            described["example"] = next(value for value in shown if value is not None)
         found.append(described)
     return found
 
@@ -193,7 +195,11 @@ _STREAMED = 200
 
 
 def _successes(one: Operation[Any, Any], schemas: Schemas, examples: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    statuses = {one.status: _about_reply(one)} if isinstance(one.status, int) else one.statuses
+    statuses = one.statuses
+    if isinstance(one.status, int):
+        is_shape = isinstance(one.reply, type) and issubclass(one.reply, msgspec.Struct)
+        in_words_of = parted(one.reply.__doc__ or "")[0] if is_shape else one.about
+        statuses = {one.status: _summary(in_words_of)}
     found: dict[str, dict[str, Any]] = {}
     for status, about in statuses.items():
         shown = [example for example in examples if example["status"] == status and "reply" in example]
@@ -206,12 +212,6 @@ def _successes(one: Operation[Any, Any], schemas: Schemas, examples: list[dict[s
     if _is_tagged(one) and one.method == "GET":
         found["304"] = {"description": "The client has it already, and said so with If-None-Match."}
     return found
-
-
-def _about_reply(one: Operation[Any, Any]) -> str:
-    """What a reply is, in the words of its shape."""
-    is_shape = isinstance(one.reply, type) and issubclass(one.reply, msgspec.Struct)
-    return _summary(parted(one.reply.__doc__ or "")[0]) if is_shape else _summary(one.about)
 
 
 _ETAG = "Changes when the thing does; for If-Match and If-None-Match."
@@ -308,12 +308,8 @@ def errors_of(one: Operation[Any, Any]) -> set[tuple[int, str]]:
     if not one.openai:
         return found
     at_the_door = {pair for pair in found if pair[1] in _AT_THE_DOOR}  # before it is known what is asked for
-    return at_the_door | {_in_openai_form(*pair) for pair in found}
-
-
-def _in_openai_form(status: int, kind: str) -> tuple[int, str]:
-    error = in_openai_form(RequestError(status, kind, kind))
-    return error.status, error.kind
+    as_openai = [in_openai_form(RequestError(status, kind, kind)) for status, kind in found]
+    return at_the_door | {(error.status, error.kind) for error in as_openai}
 
 
 # --- shapes ----------------------------------------------------------------------------------------------------------
@@ -340,27 +336,21 @@ class Schemas:
 
     def components(self) -> dict[str, Any]:
         """Those that have names."""
-        own = {
-            name: self._shape(name, schema)
-            for name, schema in self._components.items()
-            if name not in (OtherPart.__name__, OtherEntry.__name__)
-        }
+        own = {name: self._shape(name, schema) for name, schema in self._components.items() if name not in _INTERNAL}
         return dict(sorted({**own, "Entry": self.of(Entry), "NewEntry": self.of(NewEntry), **_BY_HAND}.items()))
 
     def _shape(self, name: str, schema: dict[str, Any]) -> dict[str, Any]:
+        """A schema with its descriptions; `required` of a reply: all fields but those that may have no value."""
         kind = self._classes.get(name)
         about, fields = parted(schema.get("description", "") if kind is None else kind.__doc__ or "")
-        shape = _mended(schema) | ({"description": about} if about else {})
-        for field, one in shape.get("properties", {}).items():
+        shape: dict[str, Any] = _mended(schema) | ({"description": about} if about else {})
+        properties = shape.get("properties", {})
+        for field, one in properties.items():
             one.update({"description": fields[field]} if field in fields else {})
-        return shape if kind is None else self._as_written(kind, shape)
-
-    def _as_written(self, kind: type[msgspec.Struct], shape: dict[str, Any]) -> dict[str, Any]:
-        """A schema that says which fields are always there: in a reply all but those without a value."""
-        properties, config = shape.get("properties", {}), kind.__struct_config__
-        if kind in self._taken and not config.omit_defaults:
+        omits_defaults = kind is not None and kind.__struct_config__.omit_defaults
+        if kind is None or (kind in self._taken and not omits_defaults):
             return shape
-        if not config.omit_defaults:
+        if not omits_defaults:
             always = {*shape.get("required", ()), *(field for field in properties if "default" in properties[field])}
             shape["required"] = _FOR_SOME.get(kind.__name__) or [field for field in properties if field in always]
         if issubclass(kind, Value):  # which keeps unknown fields
@@ -388,7 +378,8 @@ def _structs(kinds: Iterable[Any]) -> set[type[msgspec.Struct]]:
 def _mended(schema: Any) -> Any:
     """A schema without internal names, and with roles that may be others."""
     if isinstance(schema, list):
-        return [_mended(one) for one in schema if not _is_ours(one)]
+        shown = [one for one in schema if not (isinstance(one, dict) and str(one.get("$ref")).endswith(_INTERNAL))]
+        return [_mended(one) for one in shown]
     if not isinstance(schema, dict):
         return schema
     found = {name: _mended(value) for name, value in schema.items() if name not in (EXTRA, OTHER)}
@@ -399,9 +390,8 @@ def _mended(schema: Any) -> Any:
     return found
 
 
-def _is_ours(schema: Any) -> bool:
-    return isinstance(schema, dict) and str(schema.get("$ref")).endswith((OtherPart.__name__, OtherEntry.__name__))
-
+_INTERNAL = (OtherPart.__name__, OtherEntry.__name__)
+"""The shapes of what is kept unread; to a reader they are no shapes."""
 
 _FOR_SOME = {"HealthReply": ["status"]}
 """The fields of a health report that need no token."""
@@ -478,31 +468,18 @@ def parted(docstring: str) -> tuple[str, dict[str, str]]:
     about = re.split(r"\n\n(?:Args|Attributes|Raises|Returns):\n", text)[0]
     section = re.search(r"\n\s*Attributes:\n(.*?)(?:\n\s*\n\s*\w+:\n|\Z)", docstring, re.DOTALL)
     fields: dict[str, str] = {}
-    for names, sentence in _attributes(section[1] if section else ""):
-        fields |= dict.fromkeys(names, sentence)
-    return re.sub(r"(?<!\n)\n(?!\n)", " ", about), fields
-
-
-def _attributes(section: str) -> Iterable[tuple[list[str], str]]:
-    indent = min((len(line) - len(line.lstrip()) for line in section.splitlines() if line.strip()), default=0)
-    for item in re.split(rf"\n {{{indent}}}(?=\w)", "\n" + section):
-        names, colon, sentence = item.strip().partition(": ")
+    lines = section[1] if section else ""
+    indent = min((len(line) - len(line.lstrip()) for line in lines.splitlines() if line.strip()), default=0)
+    for item in re.split(rf"\n {{{indent}}}(?=\w)", "\n" + lines):
+        names, colon, words = item.strip().partition(": ")
         if colon and re.fullmatch(r"\w+(, \w+)*", names):
-            yield names.split(", "), _capital(" ".join(sentence.split()))
+            sentence = " ".join(words.split())
+            fields |= dict.fromkeys(names.split(", "), sentence[:1].upper() + sentence[1:])
+    return re.sub(r"(?<!\n)\n(?!\n)", " ", about), fields
 
 
 def _summary(about: str) -> str:
     return " ".join(about.partition("\n\n")[0].split())
-
-
-def _capital(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]
-
-
-def _docstring_of_room(one: Operation[Any, Any]) -> str:
-    import sys  # noqa: PLC0415 - only for this
-
-    return sys.modules[one.handler.__module__].__doc__ or ""
 
 
 @functools.cache
@@ -515,11 +492,6 @@ def examples_of(name: str) -> list[dict[str, Any]]:
 
 def _slug(example: Mapping[str, Any]) -> str:
     return re.sub(r"\W+", "_", example["about"].lower()).strip("_")
-
-
-def _parameter_example(name: str, place: str, examples: list[dict[str, Any]]) -> Any:
-    values = [example["request"].get(place, {}).get(name) for example in examples]
-    return next((value for value in values if value is not None), None)
 
 
 def _event_example(name: str, one: Operation[Any, Any]) -> Any:

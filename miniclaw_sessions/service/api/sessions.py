@@ -66,7 +66,7 @@ class ListSessions(msgspec.Struct, frozen=True):
         channel: of this channel only.
         prefix: whose ids begin so, in any case.
         part: whose ids have this in them, in any case; `prefix` wins.
-        limit: at most so many.
+        limit: at most this many.
         after: behind the place that the page before calls `next`.
         last_words: have in each row how the newest message of a person or the model begins; and where there is no
             title, how the first one does: `first_words`.
@@ -97,7 +97,7 @@ async def list_sessions(context: Context, request: ListSessions) -> Stream:
 
 
 class Resolve(msgspec.Struct, frozen=True):
-    """What somebody called a session.
+    """A text that means a session.
 
     Attributes:
         name: a session id, or a unique beginning or part of one, or of a title.
@@ -118,7 +118,7 @@ async def resolve(context: Context, request: Resolve) -> ResolvedReply:
         with suppress(SessionNotFound):
             session = await context.find(request.name)
             return ResolvedReply(session_id=session.session_id, title=session.title)
-    rows = await _named(context, request.name) or await _titled(context, request.name)
+    rows = await _named(context, request.name)
     if not rows:
         raise SessionNotFound(request.name)
     if len(rows) > 1:
@@ -127,17 +127,12 @@ async def resolve(context: Context, request: Resolve) -> ResolvedReply:
 
 
 async def _named(context: Context, name: str) -> list[SessionSummary]:
-    """Sessions whose id begins with the text, or contains it; at most one more than the candidates are loaded."""
+    """Sessions whose id begins with the text; else those whose id, else those whose title contains it."""
     for at_beginning in (True, False):
         rows = await context.manager.list(only=_id_part(name, at_beginning=at_beginning), limit=CANDIDATES + 1)
         if rows:
             return rows
-    return []
-
-
-async def _titled(context: Context, part: str) -> list[SessionSummary]:
-    """Those that have the text in their title; all sessions are looked through, a page at a time."""
-    wanted, place, found = part.casefold(), None, list[SessionSummary]()
+    wanted, place, found = name.casefold(), None, list[SessionSummary]()
     while len(found) <= CANDIDATES and (page := await context.manager.list(limit=MAX_PAGE, after=place)):
         found += [row for row in page if wanted in (row.title or "").casefold()]
         place = _parse_place(_place(page[-1]))
@@ -155,7 +150,7 @@ class ShowSession(OneSession, frozen=True):
 
     Attributes:
         session_id: its id.
-        last_words: tell how its newest words begin, and its first ones where nobody gave it a name, as in the list.
+        last_words: include how its newest words begin, and its first ones where it has no title, as in the list.
     """
 
     last_words: bool = False
@@ -192,11 +187,15 @@ class CreateSessionRequest(msgspec.Struct, frozen=True):
     errors=("invalid_key",),
 )
 async def create_session(context: Context, request: CreateSessionRequest) -> OpenedReply:
-    """The session of a key, made if there is none; renews its time to live. A refused request makes nothing."""
+    """The session of a key, made if it is missing; renews its time to live. A refused request makes nothing."""
     wanted = request.body
     metadata = checked_metadata(wanted.metadata)
     context.note(SessionKey.of(wanted.channel, wanted.chat_id).session_id)
-    is_new = not await _exists(context, wanted.channel, wanted.chat_id)
+    is_new = False
+    try:
+        await context.manager.get(wanted.channel, wanted.chat_id)
+    except SessionNotFound:
+        is_new = True
     given = metadata if wanted.title is None else {"title": wanted.title, **metadata}
     session = await context.manager.get_or_create(
         wanted.channel, wanted.chat_id, agent_id=wanted.agent_id, metadata=given
@@ -246,7 +245,7 @@ async def clear_session(context: Context, request: ClearSession) -> SessionReply
 
 
 class ForkRequest(msgspec.Struct, frozen=True):
-    """What is to be copied, and where to."""
+    """What is copied, and where to."""
 
     session_id: str
     body: Fork
@@ -272,31 +271,21 @@ async def fork_session(context: Context, request: ForkRequest) -> SessionReply:
     if target is not None:
         context.caller.permit(SessionKey.parse(target))
     if target is None and request.idempotency_key is not None:
-        target = _id_of_fork(session, request.idempotency_key)
-        if (made := await _fork_made_before(context, session, target)) is not None:
-            return session_reply(made)
+        import hashlib  # noqa: PLC0415 - a client has these shapes, and never forks
+
+        from miniclaw_sessions.core.session.copying import MAX_CHAT_ID, PARENT_SESSION  # noqa: PLC0415 - same
+
+        named = f"{session.statistics().incarnation} {request.idempotency_key}"
+        suffix = hashlib.sha256(named.encode()).hexdigest()[:12]
+        key = SessionKey.of(session.key.channel, f"{session.key.chat_id[:MAX_CHAT_ID]}.fork-{suffix}")
+        target = key.session_id
+        with suppress(SessionNotFound):
+            made = await context.manager.find(target)
+            if made.metadata.get(PARENT_SESSION) == session.session_id:
+                return session_reply(made)
     fork = await session.fork(target, leaf_id=leaf_id)
     context.made = fork.session_id
     return session_reply(fork)
-
-
-def _id_of_fork(session: Session, idempotency_key: str) -> str:
-    import hashlib  # noqa: PLC0415 - a client has these shapes, and never forks
-
-    from miniclaw_sessions.core.session.copying import MAX_CHAT_ID  # noqa: PLC0415 - same
-
-    name = hashlib.sha256(f"{session.statistics().incarnation} {idempotency_key}".encode()).hexdigest()[:12]
-    return SessionKey.of(session.key.channel, f"{session.key.chat_id[:MAX_CHAT_ID]}.fork-{name}").session_id
-
-
-async def _fork_made_before(context: Context, source: Session, target: str) -> Session | None:
-    from miniclaw_sessions.core.session.copying import PARENT_SESSION  # noqa: PLC0415 - same
-
-    try:
-        session = await context.manager.find(target)
-    except SessionNotFound:
-        return None
-    return session if session.metadata.get(PARENT_SESSION) == source.session_id else None
 
 
 NOT_PURGED = (
@@ -321,7 +310,7 @@ class DeleteSession(msgspec.Struct, frozen=True):
 
 @operation("DELETE", ONE, DeleteSession, DeletedReply, errors=("session_held",))
 async def delete_session(context: Context, request: DeleteSession) -> DeletedReply:
-    """Forget a session, its transcript, its archived and its damaged copies, and tell what may still hold its words."""
+    """Forget a session, its transcript, its archived and its damaged copies; reply what may still hold its words."""
     if not context.was_deleted(request.session_id, request.idempotency_key):
         demanded = None
         if request.if_match is not None:
@@ -384,14 +373,6 @@ def demanded_sequence(session: Session, if_match: str | None, if_sequence: int |
 def usage_reply(usage: Usage) -> UsageReply:
     """Tokens, with their total."""
     return UsageReply.of(usage, total_tokens=usage.total)
-
-
-async def _exists(context: Context, channel: str, chat_id: str | int) -> bool:
-    try:
-        await context.manager.get(channel, chat_id)
-    except SessionNotFound:
-        return False
-    return True
 
 
 def checked_metadata(metadata: dict[str, Any]) -> dict[str, Any]:

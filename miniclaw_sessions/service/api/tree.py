@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -30,7 +30,6 @@ from miniclaw_sessions.service.api.shapes import (
 )
 
 if TYPE_CHECKING:
-    from miniclaw_sessions.core.session import Session
     from miniclaw_sessions.service.api.context import Context
 
 MAX_BRANCH = 10_000
@@ -43,7 +42,10 @@ MAX_BRANCH = 10_000
 @operation("GET", f"{ONE}/tree", OneSession, TreeReply, patient=True)
 async def show_tree(context: Context, request: OneSession) -> Stream:
     """Who follows whom, and the labels; what was said is in the transcript."""
-    transcript = await _shape_of(await context.find(request.session_id))
+    session = await context.find(request.session_id)
+    transcript = Transcript(session_id=session.session_id)
+    async for entry in session.tree.read_entries(transcript.problems):
+        transcript.add(_without_content(entry))  # with content, it may be larger than the memory
     about = {
         "session_id": transcript.session_id,
         "leaf_id": transcript.leaf_id,
@@ -51,15 +53,9 @@ async def show_tree(context: Context, request: OneSession) -> Stream:
         "problems": transcript.problems,
         "roots": _ids_of(transcript, None),
     }
-    return Stream(document_in_pieces(about, "children", _encoded_children(transcript), brackets=b"{}"))
-
-
-async def _shape_of(session: Session) -> Transcript:
-    """The tree with entries that hold nothing: a transcript may be larger than the memory."""
-    transcript = Transcript(session_id=session.session_id)
-    async for entry in session.tree.read_entries(transcript.problems):
-        transcript.add(_without_content(entry))
-    return transcript
+    followed = ((entry.id, _ids_of(transcript, entry.id)) for entry in transcript.entries)
+    pairs = (orjson.dumps(entry_id) + b":" + orjson.dumps(children) for entry_id, children in followed if children)
+    return Stream(document_in_pieces(about, "children", pairs, brackets=b"{}"))
 
 
 def _without_content(entry: Entry) -> Entry:
@@ -67,13 +63,6 @@ def _without_content(entry: Entry) -> Entry:
         return entry
     kind = entry.custom_type if isinstance(entry, Custom) else ""  # which says whether it moves the leaf
     return Custom(id=entry.id, parent_id=entry.parent_id, timestamp=entry.timestamp, custom_type=kind)
-
-
-def _encoded_children(transcript: Transcript) -> Iterator[bytes]:
-    """Who follows whom, one JSON pair for each entry that something follows."""
-    for entry in transcript.entries:
-        if children := _ids_of(transcript, entry.id):
-            yield orjson.dumps(entry.id) + b":" + orjson.dumps(children)
 
 
 def _ids_of(transcript: Transcript, parent_id: str | None) -> list[str]:
@@ -85,7 +74,7 @@ class ShowBranch(msgspec.Struct, frozen=True):
 
     Attributes:
         entry_id: where it ends; by default at the leaf.
-        limit: at most so many of its newest entries.
+        limit: at most this many of its newest entries.
     """
 
     session_id: str
@@ -167,7 +156,7 @@ async def set_label(context: Context, request: SetLabelRequest) -> EntryIdReply:
 
 
 class CompactRequest(msgspec.Struct, frozen=True):
-    """What is to be kept, and by whose summary."""
+    """What is kept, and by whose summary."""
 
     session_id: str
     body: Compact
@@ -185,24 +174,21 @@ async def compact_session(context: Context, request: CompactRequest) -> Compacti
     """Let a summary stand for the older part of the branch: the client's, or the model's."""
     session = await context.find(request.session_id)
     wanted = request.body
-    if wanted.summary is not None:
-        return await _compact_by_hand(session, wanted, wanted.summary)
-    if wanted.first_kept_entry_id is not None or wanted.tokens_before is not None:
-        raise invalid("this goes with a summary; send one", param="summary")
-    if context.summarizer is None:
-        raise RequestError(422, "no_model", "there is no model that could summarize; send a summary", param="summary")
-    await context.may_spend(session)
-    outcome = await session.compact(context.summarizer, keep_tokens=wanted.keep_tokens)
-    return CompactionReply(**msgspec.to_builtins(outcome))
-
-
-async def _compact_by_hand(session: Session, wanted: Compact, summary: str) -> CompactionReply:
-    if not summary.strip():
+    if wanted.summary is None:
+        if wanted.first_kept_entry_id is not None or wanted.tokens_before is not None:
+            raise invalid("this goes with a summary; send one", param="summary")
+        if context.summarizer is None:
+            sentence = "there is no model that could summarize; send a summary"
+            raise RequestError(422, "no_model", sentence, param="summary")
+        await context.may_spend(session)
+        outcome = await session.compact(context.summarizer, keep_tokens=wanted.keep_tokens)
+        return CompactionReply(**msgspec.to_builtins(outcome))
+    if not wanted.summary.strip():
         raise invalid("the summary is empty; say something", param="summary")
     before = wanted.tokens_before
     if before is None:
         before = tokens_of((await session.tree.read_branch()).entries)
-    entry_id = await session.tree.append_compaction(summary, wanted.first_kept_entry_id, before)
+    entry_id = await session.tree.append_compaction(wanted.summary, wanted.first_kept_entry_id, before)
     after = count_tokens((await session.get_context()).messages)
     return CompactionReply(status="done", entry_id=entry_id, tokens_before=before, tokens_after=after)
 

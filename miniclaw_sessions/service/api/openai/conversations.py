@@ -111,7 +111,10 @@ async def create_conversation(context: Context, request: CreateConversationReque
     key = checked_idempotency_key(request.idempotency_key)
     items, metadata = request.body.items or [], request.body.metadata or {}
     check_items(items)
-    session = await context.find_or_create(f"{CHANNEL}_{_digits(context.caller.name, key)}")
+    digits = secrets.token_hex(24)
+    if key is not None:  # always the same for a client's key
+        digits = hashlib.sha256(f"{context.caller.name} {key}".encode()).hexdigest()[:48]
+    session = await context.find_or_create(f"{CHANNEL}_{digits}")
     if session.last_sequence:
         await session.saved()  # the key is known: it was made before
         return conversation_reply(session)
@@ -131,11 +134,6 @@ async def create_conversation(context: Context, request: CreateConversationReque
     return conversation_reply(session)
 
 
-def _digits(client: str, key: str | None) -> str:
-    """What names a new conversation: always the same for a client's key."""
-    return secrets.token_hex(24) if key is None else hashlib.sha256(f"{client} {key}".encode()).hexdigest()[:48]
-
-
 class OneConversation(msgspec.Struct, frozen=True):
     """A request about one conversation."""
 
@@ -149,7 +147,7 @@ async def retrieve_conversation(context: Context, request: OneConversation) -> C
 
 
 class UpdateConversationRequest(msgspec.Struct, frozen=True):
-    """What a conversation's metadata is to be."""
+    """New metadata of a conversation."""
 
     conversation_id: str
     body: UpdateConversation
@@ -201,7 +199,8 @@ def _changes(session: Session, wanted: dict[str, str]) -> dict[str, Any]:
     """What makes this a conversation's metadata."""
     changes: dict[str, Any] = {}
     for name in metadata_of(session):
-        changes[_kept_as(session, name)] = None
+        is_own = name in session.metadata and _own_name(name) == name
+        changes[name if is_own else f"{_ESCAPE}{name}"] = None
     for name, value in wanted.items():
         changes[_own_name(name)] = value
     return changes
@@ -212,15 +211,11 @@ def _own_name(name: str) -> str:
     return f"{_ESCAPE}{name}" if is_ours else name
 
 
-def _kept_as(session: Session, name: str) -> str:
-    return name if name in session.metadata and _own_name(name) == name else f"{_ESCAPE}{name}"
-
-
 # --- items -----------------------------------------------------------------------------------------------------------
 
 
 class CreateItemsRequest(msgspec.Struct, frozen=True):
-    """What is to be added, and how often the client has asked already."""
+    """New items, and how often the client has asked already."""
 
     conversation_id: str
     body: CreateItems
@@ -251,7 +246,7 @@ class ListItems(msgspec.Struct, frozen=True):
 
     Attributes:
         after: behind the item of this id.
-        limit: at most so many; by default as many as fit in a page.
+        limit: at most this many; by default as many as fit in a page.
         order: the newest first, or the oldest.
     """
 
@@ -382,15 +377,12 @@ async def add_items(
     async with adding.lock:
         if idempotency_key is not None and (known := await session.journal.find_by_key(idempotency_key)) is not None:
             return await _appended_with(session, known, len(items))
-        digest, now = _digest(client, items), session.journal.now()
+        digest = hashlib.sha256(msgspec.json.encode((client, items), order="sorted")).digest()
+        now = session.journal.now()
         if is_repeated and (before := await _added_before(adding.last, session, items, digest, now)) is not None:
             return before
         adding.last = _Last(digest, now)
         return await _add_new(session, items, adding.last, idempotency_key)
-
-
-def _digest(client: str, items: Sequence[Item]) -> bytes:
-    return hashlib.sha256(msgspec.json.encode((client, items), order="sorted")).digest()
 
 
 async def _add_new(session: Session, items: Sequence[Item], last: _Last, idempotency_key: str | None) -> list[Item]:

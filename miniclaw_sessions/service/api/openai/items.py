@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -19,7 +19,7 @@ import msgspec
 from miniclaw_sessions.core.history.branch import shown_message
 from miniclaw_sessions.core.history.context import as_seen_alone
 from miniclaw_sessions.core.protocol.entries import COPY_OF, Entry, original_id
-from miniclaw_sessions.core.protocol.messages import Message, Part, ThinkingPart
+from miniclaw_sessions.core.protocol.messages import Part, ThinkingPart
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.journal import Journal
 from miniclaw_sessions.core.session.searching import branches_of
@@ -97,16 +97,16 @@ def items_of(entry: Entry) -> list[Item]:
     if message is None:
         return []
     base = id_in_items(original_id(entry))
-    items = [item for item in _items_within(message) if isinstance(item, dict)]
+    if not (message.is_assistant or is_verbatim(message)):
+        whole = to_items(as_seen_alone(message))
+    elif isinstance(message.content, str):
+        whole = to_items([message])
+    else:
+        whole = to_items([msgspec.structs.replace(message, content=tuple(map(_as_reasoning, message.content)))])
+    items = [item for item in cast("list[Any]", whole) if isinstance(item, dict)]  # a kept one may be anything
     if has_kept(message.extra, OF_AGENTS):
         items = [_without_stale_id(item) for item in items]
     return [completed(item, f"{base}_{place}" if place else base) for place, item in enumerate(items)]
-
-
-def _items_within(message: Message) -> list[Any]:
-    if message.is_assistant or is_verbatim(message):
-        return to_items([_with_thinking(message)])
-    return to_items(as_seen_alone(message))
 
 
 def _without_stale_id(item: Item) -> Item:
@@ -118,14 +118,8 @@ def _without_stale_id(item: Item) -> Item:
     return item if is_kept and item.get("id") != _FAKE_ID else {name: item[name] for name in item if name != "id"}
 
 
-def _with_thinking(message: Message) -> Message:
-    """The message with what other services' models thought as items of reasoning; OpenAI's own are such already."""
-    if isinstance(message.content, str):
-        return message
-    return msgspec.structs.replace(message, content=tuple(map(_as_reasoning, message.content)))
-
-
 def _as_reasoning(part: Part) -> Part:
+    """A part; what another service's model thought becomes an item of reasoning, as OpenAI's own is already."""
     if not isinstance(part, ThinkingPart) or has_kept(part.extra, KEPT) or not part.thinking.strip():
         return part
     fields: Item = {"summary": [], "content": [{"type": "reasoning_text", "text": part.thinking}]}
@@ -146,21 +140,12 @@ def completed(item: Item, base: str) -> Item:
         given["id"] = f"{_PREFIXES.get(kind, 'item')}_{base}"
     if kind in _WITH_STATUS and not item.get("status"):
         given["status"] = "completed"
-    if kind == "message":
-        given["content"] = _as_parts(item.get("content"), is_output=item.get("role") == "assistant")
+    if kind == "message" and not isinstance(content := item.get("content"), list):
+        part: Item = {"type": "input_text", "text": content}
+        if item.get("role") == "assistant":
+            part = {"type": "output_text", "text": content, "annotations": []}
+        given["content"] = [part] if isinstance(content, str) else []
     return given
-
-
-def _as_parts(content: Any, *, is_output: bool) -> list[Any]:
-    if isinstance(content, list):
-        return content
-    if not isinstance(content, str):
-        return []
-    return [
-        {"type": "output_text", "text": content, "annotations": []}
-        if is_output
-        else {"type": "input_text", "text": content}
-    ]
 
 
 def encoded(item: Item) -> bytes:
@@ -307,7 +292,7 @@ async def page_of_items(
     Args:
         session: whose current branch is read.
         after: the last item of the page before; None: from the beginning.
-        limit: at most so many.
+        limit: at most this many.
         newest_first: from the leaf to the root; else from the root to the leaf.
 
     Raises:

@@ -41,7 +41,7 @@ def reply_marked(reply: Message, mark_id: str, number: int, thought: str = "") -
     marked: list[Part] = []
     follows_text = False
     for part in parts:
-        if isinstance(part, TextPart) and _says(part):
+        if isinstance(part, TextPart) and part.text.strip():
             kept: dict[str, Any] = {"annotations": []}
             if not follows_text:
                 item_id = streamed_id("msg", mark_id, number, places["msg"])
@@ -57,10 +57,6 @@ def reply_marked(reply: Message, mark_id: str, number: int, thought: str = "") -
         else:
             marked.append(part)
     return msgspec.structs.replace(reply, content=tuple(marked)) if places else reply
-
-
-def _says(part: Part) -> bool:
-    return isinstance(part, TextPart) and part.text.strip() != ""
 
 
 class EventWriter:
@@ -120,7 +116,13 @@ class EventWriter:
     def _whole(self, item: Item) -> list[bytes]:
         kind = item.get("type")
         if kind == "function_call":
-            return self._call(item)
+            arguments = item["arguments"]
+            return [
+                self._added({**item, "status": "in_progress", "arguments": ""}),
+                self._of_item("response.function_call_arguments.delta", delta=arguments),
+                self._of_item("response.function_call_arguments.done", arguments=arguments, name=item["name"]),
+                self._done(item),
+            ]
         if kind == "message" and all(part.get("type") == "output_text" for part in item.get("content", ())):
             return [
                 self._added({**item, "status": "in_progress", "content": []}),
@@ -134,15 +136,6 @@ class EventWriter:
                 self._done(item),
             ]
         return [self._added(item), self._done(item)]
-
-    def _call(self, item: Item) -> list[bytes]:
-        arguments = item["arguments"]
-        return [
-            self._added({**item, "status": "in_progress", "arguments": ""}),
-            self._of_item("response.function_call_arguments.delta", delta=arguments),
-            self._of_item("response.function_call_arguments.done", arguments=arguments, name=item["name"]),
-            self._done(item),
-        ]
 
     def _parts(self, item: Item) -> list[bytes]:
         written = []

@@ -64,7 +64,11 @@ def check_input(items: Sequence[Item]) -> tuple[OfTheService, ...]:
 def _looked_at(item: Item, at: str) -> Iterator[OfTheService]:
     match item.get("type") or "message":
         case "message":
-            yield from _message(item, at)
+            role = item["role"]
+            if role not in ROLES:
+                raise _not_one_of(f"{at}.role", role, ROLES)
+            parts = _OUTPUT_PARTS if role == "assistant" else _INPUT_PARTS
+            yield from _content(item.get("content"), f"{at}.content", parts)
         case "function_call":
             for field in ("call_id", "name", "arguments"):
                 _need_text(item, field, at)
@@ -78,13 +82,6 @@ def _looked_at(item: Item, at: str) -> Iterator[OfTheService]:
             raise not_taken(f"{at}.type", _COMMANDS[kind])
         case kind:
             yield OfTheService(f"{at}.type", str(kind)[:_LONGEST_SHOWN])
-
-
-def _message(item: Item, at: str) -> Iterator[OfTheService]:
-    role = item["role"]
-    if role not in ROLES:
-        raise _not_one_of(f"{at}.role", role, ROLES)
-    yield from _content(item.get("content"), f"{at}.content", _OUTPUT_PARTS if role == "assistant" else _INPUT_PARTS)
 
 
 def _content(content: Any, at: str, known: Mapping[str, _Look]) -> Iterator[OfTheService]:

@@ -169,7 +169,10 @@ def _refusal(error: Exception, wanted: Wanted) -> Exception:
         return not_taken(place_of(error.option), str(error))
     if isinstance(error, SessionNotFound | SessionDeleted | EntryNotFound):  # deleted while the request waited
         return gone(wanted.previous) if wanted.previous else not_found("Conversation", wanted.conversation or "")
-    if not isinstance(error, AgentError) or _may_be_asked_again(error):
+    if not isinstance(error, AgentError):
+        return error
+    is_paid = error.usage is not None and error.usage.total > 0
+    if isinstance(error, _PASSING) and not is_paid:  # the package may ask again by its own rules
         return error
     refused = as_reply(error)  # which logs it
     headers = {**refused.headers, "x-should-retry": "false"}
@@ -177,12 +180,6 @@ def _refusal(error: Exception, wanted: Wanted) -> Exception:
 
 
 _PASSING = (ModelOverloaded, ModelTimeout, ModelUnavailable)
-
-
-def _may_be_asked_again(error: AgentError) -> bool:
-    """Whether the package may ask again by its own rules: the model's service failed, and nothing is paid for twice."""
-    is_paid = error.usage is not None and error.usage.total > 0
-    return isinstance(error, _PASSING) and not is_paid
 
 
 async def _document(event: ResponseEvent) -> Response:
