@@ -27,6 +27,7 @@ ACTIONS = {
     "daemon.reloaded": "the settings were reread, as far as they can change while running",
     "daemon.stopped": "everything was saved and closed",
     "daemon.stopping": "a stop signal came; no new requests are taken",
+    "event.listener_failed": "a listener to the manager's events raised; what happened is not changed by that",
     "flush.done": "dirty snapshots were written",
     "flush.failed": "snapshots could not be written; the flusher goes on trying",
     "flush.partial": "some snapshots could not be written; the next flush tries them again",

@@ -12,11 +12,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.errors import named
+from miniclaw_sessions.log import get_logger
 
 if TYPE_CHECKING:  # a client has these events, and no store
     from miniclaw_sessions.core.stores.base import SessionHead, StoredEntry
 
 E = TypeVar("E")
+
+log = get_logger(__name__)
 
 
 class Topic(Generic[E]):
@@ -35,7 +39,10 @@ class Topic(Generic[E]):
         return f"<Topic with {len(self.listeners)} listeners>"
 
     def subscribe(self, listener: Callable[[E], object]) -> None:
-        """Call `listener` with each event from now on, on the event loop. It must not raise; subscribe it once."""
+        """Call `listener` with each event from now on, on the event loop; subscribe it once.
+
+        What it raises is logged with its name, and harms neither other listeners nor what has happened.
+        """
         self.listeners = (*self.listeners, listener)
 
     def unsubscribe(self, listener: Callable[[E], object]) -> None:
@@ -45,7 +52,11 @@ class Topic(Generic[E]):
     def publish(self, event: E) -> None:
         """Call each listener; those that subscribe or unsubscribe meanwhile change nothing for this event."""
         for listener in self.listeners:
-            listener(event)
+            try:
+                listener(event)
+            except Exception as error:  # noqa: BLE001 - else it would end the committer, and nothing is saved any more
+                name = getattr(listener, "__qualname__", type(listener).__name__)
+                log.error("a listener failed", action="event.listener_failed", listener=name, error=named(error))
 
 
 class Commit(NamedTuple):

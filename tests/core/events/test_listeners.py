@@ -7,6 +7,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+import structlog.testing
 
 from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.core.events.feed import KEPT_S
@@ -44,6 +45,28 @@ def test_listeners_are_called_in_order_and_those_that_come_or_go_meanwhile_chang
     topic.publish(1)
     topic.publish(2)
     assert heard == [("first", 1), ("second", 1), ("second", 2), ("third", 2)]
+
+
+async def test_a_listener_that_raises_is_logged_by_name_and_harms_no_commit(manager: SessionManager) -> None:
+    heard: list[int] = []
+
+    def fails(_: object) -> None:
+        raise RuntimeError("hello")
+
+    manager.events.commits.subscribe(fails)
+    manager.events.commits.subscribe(lambda commit: heard.append(commit.entries))
+    manager.events.flushes.subscribe(fails)
+    session = await manager.get_or_create("telegram", 1)
+    with structlog.testing.capture_logs() as logged:
+        await session.add_message(Message.user("one"))
+        await session.add_message(Message.user("two"))
+        await manager.flush()
+    assert heard == [1, 1]
+    assert session.statistics().committed_sequence == 2
+    assert manager.health().ok
+    failures = [one for one in logged if one["action"] == "event.listener_failed"]
+    assert [one["listener"].rpartition(".")[2] for one in failures] == ["fails", "fails", "fails"]
+    assert {one["error"] for one in failures} == {"RuntimeError"}  # its text may have what was said
 
 
 async def test_a_group_is_published_once_with_all_that_it_has_stored(manager: SessionManager) -> None:
