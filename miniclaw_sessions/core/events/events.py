@@ -31,8 +31,8 @@ Locate = Callable[[str], Awaitable[tuple[int, str | None]]]
 """Where a session's transcript ends, and its incarnation; None: the store does not have it yet."""
 
 
-MakeFeed = Callable[[Topics, Collection[str], Clock, Heartbeat, Store, Tails], Feed]
-"""Makes the feed of topics, without the sessions that are being made, for a store and the tails in it."""
+MakeFeed = Callable[[Topics, Collection[str], Clock, Heartbeat, Tails], Feed]
+"""Makes the feed of topics, without the sessions that are being made, beside the tails."""
 
 
 class Events(Topics):
@@ -180,7 +180,7 @@ class Events(Topics):
         """
         self.tails = Tails(store, self._clock, self._heartbeat, self)
         common = self, self.making, self._clock, self._heartbeat
-        self.feed = Feed(*common) if make_feed is None else make_feed(*common, store, self.tails)
+        self.feed = Feed(*common) if make_feed is None else make_feed(*common, self.tails)
 
     async def run(self) -> None:
         """Give heartbeats, and poll a shared store, until `stop`; never raises for what the store does."""

@@ -10,9 +10,9 @@ import anyio
 
 from miniclaw_sessions.clock import Clock, sleep_unless
 from miniclaw_sessions.core.session.journal import Journal
-from miniclaw_sessions.core.stores.base import Store
+from miniclaw_sessions.core.sharing.database import Database
 from miniclaw_sessions.core.stores.positions import ListPosition
-from miniclaw_sessions.core.stores.shared_store import Use, as_shared
+from miniclaw_sessions.core.stores.shared_store import Use
 from miniclaw_sessions.errors import StoreError
 from miniclaw_sessions.log import get_logger
 
@@ -64,16 +64,16 @@ class Census:
     """Counts the sessions of a shared store, and lets the store know of their uses.
 
     Args:
-        store: has them.
+        database: has them.
         names: gets how many there are.
         journals: the sessions in memory.
         clock: time.
     """
 
     def __init__(
-        self, store: Store, names: StoredNames, journals: Callable[[], Iterator[Journal]], clock: Clock
+        self, database: Database, names: StoredNames, journals: Callable[[], Iterator[Journal]], clock: Clock
     ) -> None:
-        self._store = store
+        self._database = database
         self._names = names
         self._journals = journals
         self._clock = clock
@@ -117,7 +117,7 @@ class Census:
         Raises:
             StoreUnavailable: the store cannot be read.
         """
-        self._names.count = await self._store.count()
+        self._names.count = await self._database.store.count()
         return self._names.count
 
     def unsaved_uses(self) -> list[tuple[ListPosition, str]]:
@@ -133,7 +133,7 @@ class Census:
         now, used = self._clock.now(), self._unsaved()
         if used:
             uses = [Use(one.session_id, one.incarnation, max(0.0, (now - at).total_seconds())) for one, at in used]
-            await as_shared(self._store).used(uses)
+            await self._database.store.watch(self._database.server.used(uses))
             for one, at in used:
                 one.checkpoint.use_saved(at)
 

@@ -102,7 +102,7 @@ class Database:
 
     @property
     def server(self) -> SharedStore:
-        """The store itself, which decides for all processes."""
+        """The store itself, which decides for all processes. Await its answers with `store.watch`, for health."""
         return self._server
 
     @in_own_task

@@ -131,7 +131,9 @@ class SharedPopulation:
         for start in range(0, len(idle), TOGETHER):
             part = idle[start : start + TOGETHER]
             try:
-                removed = await self._database.server.expire(part, rule.ttl.total_seconds(), archiving)
+                removed = await self._database.store.watch(
+                    self._database.server.expire(part, rule.ttl.total_seconds(), archiving)
+                )
             except SessionsError as error:  # the others expire all the same
                 log.error("expired sessions could not be removed", action="sweep.failed", error=str(error))
                 continue

@@ -16,8 +16,8 @@ from miniclaw_sessions.core.events.feed import MOST_ENTRIES, Feed
 from miniclaw_sessions.core.events.heartbeat import Heartbeat
 from miniclaw_sessions.core.events.listeners import SessionEnded, Topics
 from miniclaw_sessions.core.events.tail import Tail, Tails
-from miniclaw_sessions.core.stores.base import SessionHead, Store, StoredEntry, StoredHead
-from miniclaw_sessions.core.stores.shared_store import as_shared
+from miniclaw_sessions.core.sharing.database import Database
+from miniclaw_sessions.core.stores.base import SessionHead, StoredEntry, StoredHead
 from miniclaw_sessions.errors import StoreError
 
 POLL_S = 0.3
@@ -48,15 +48,21 @@ class SharedFeed(Feed):
         making: the ids of sessions that are being put together; their entries are left out.
         clock: time, and the feed's name.
         heartbeat: wakes those who wait.
-        store: the store.
         tails: who follows a session.
+        database: has what they do.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - it joins what the others have
-        self, topics: Topics, making: Collection[str], clock: Clock, heartbeat: Heartbeat, store: Store, tails: Tails
+        self,
+        topics: Topics,
+        making: Collection[str],
+        clock: Clock,
+        heartbeat: Heartbeat,
+        tails: Tails,
+        database: Database,
     ) -> None:
         super().__init__(topics, making, clock, heartbeat)
-        self._store = store
+        self._database = database
         self._tails = tails
         self._polling = anyio.Lock()
         self._has_looked = False
@@ -122,9 +128,9 @@ class SharedFeed(Feed):
 
     async def _ask(self, *, feeds: bool) -> None:
         """Ask what has changed, and pass it on to the tails and, if it `feeds`, to the feed."""
-        store, now = as_shared(self._store), self._clock.monotonic()
+        store, server, now = self._database.store, self._database.server, self._clock.monotonic()
         if self._at is None:
-            self._at, self._thorough_at = await store.now(), now
+            self._at, self._thorough_at = await store.watch(server.now()), now
         is_first, is_thorough = feeds and not self._has_looked, now - self._thorough_at >= THOROUGH_EVERY_S
         if is_first:
             self._ends.clear()
@@ -134,9 +140,9 @@ class SharedFeed(Feed):
         if is_thorough:
             asked |= followed.keys() | self._ends.keys()
         known = [self._ends[session_id][0] for session_id in asked if session_id in self._ends]
-        changes = await store.changes(self._at, late_s)
+        changes = await store.watch(server.changes(self._at, late_s))
         heads = {stored.head.session_id: stored for stored in changes.changed}
-        there = await self._store.versions(asked) if asked else {}
+        there = await store.versions(asked) if asked else {}
         self._tails.polled(followed, heads | dict(there), asked, changes.deleted)
         if feeds:
             gone = [head for head in known if head.session_id not in there]
@@ -175,7 +181,7 @@ class SharedFeed(Feed):
             self._ends[head.session_id] = head, place
         if last > place:
             after = max(place, last - MOST_ENTRIES)
-            read = await self._store.read(head.session_id, after=after, limit=last - after)
+            read = await self._database.store.read(head.session_id, after=after, limit=last - after)
             known, place = self._ends.get(head.session_id, (None, 0))  # this process may have gone on meanwhile
             if known is not None and known.incarnation == head.incarnation:
                 self.publish_entries(head, [one for one in read if one.sequence > place])

@@ -55,7 +55,9 @@ async def newest_in(  # noqa: PLR0913 - each can be left out
     theirs: list[ListPosition] = []
     while wanted is None or len(theirs) < wanted:
         most = PAGE if wanted is None or (only is not None and pattern == "%") else min(PAGE, wanted + len(known))
-        page = await database.server.newest(limit=most, channel=channel, pattern=pattern, behind=behind)
+        page = await database.store.watch(
+            database.server.newest(limit=most, channel=channel, pattern=pattern, behind=behind)
+        )
         theirs += [one for one in page if one.session_id not in known and (only is None or only(one.session_id))]
         if len(page) < most or (since is not None and page[-1].last_accessed < since):
             break

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.core.events.heartbeat import Heartbeat
+from miniclaw_sessions.core.events.listeners import Topics
+from miniclaw_sessions.core.events.tail import Tails
 from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.persistence.committer import CommitQueue, Shrunk
 from miniclaw_sessions.core.persistence.retention import ClockGuard, Retention
@@ -66,10 +69,11 @@ class SharedMode:
     def __repr__(self) -> str:
         return f"<SharedMode, {self.names!r}>"
 
-    @property
-    def make_feed(self) -> type[SharedFeed]:
+    def make_feed(
+        self, topics: Topics, making: Collection[str], clock: Clock, heartbeat: Heartbeat, tails: Tails
+    ) -> SharedFeed:
         """One that polls the store."""
-        return SharedFeed
+        return SharedFeed(topics, making, clock, heartbeat, tails, self._database)
 
     def new_storage(self) -> Database:
         """The store alone: there is no directory."""
@@ -79,7 +83,7 @@ class SharedMode:
     def opened(self, cache: InMemory) -> None:
         """Begin with the sessions that are in memory."""
         self._store = self._database.store
-        self.census = Census(self._store, self.names, cache.in_memory, self._clock)
+        self.census = Census(self._database, self.names, cache.in_memory, self._clock)
         self.keeper = TurnKeeper(self._store, self._clock, cache.in_memory, lease_s=self._lease_s)
 
     # --- a session that is in memory ---------------------------------------------------------------------------------

@@ -199,6 +199,10 @@ class WatchedStore(WrappingStore):
             self._unreachable[True] = refused[0]
         return outcomes
 
+    async def watch(self, answer: Awaitable[T]) -> T:
+        """Wait for the answer to a call that only the inner store has, and remember how it ended."""
+        return await self._forward("", lambda: answer)
+
     async def heads(self) -> AsyncIterator[StoredHead]:
         """All sessions; remembers damage that it meets."""
         try:

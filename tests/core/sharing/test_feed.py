@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from typing import NoReturn
 from urllib.parse import urlsplit
 
 import anyio
@@ -16,7 +17,9 @@ from miniclaw_sessions.core.events.feed import Event
 from miniclaw_sessions.core.sharing.feed import LATE_S, THOROUGH_EVERY_S
 from miniclaw_sessions.core.stores.postgresql import changes
 from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
+from miniclaw_sessions.errors import StoreUnavailable
 from miniclaw_sessions.testing import FakeClock
+from tests.core.sharing.modes import shared_mode
 from tests.postgresql import PostgreSQLServer
 
 pytestmark = pytest.mark.anyio
@@ -198,3 +201,31 @@ async def test_a_deletion_is_known_for_an_hour_and_names_no_session(database: Da
         assert str(name).endswith("/of quiet 1")
         assert await store.expire(["quiet_2", "quiet_3"], 60, None) == {"quiet_2": 0, "quiet_3": 0}
         assert (await store.changes(at, 0)).deleted == {"of quiet 1", "of quiet 2", "of quiet 3"}
+
+
+async def test_health_hears_of_a_poll_and_of_a_count_that_fail(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    async with SessionManager(store=database.url, clock=clock) as manager:
+        server = shared_mode(manager)._database.server
+
+        async def fail(*_: object) -> NoReturn:
+            raise StoreUnavailable("the network is gone")
+
+        def health() -> tuple[bool, list[str]]:
+            return manager.health().ok, manager.health().problems
+
+        await manager.get_or_create("telegram", 1)
+        async with aclosing(manager.events.watch_all()) as watched:
+            await anext(watched)
+            for name, step in (("changes", manager.events.feed.poll), ("used", shared_mode(manager).census.write_uses)):
+                clock.jump(1)
+                (await manager.get_or_create("telegram", 1)).journal.checkpoint.touch()
+                with monkeypatch.context() as broken:
+                    broken.setattr(server, name, fail)
+                    with pytest.raises(StoreUnavailable):
+                        await step()
+                    assert health() == (False, ["the store cannot be used: the network is gone"])
+                await step()
+                assert health() == (True, [])
