@@ -18,9 +18,8 @@ from miniclaw_sessions.core.persistence.retention import ClockGuard, Looked, Ret
 from miniclaw_sessions.core.persistence.workspace import Workspace
 from miniclaw_sessions.core.protocol.encoding import encode_entry
 from miniclaw_sessions.core.session import Home, Journal, Session
-from miniclaw_sessions.core.session.home import Ownership
 from miniclaw_sessions.core.session.restoring import restore_lost
-from miniclaw_sessions.core.session.turn import SOLE_OWNER
+from miniclaw_sessions.core.session.turn import sole_owner
 from miniclaw_sessions.core.stores.positions import ListPosition
 from miniclaw_sessions.core.stores.reading import read_all
 from miniclaw_sessions.errors import SessionsError, StoreConflict
@@ -39,6 +38,7 @@ class LocalMode:
         cache: the sessions, once it is open.
     """
 
+    ownership = staticmethod(sole_owner)
     absence_is_deletion = False
     make_feed = None
     look_s: float | None = None
@@ -64,10 +64,6 @@ class LocalMode:
     def journal(self, conversation: Conversation, home: Home[Journal]) -> Journal:
         """The journal of a session."""
         return Journal(conversation, home, committed=conversation.state.last_sequence)
-
-    def ownership(self, journal: Journal) -> Ownership:  # noqa: ARG002 - the mode's
-        """No other process answers it."""
-        return SOLE_OWNER
 
     async def resolve(self, refused: CommitQueue, conflict: StoreConflict) -> Shrunk:
         """The store lacks what it had acknowledged, or refuses for good; see `restore_lost`."""

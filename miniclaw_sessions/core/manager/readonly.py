@@ -41,8 +41,7 @@ from miniclaw_sessions.core.persistence.workspace import open_snapshots
 from miniclaw_sessions.core.protocol.entries import INCOMPLETE
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.session import Journal, Owner, Session
-from miniclaw_sessions.core.session.home import Ownership
-from miniclaw_sessions.core.session.turn import SOLE_OWNER
+from miniclaw_sessions.core.session.turn import sole_owner
 from miniclaw_sessions.core.sharing.database import Database
 from miniclaw_sessions.core.sharing.expiry import FORETOLD, doubt_of, held_in, idle_in
 from miniclaw_sessions.core.sharing.lists import newest_in, sessions_in
@@ -91,6 +90,7 @@ class ReadOnlySessions(ABC):
     It is its own source, and the home of journals that accept nothing.
     """
 
+    ownership = staticmethod(sole_owner)
     max_message_bytes = max_metadata_bytes = 2**62
     store: Store
     workspace: Path | None
@@ -219,10 +219,6 @@ class ReadOnlySessions(ABC):
     def flusher(self) -> ReadOnlySessions:
         """Writes nothing."""
         return self
-
-    def ownership(self, journal: Journal) -> Ownership:  # noqa: ARG002 - the home's
-        """No turn begins here."""
-        return SOLE_OWNER
 
     @asynccontextmanager
     async def new_journal(self, key: SessionKey, *, purpose: str) -> AsyncIterator[Journal]:

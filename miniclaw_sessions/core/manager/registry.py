@@ -45,7 +45,6 @@ from miniclaw_sessions.core.persistence.storage import Storage
 from miniclaw_sessions.core.protocol.entries import INCOMPLETE
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.session import Journal, Owner, Session
-from miniclaw_sessions.core.session.home import Ownership
 from miniclaw_sessions.core.stores.base import Store
 from miniclaw_sessions.disk import is_no_space
 from miniclaw_sessions.errors import (
@@ -73,7 +72,8 @@ class SessionRegistry:
         mode: how they get along with other processes that write the store.
         events: where what happens to them is published.
         evicted_of_gone: how many messages had left the windows of sessions that are gone.
-        clock, committer, flusher, store, max_message_bytes, max_metadata_bytes, owner: what every journal works with.
+        clock, committer, flusher, store, max_message_bytes, max_metadata_bytes, owner, ownership: what every journal
+            works with.
     """
 
     def __init__(  # noqa: PLR0913 - it works with what the manager has
@@ -104,6 +104,7 @@ class SessionRegistry:
         self._settings = settings
         self.events = events
         self.committer.on_conflict = mode.resolve
+        self.ownership = mode.ownership
         self._lock = anyio.Lock()
         self._reserved: dict[str, anyio.Event] = {}
         self._unfinished: dict[str, Journal] = {}  # what is left of them could not be removed yet
@@ -327,10 +328,6 @@ class SessionRegistry:
         return journal
 
     # --- coming into being -------------------------------------------------------------------------------------------
-
-    def ownership(self, journal: Journal) -> Ownership:
-        """Who may answer a session during one turn."""
-        return self.mode.ownership(journal)
 
     async def _make(self, key: SessionKey, given: Mapping[str, Any]) -> Journal | None:
         """Make a session whose key is reserved, and free the key. None: another process has one of that name."""

@@ -2,14 +2,14 @@
 
 Everything that is accepted passes through `append` or `accept`: encoded, folded into the conversation, handed to the
 committer. They are synchronous, so that nothing else runs in between. People talk to a `Session`, which holds a journal
-and nothing else; manager and turns work on the journal itself. What its file lacks is its `checkpoint`'s.
+and nothing else; manager and turns work on the journal itself. What its file lacks, its `SessionCheckpoint` knows.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from weakref import ref
 
@@ -18,6 +18,7 @@ import msgspec
 from miniclaw_sessions.core.history.branch import Branch, summary_messages
 from miniclaw_sessions.core.history.branches import BranchMap
 from miniclaw_sessions.core.history.conversation import REMEMBERED_KEYS, Conversation
+from miniclaw_sessions.core.history.state import Snapshot, State
 from miniclaw_sessions.core.persistence.committer import CommitQueue, Receipt, renewed
 from miniclaw_sessions.core.protocol.encoding import (
     encode_json,
@@ -36,7 +37,6 @@ from miniclaw_sessions.core.protocol.entries import (
 )
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message, dated
-from miniclaw_sessions.core.session.checkpoint import SessionCheckpoint
 from miniclaw_sessions.core.session.home import Home
 from miniclaw_sessions.core.session.reading import TreeReader
 from miniclaw_sessions.core.session.turn_lock import TurnLock
@@ -51,6 +51,9 @@ from miniclaw_sessions.errors import (
 
 MAX_IDEMPOTENCY_KEY = 512
 """Characters that an idempotency key may have: a session remembers hundreds of them."""
+
+ACCESS_RESOLUTION = timedelta(hours=1)
+"""An access that changes nothing is written to disk at most this often."""
 
 E = TypeVar("E", bound=EntryBase)
 
@@ -77,7 +80,7 @@ class Journal:
         conversation: the state that its entries lead to.
         home: what it is saved by.
         queue: what waits for the store, and how far the store has come.
-        branches: where its branches part, if that was needed.
+        branches: where its branches part, once that was needed.
         evicted: how many messages have left the window.
         checkpoint: whether its file must be written, and when it was used.
         turn_lock: held by its open turn.
@@ -104,9 +107,9 @@ class Journal:
             self.session_id, conversation.state.key, conversation.state.incarnation, conversation.state.created_at
         )
         self.queue = queue(head, committed)
-        self.checkpoint = SessionCheckpoint(self, conversation, self.queue, home.flusher, home.clock)
+        self.checkpoint = SessionCheckpoint(self)
         self.turn_lock = TurnLock(self.session_id)
-        self.branches = BranchMap()
+        self.branches: BranchMap | None = None
         self.evicted = 0
         self.handle: ref[Any] | None = None
 
@@ -399,7 +402,7 @@ class Journal:
             conversation: the session with what they said, and behind it what waits to be committed.
         """
         conversation.state.last_accessed = max(conversation.state.last_accessed, self.last_accessed)
-        self.conversation = self.checkpoint.conversation = conversation
+        self.conversation = conversation
         self.checkpoint.changed()
 
     def require_transcript(self, what: str) -> None:
@@ -441,3 +444,98 @@ class Journal:
                 f"the metadata of session {self.session_id} would have {size} bytes as JSON, the limit is {limit} "
                 "(max_metadata_bytes); remove some of it first, or keep it in custom entries"
             )
+
+
+class SessionCheckpoint:
+    """What the checkpoint of a session lacks, and when the session was used.
+
+    It is dirty while `revision` and `written` differ. The flusher holds the journal while it is dirty: so there are
+    never two for one session.
+
+    Attributes:
+        revision: how often the session has changed.
+        written: the revision whose snapshot is safe.
+        is_retired: the session is about to be deleted or replaced: its file is gone or another object's.
+    """
+
+    __slots__ = ("_ref", "_used_on_disk", "is_retired", "revision", "written")
+
+    def __init__(self, journal: Journal) -> None:
+        self._ref = ref(journal)  # in a circle, it would stay in memory until the garbage collector finds it
+        self.revision = self.written = 0
+        self.is_retired = False
+        self._used_on_disk = journal.conversation.state.last_accessed
+
+    def __repr__(self) -> str:
+        return f"<SessionCheckpoint of {self._journal.session_id}, {self.revision - self.written} behind>"
+
+    @property
+    def _journal(self) -> Journal:
+        journal = self._ref()
+        assert journal is not None  # noqa: S101 - it is reached through its journal only
+        return journal
+
+    @property
+    def _state(self) -> State:
+        return self._journal.conversation.state
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether it lacks something."""
+        return self.revision != self.written
+
+    def changed(self) -> None:
+        """The session has changed."""
+        if self.is_retired:  # nothing would ever make it clean again
+            return
+        if self.revision == self.written:
+            self._journal.home.flusher.add(self._journal)
+        self.revision += 1
+
+    def capture(self) -> tuple[int, Snapshot] | None:
+        """Its revision and the snapshot that may be written now, in one step between two awaits (rule R10)."""
+        journal = self._journal
+        snapshot = None if self.is_retired else journal.conversation.capture(journal.queue.committed)
+        if snapshot is None:
+            return None
+        return (self.revision if snapshot.state.complete else self.revision - 1), snapshot
+
+    def flushed(self, revision: int) -> None:
+        """The snapshot of this revision is safe."""
+        self.written = max(self.written, revision)
+        self._used_on_disk = self._state.last_accessed
+
+    def revive(self) -> None:
+        """The session was not deleted after all."""
+        self.is_retired = False
+        self.changed()
+        self._journal.home.flusher.add(self._journal)  # which had forgotten it, dirty or not
+
+    # --- when the session was used -----------------------------------------------------------------------------------
+
+    def touch(self) -> None:
+        """The session is being used: its time to live starts again."""
+        now, state = self._journal.home.clock.now(), self._state
+        state.last_accessed = max(state.last_accessed, now)
+        if now - self._used_on_disk >= ACCESS_RESOLUTION:
+            self.changed()
+
+    def not_used_later(self) -> None:
+        """Let it have been used now at the latest: entries from elsewhere may have any date."""
+        self._state.last_accessed = min(self._state.last_accessed, self._journal.home.clock.now())
+
+    @property
+    def unsaved_use(self) -> datetime | None:
+        """When the session was last used, if that is not written down yet."""
+        used = self._state.last_accessed
+        return used if used > self._used_on_disk else None
+
+    def use_saved(self, moment: datetime) -> None:
+        """It is written down that the session was used at this moment."""
+        self._used_on_disk = max(self._used_on_disk, moment)
+
+    def forgive(self, jump: timedelta, *, before: datetime) -> None:
+        """The wall clock jumped: unless it was used since, the session is as idle as it was."""
+        if self._state.last_accessed <= before:
+            self._state.last_accessed += jump
+            self.changed()

@@ -13,10 +13,9 @@ from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.persistence.committer import CommitQueue
 from miniclaw_sessions.core.persistence.flusher import Flushable
 from miniclaw_sessions.core.protocol.keys import SessionKey
-from miniclaw_sessions.core.session.home import Ownership
 from miniclaw_sessions.core.session.journal import Journal
 from miniclaw_sessions.core.session.owner import Owner
-from miniclaw_sessions.core.session.turn import SOLE_OWNER
+from miniclaw_sessions.core.session.turn import sole_owner
 from miniclaw_sessions.core.stores.base import Append, StoredEntry
 from miniclaw_sessions.core.stores.memory import MemoryStore
 
@@ -24,6 +23,7 @@ from miniclaw_sessions.core.stores.memory import MemoryStore
 class MemoryHome:
     """The home of sessions that belong to no manager; it is its own committer and flusher."""
 
+    ownership = staticmethod(sole_owner)
     max_message_bytes = max_metadata_bytes = 2**62
 
     def __init__(self, clock: Clock, window: int) -> None:
@@ -47,10 +47,6 @@ class MemoryHome:
         clock = self.clock
         conversation = Conversation.new(key, incarnation=clock.new_id(), created_at=clock.now(), capacity=self._window)
         return Journal(conversation, self)
-
-    def ownership(self, journal: Journal) -> Ownership:  # noqa: ARG002 - the home's
-        """No other process can answer it."""
-        return SOLE_OWNER
 
     @asynccontextmanager
     async def new_journal(self, key: SessionKey, *, purpose: str) -> AsyncIterator[Journal]:  # noqa: ARG002 - no other task can see it half made

@@ -197,22 +197,20 @@ class _Shown:
 
 async def branches_of(journal: Journal) -> BranchMap:
     """Where a session's branches part, as far as it is committed; what was read before is not read again."""
-    branches, store = journal.branches, journal.home.store
-    if not store.keeps_entries:
-        return _of_window(journal)
+    store = journal.home.store
+    if not store.keeps_entries:  # the window is all there is: one branch
+        branches = BranchMap()
+        branches.leaf = journal.last_sequence
+        return branches
+    if journal.branches is None:
+        journal.branches = BranchMap()
+    branches = journal.branches
     is_behind = journal.queue.may_have_more(branches.up_to)
     while is_behind and (page := await store.read(journal.session_id, after=branches.up_to, limit=PAGE)):
         for stored in page:
             if stored.sequence > branches.up_to:  # another search may have been here
                 branches.add(stored.sequence, stored.encoded)
         is_behind = len(page) == PAGE
-    return branches
-
-
-def _of_window(journal: Journal) -> BranchMap:
-    """Without a transcript the window is all there is: one branch."""
-    branches = BranchMap()
-    branches.leaf = journal.last_sequence
     return branches
 
 

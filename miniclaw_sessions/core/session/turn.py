@@ -119,8 +119,12 @@ class _SoleOwner:
         """As above."""
 
 
-SOLE_OWNER: Ownership = _SoleOwner()
-"""The ownership of every turn where no other process answers the sessions."""
+_SOLE_OWNER = _SoleOwner()
+
+
+def sole_owner(journal: Journal) -> Ownership:  # noqa: ARG001 - as `Home.ownership`
+    """`Home.ownership` where no other process answers the sessions."""
+    return _SOLE_OWNER
 
 
 @guarded(attrgetter("_journal.home.owner"), anywhere=("messages", "entries"))

@@ -24,8 +24,7 @@ from miniclaw_sessions.core.persistence.snapshots import CHUNK, Snapshots
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Journal, Owner, Session
-from miniclaw_sessions.core.session.home import Ownership
-from miniclaw_sessions.core.session.turn import SOLE_OWNER
+from miniclaw_sessions.core.session.turn import sole_owner
 from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.errors import StoreFull
@@ -37,6 +36,7 @@ pytestmark = pytest.mark.anyio
 class Bench:
     """The home of sessions: a flusher and a committer at work on real files, without a manager around them."""
 
+    ownership = staticmethod(sole_owner)
     max_message_bytes = max_metadata_bytes = 1_000_000
 
     def __init__(self, workspace: Path) -> None:
@@ -54,9 +54,6 @@ class Bench:
             interval_s=PERSISTENCE_INTERVAL_SECS,
             on_progress=self.progress.append,
         )
-
-    def ownership(self, journal: Journal) -> Ownership:  # noqa: ARG002 - the home's
-        return SOLE_OWNER
 
     def new_journal(self, key: SessionKey, *, purpose: str) -> AbstractAsyncContextManager[Journal]:
         raise AssertionError(f"no {purpose} {key} is made here")
