@@ -19,9 +19,8 @@ from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
 from anyio import CancelScope, CapacityLimiter, Semaphore, to_thread
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DatabaseError, DataError, IntegrityError, SQLAlchemyError
-from sqlalchemy.pool import NullPool, QueuePool
 
 from miniclaw_sessions.core.history.search import Found, Search
 from miniclaw_sessions.core.stores.base import LOST, Append, Store, StoredEntry, StoredHead, StorePlace
@@ -34,6 +33,7 @@ from miniclaw_sessions.core.stores.sql.checksums import unreadable
 from miniclaw_sessions.core.stores.sql.failures import is_full, store_error, unknown_schema
 from miniclaw_sessions.core.stores.sqlite import searching, statements
 from miniclaw_sessions.core.stores.sqlite.damaged_pages import read_row_by_row
+from miniclaw_sessions.core.stores.sqlite.engines import engine
 from miniclaw_sessions.core.stores.sqlite.files import (
     connect,
     create_file,
@@ -392,12 +392,12 @@ class SQLiteStore(Store):
 
     def _own_problems(self) -> list[str]:
         """The problems that SQLite finds in the database, over a separate connection."""
-        engine = self._engine(writing=False)
+        separate = self._engine(writing=False)
         try:
-            with self._failing("check"), engine.connect() as connection:
+            with self._failing("check"), separate.connect() as connection:
                 return statements.check_database(connection)
         finally:
-            engine.dispose()
+            separate.dispose()
 
     def _close(self) -> None:
         with suppress(StoreError):  # the next opening tries it again
@@ -556,16 +556,7 @@ class SQLiteStore(Store):
             raise store_error(error, path=self._path, attempted=attempted) from error
 
     def _engine(self, *, writing: bool) -> Engine:
-        engine = create_engine(
-            "sqlite://",
-            creator=partial(connect, self._path, writing=writing),
-            poolclass=NullPool if writing else QueuePool,
-            hide_parameters=True,  # error texts must not contain messages
-            **({} if writing else {"pool_size": READERS, "max_overflow": 0}),
-        )
-        begin = "BEGIN IMMEDIATE" if writing else "BEGIN"
-        event.listen(engine, "begin", lambda connection: driver_of(connection).execute(begin))
-        return engine
+        return engine(partial(connect, self._path, writing=writing), readers=None if writing else READERS)
 
     def _discard_writer(self) -> None:
         writer, self._writer = self._writer, None
@@ -586,10 +577,10 @@ class SQLiteStore(Store):
         self._writers = self._readers = None
 
 
-def _opened(engine: Engine | None, path: Path) -> Engine:
-    if engine is None:
+def _opened(found: Engine | None, path: Path) -> Engine:
+    if found is None:
         raise _not_open(path)
-    return engine
+    return found
 
 
 def _is_named_rightly(stored: StoredHead) -> bool:

@@ -6,9 +6,12 @@ import, is only loaded for an old database.
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from sqlalchemy import Connection, insert
+from sqlalchemy.dialects.sqlite import dialect
+from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
 
 from miniclaw_sessions.core.stores.sql.models import Base, PlacedRow
 
@@ -26,8 +29,18 @@ def create(connection: Connection) -> None:
     """Make the newest schema in an empty database, as `upgrade` would, within the connection's transaction."""
     connection.exec_driver_sql(_VERSION_TABLE)
     connection.exec_driver_sql("INSERT INTO alembic_version VALUES (?)", (REVISIONS[-1],))
-    Base.metadata.create_all(connection, checkfirst=False)
+    for statement in _schema():
+        connection.exec_driver_sql(statement)
     connection.execute(insert(PlacedRow).values(up_to=0))
+
+
+@cache
+def _schema() -> list[str]:
+    """What `create_all` does, which would compile it again for each database; a salvage counts on its order."""
+    tables = Base.metadata.tables.values()
+    made: list[ExecutableDDLElement] = [CreateTable(table) for table in tables]
+    made += [CreateIndex(index) for table in tables for index in sorted(table.indexes, key=lambda one: str(one.name))]
+    return [str(one.compile(dialect=dialect())) for one in made]
 
 
 def upgrade(connection: Connection) -> None:
