@@ -156,6 +156,9 @@ _STOREYS = {"protocol": "core", "stores": "core", "formats": "files", "transfer"
 _STOREYS |= {"providers": "agent", "client": "service", "cli": "service"}
 """The rooms that plug-ins, programs and installed commands name, and the storey of each."""
 
+_MOVED = {"formats.tree": "files.formats.json_lines", "formats.images": "core.protocol.images"}
+"""Modules of a codec's kit that lie elsewhere now: by the names that codecs of other packages import."""
+
 
 class _ShortNames:
     """Finds a room by its name without the storey: `miniclaw_sessions.stores.base` is `...core.stores.base`, itself.
@@ -167,7 +170,8 @@ class _ShortNames:
     def find_spec(name: str, *_others: object) -> ModuleSpec | None:
         """What loads a module by its short name; None for all other names."""
         package, _, module = name.partition(".")
-        if package != __name__ or module.partition(".")[0] not in _STOREYS:
+        is_short = module.partition(".")[0] in _STOREYS or module.removeprefix("files.") in _MOVED
+        if package != __name__ or not is_short:
             return None
         return ModuleSpec(name, _ShortNames)  # type: ignore[arg-type]  # the class itself is the loader
 
@@ -179,7 +183,8 @@ class _ShortNames:
     def exec_module(module: Any) -> None:
         """Put the module itself in the place of the new one."""
         name = module.__name__.partition(".")[2]
-        sys.modules[module.__name__] = import_module(f"{__name__}.{_STOREYS[name.partition('.')[0]]}.{name}")
+        place = _MOVED.get(name.removeprefix("files.")) or f"{_STOREYS[name.partition('.')[0]]}.{name}"
+        sys.modules[module.__name__] = import_module(f"{__name__}.{place}")
 
 
 sys.meta_path.insert(0, _ShortNames)

@@ -196,6 +196,16 @@ def test_plug_ins_may_name_rooms_without_their_storey() -> None:
         importlib.import_module(f"{PACKAGE}.stores.nonsense")
 
 
+def test_codecs_may_name_the_modules_of_their_kit_that_were_moved() -> None:
+    assert (
+        importlib.import_module(f"{PACKAGE}.formats.tree").Tree
+        is importlib.import_module(f"{PACKAGE}.files.formats.json_lines").Tree
+    )
+    program = f"from {PACKAGE}.formats import images, tree; print(images.__name__, tree.__name__)"
+    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [f"{PACKAGE}.core.protocol.images", f"{PACKAGE}.files.formats.json_lines"]
+
+
 # --- the import table ------------------------------------------------------------------------------------------------
 
 
