@@ -45,7 +45,7 @@ class SystemClock:
     """The machine's clocks."""
 
     def __init__(self) -> None:
-        import random  # noqa: PLC0415 - a mere import of this module loads neither
+        import random  # noqa: PLC0415 - an import of this module loads neither
 
         import uuid_utils  # noqa: PLC0415 - same
 
@@ -75,7 +75,7 @@ class SystemClock:
 
 def derived_id(text: str) -> str:
     """A UUIDv5: the same for the same text."""
-    import uuid_utils  # noqa: PLC0415 - as above
+    import uuid_utils  # noqa: PLC0415 - an import of this module does not load it
 
     return str(uuid_utils.uuid5(uuid_utils.NAMESPACE_OID, text))
 

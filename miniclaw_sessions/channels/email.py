@@ -158,7 +158,7 @@ class EmailChannel:
 
     async def _incoming(self, mailbox: _Mailbox, uid: int) -> Incoming | None:
         """A mail as it is handed over; None: it is in hand already, or left unread, and why is logged."""
-        from miniclaw_sessions.channels.mail import MAX_HEADER_BYTES, read_message  # noqa: PLC0415 - the settings need none
+        from miniclaw_sessions.channels.mail import MAX_HEADER_BYTES, read_message  # noqa: PLC0415 - the settings alone need none of it
 
         if uid in self._left | self._answered | {known for known, _ in self._in_hand.values()}:
             return None
@@ -202,7 +202,7 @@ class EmailChannel:
 
     def _read(self, header: bytes) -> tuple[Mail | str, bool]:
         """A header, and whether its From is authentic; a stranger's may take a second, so not on the event loop."""
-        from miniclaw_sessions.channels.mail import is_authenticated, read_header  # noqa: PLC0415 - as above
+        from miniclaw_sessions.channels.mail import is_authenticated, read_header  # noqa: PLC0415 - the settings alone need none of it
 
         mail, server = read_header(header, self._settings.address), self._settings.authserv_id
         return mail, not server or (not isinstance(mail, str) and is_authenticated(header, server))

@@ -237,7 +237,7 @@ class MatrixChannel:
     async def _log_in(self) -> None:
         from nio import WhoamiResponse  # noqa: PLC0415 - the settings alone need none of it
 
-        from miniclaw_sessions.channels.matrix_replies import Client  # noqa: PLC0415 - as above
+        from miniclaw_sessions.channels.matrix_replies import Client  # noqa: PLC0415 - loaded with the channel
 
         if self._made is None:
             client = Client(self._settings.homeserver.rstrip("/"))
@@ -249,7 +249,7 @@ class MatrixChannel:
         self._client.restore_login(who.user_id, who.device_id or "", self._token.reveal())
 
     async def _synced(self, position: str | None) -> SyncResponse:
-        from nio import SyncResponse  # noqa: PLC0415 - as above
+        from nio import SyncResponse  # noqa: PLC0415 - loaded with the channel
 
         self._client.next_batch = ""  # else the library goes on from its own
         reply = await self._client.sync(_WAIT_MS if position else 0, _FILTER, since=position)
@@ -268,7 +268,7 @@ class MatrixChannel:
 
     async def _join(self, room_id: str) -> None:
         """Come into a room; a proxy's refusal is retried with the next reply, and blocks no other room."""
-        from nio import JoinError  # noqa: PLC0415 - as above
+        from nio import JoinError  # noqa: PLC0415 - loaded with the channel
 
         try:
             joined = await self._client.join(room_id)
@@ -282,7 +282,7 @@ class MatrixChannel:
             log.warning("a room cannot be joined", action="matrix.refused", **why)
 
     async def _said(self, reply: SyncResponse, position: str) -> AsyncIterator[tuple[Incoming, _Place]]:
-        from aiohttp import ClientPayloadError  # noqa: PLC0415 - as above
+        from aiohttp import ClientPayloadError  # noqa: PLC0415 - loaded with the channel
 
         for room_id, room in reply.rooms.join.items():
             events = list(room.timeline.events)
@@ -311,7 +311,7 @@ class MatrixChannel:
 
     async def _left_out(self, room_id: str, start: str, position: str) -> Sequence[Event]:
         """What a reply left out of a room, because too much was said there."""
-        from nio import RoomMessagesResponse  # noqa: PLC0415 - as above
+        from nio import RoomMessagesResponse  # noqa: PLC0415 - loaded with the channel
 
         events: list[Event] = []
         while start:
@@ -381,7 +381,7 @@ class MatrixChannel:
 
     async def _event(self, room_id: str, event_id: str) -> dict[str, Any]:
         """An event that another one refers to; an empty one if it is missing."""
-        from nio import RoomGetEventResponse  # noqa: PLC0415 - as above
+        from nio import RoomGetEventResponse  # noqa: PLC0415 - loaded with the channel
 
         found = await self._client.room_get_event(room_id, event_id)
         return dict(found.event.source) if isinstance(found, RoomGetEventResponse) else {}
@@ -424,7 +424,7 @@ class MatrixChannel:
         del chat_id  # the place knows more
         if not isinstance(outgoing, Last):
             return
-        from aiohttp import ClientError  # noqa: PLC0415 - as above
+        from aiohttp import ClientError  # noqa: PLC0415 - loaded with the channel
 
         place = self._places[outgoing.incoming]
         is_done = False
@@ -466,7 +466,7 @@ class MatrixChannel:
 
     async def _put(self, place: _Place, part: str, content: dict[str, Any]) -> None:
         """Send an event, in the thread of what it answers; the homeserver takes each part of an answer once."""
-        from nio import RoomSendResponse  # noqa: PLC0415 - as above
+        from nio import RoomSendResponse  # noqa: PLC0415 - loaded with the channel
 
         relation: dict[str, Any] = {"m.in_reply_to": {"event_id": place.event_id}} if place.is_group else {}
         if place.thread:
@@ -484,7 +484,7 @@ class MatrixChannel:
         log.error("an answer is refused for good", action="matrix.refused", channel=self.name, detail=code)
 
     async def _uploaded(self, image: ImagePart) -> dict[str, Any] | None:
-        from nio import UploadResponse  # noqa: PLC0415 - as above
+        from nio import UploadResponse  # noqa: PLC0415 - loaded with the channel
 
         data = base64.b64decode(image.data or "")
         name = f"image.{image.media_type.partition('/')[2] or 'png'}"

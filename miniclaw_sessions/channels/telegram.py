@@ -136,9 +136,9 @@ class TelegramChannel:
         # it would log what people say, where that arrives damaged
         logging.getLogger("telegram").setLevel(logging.CRITICAL + 1)
         try:
-            import telegram  # noqa: PLC0415 - an extra
+            import telegram  # noqa: PLC0415 - an extra, and slow to load
 
-            from miniclaw_sessions.channels.telegram_replies import told_apart  # noqa: PLC0415 - needs that extra
+            from miniclaw_sessions.channels.telegram_replies import told_apart  # noqa: PLC0415 - loads the extra
         except ImportError:
             sentence = f"the channel telegram needs python-telegram-bot: {to_install('telegram')}"
             raise ConfigError(sentence) from None
@@ -179,9 +179,9 @@ class TelegramChannel:
             ConfigError: the token is none, or another program listens to the same bot.
             Unreachable: Telegram is not there, or breaks off.
         """
-        from telegram import error  # noqa: PLC0415 - an extra
+        from telegram import error  # noqa: PLC0415 - an extra, and slow to load
 
-        from miniclaw_sessions.channels.telegram_replies import sentence_of  # noqa: PLC0415 - needs that extra
+        from miniclaw_sessions.channels.telegram_replies import sentence_of  # noqa: PLC0415 - loads the extra
 
         try:
             await self._asked(self._bot.initialize)
@@ -242,7 +242,7 @@ class TelegramChannel:
 
         It is still answered in its turn, unless a crash comes first, and its sender gets a note.
         """
-        from telegram.error import BadRequest, Forbidden  # noqa: PLC0415 - an extra
+        from telegram.error import BadRequest, Forbidden  # noqa: PLC0415 - an extra, and slow to load
 
         first = next(iter(self._exchanges.values()), None)
         if not self._is_crowded or first is None or first.state is not State.HEARD or first.message is None:
@@ -292,7 +292,7 @@ class TelegramChannel:
 
     async def _heard(self, fields: Fields) -> Incoming | None:
         """What an update says to the bot; None: nothing, or it is under way already."""
-        from telegram import Update  # noqa: PLC0415 - an extra
+        from telegram import Update  # noqa: PLC0415 - an extra, and slow to load
 
         exchange = self._noted(fields)
         if exchange.message is not None or exchange.state is State.OVER:
@@ -380,7 +380,7 @@ class TelegramChannel:
         )
 
     async def _images(self, message: telegram.Message) -> list[Part]:
-        from telegram import error  # noqa: PLC0415 - an extra
+        from telegram import error  # noqa: PLC0415 - an extra, and slow to load
 
         images = images_of(message)
         if not images:
@@ -405,9 +405,9 @@ class TelegramChannel:
         Raises:
             Unreachable: Telegram refuses it, or is not there.
         """
-        from telegram.error import TelegramError  # noqa: PLC0415 - an extra
+        from telegram.error import TelegramError  # noqa: PLC0415 - an extra, and slow to load
 
-        from miniclaw_sessions.channels.telegram_replies import sentence_of  # noqa: PLC0415 - needs that extra
+        from miniclaw_sessions.channels.telegram_replies import sentence_of  # noqa: PLC0415 - loads the extra
 
         try:
             await self._sent(chat_id, outgoing)
@@ -436,7 +436,7 @@ class TelegramChannel:
 
     async def _end(self, place: Place, exchange: Exchange, last: Last) -> None:
         """Send the final outcome; an interrupted or unsent one must come again, if it still can."""
-        from telegram.error import BadRequest, Forbidden, TelegramError  # noqa: PLC0415 - an extra
+        from telegram.error import BadRequest, Forbidden, TelegramError  # noqa: PLC0415 - an extra, and slow to load
 
         is_kept = not self._settings.webhook_url and exchange in self._exchanges.values()  # by Telegram
         again = exchange.state is State.HEARD or is_kept
@@ -476,7 +476,7 @@ class TelegramChannel:
 
     async def _put(self, place: Place, exchange: Exchange, piece: str, message_id: int | None, *, insist: bool) -> int:
         """Send or edit a message, with tags, else as it is; its id."""
-        from telegram.error import BadRequest  # noqa: PLC0415 - an extra
+        from telegram.error import BadRequest  # noqa: PLC0415 - an extra, and slow to load
 
         forms = [(piece, None)] if exchange.is_verbatim else [(telegram_html(piece), "HTML"), (piece, None)]
         for text, mode in forms:
@@ -498,8 +498,8 @@ class TelegramChannel:
 
     async def _send_images(self, place: Place, exchange: Exchange, message: Message) -> None:
         """Send the images of an answer; never a text in place of one, which the library takes for a file's path."""
-        from telegram import InputFile  # noqa: PLC0415 - an extra
-        from telegram.error import BadRequest  # noqa: PLC0415 - an extra
+        from telegram import InputFile  # noqa: PLC0415 - an extra, and slow to load
+        from telegram.error import BadRequest  # noqa: PLC0415 - an extra, and slow to load
 
         for part in message.content if isinstance(message.content, tuple) else ():
             to = self._to(place, exchange)
@@ -544,9 +544,9 @@ class TelegramChannel:
 
     async def _asked(self, call: Callable[[], Awaitable[T]], *, insist: bool = False) -> T:
         """Call Telegram, as late as it says; with `insist`, again and again until its own reply confirms it."""
-        from telegram.error import BadRequest, NetworkError, RetryAfter  # noqa: PLC0415 - an extra
+        from telegram.error import BadRequest, NetworkError, RetryAfter  # noqa: PLC0415 - an extra, and slow to load
 
-        from miniclaw_sessions.channels.telegram_replies import sentence_of  # noqa: PLC0415 - needs that extra
+        from miniclaw_sessions.channels.telegram_replies import sentence_of  # noqa: PLC0415 - loads the extra
 
         delay, longest = _BACKOFF_S
         while True:

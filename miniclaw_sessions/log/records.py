@@ -218,7 +218,7 @@ def render_json(logger: Any, method: str, record: EventDict) -> str:
 
 
 def _pretty_steps(stream: TextIO) -> list[Processor]:
-    from rich.console import Console  # noqa: PLC0415 - a service never needs it
+    from rich.console import Console  # noqa: PLC0415 - an extra: the library alone has no rich
 
     colors = stream.isatty() and not Console(file=stream).no_color
     renderer = structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=32, sort_keys=False, timestamp_key="time")

@@ -36,10 +36,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load the model when it is asked for: tests of sessions need no agent."""
+    """Load the model at its first use."""
     if name != "ScriptedProvider":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from miniclaw_sessions.testing.provider import ScriptedProvider  # noqa: PLC0415 - see above
+    from miniclaw_sessions.testing.provider import ScriptedProvider  # noqa: PLC0415 - tests of sessions need no agent
 
     globals()[name] = ScriptedProvider
     return ScriptedProvider

@@ -73,7 +73,7 @@ class AnthropicProvider(ServiceProvider):
             raise ConfigError(f"max_tokens must be positive, and thinking at least {LEAST_THINKING} tokens")
         try:
             import anthropic  # noqa: PLC0415 - an extra, and slow to load
-            import httpx2  # noqa: PLC0415 - comes with the package
+            import httpx2  # noqa: PLC0415 - the extra loads it
 
             from miniclaw_sessions.agent.providers.connections import bounded_client  # noqa: PLC0415 - loads httpx2
         except ImportError:

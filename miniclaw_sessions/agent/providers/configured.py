@@ -150,7 +150,7 @@ def _mcp_tools(settings: Settings) -> AbstractAsyncContextManager[Callable[[], I
     if not settings.mcp:
         return nullcontext(tuple)
     try:
-        from miniclaw_sessions.agent.mcp.servers import open_servers  # noqa: PLC0415 - loads what takes a second
+        from miniclaw_sessions.agent.mcp.servers import open_servers  # noqa: PLC0415 - takes a second to load
     except ImportError:
         raise ConfigError(f"[mcp.NAME] needs the package mcp: {to_install('mcp')}") from None
     return open_servers(settings.mcp, chosen=settings.model.tools)

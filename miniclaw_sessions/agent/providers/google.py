@@ -66,7 +66,7 @@ class GoogleProvider(ServiceProvider):
     ) -> None:
         super().__init__(model, **service)
         try:
-            import httpx2  # noqa: PLC0415 - not of the package, but what it uses if it is there
+            import httpx2  # noqa: PLC0415 - slow to load; the extra uses it if it is installed
             from google.genai import errors  # noqa: PLC0415 - an extra, and slow to load
 
             from miniclaw_sessions.agent.providers.connections import bounded_client  # noqa: PLC0415 - loads httpx2

@@ -47,7 +47,7 @@ class OpenAIClientProvider(ServiceProvider):
     def __init__(self, model: str, **service: Unpack[ServiceOptions]) -> None:
         super().__init__(model, **service)
         try:
-            import httpx2  # noqa: PLC0415 - comes with the package
+            import httpx2  # noqa: PLC0415 - the extra loads it
             import openai  # noqa: PLC0415 - an extra, and slow to load
 
             from miniclaw_sessions.agent.providers.connections import bounded_client  # noqa: PLC0415 - loads httpx2

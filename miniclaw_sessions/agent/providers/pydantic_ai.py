@@ -70,7 +70,7 @@ class PydanticAIProvider(ServiceProvider):
     ) -> None:
         super().__init__(model, **service)
         try:
-            import httpx2  # noqa: PLC0415 - what the services' packages use
+            import httpx2  # noqa: PLC0415 - the extra loads it
             from pydantic_ai import exceptions  # noqa: PLC0415 - an extra, and slow to load
 
             from miniclaw_sessions.agent.providers.connections import bounded_client  # noqa: PLC0415 - loads httpx2
@@ -87,7 +87,7 @@ class PydanticAIProvider(ServiceProvider):
             raise ConfigError(f"{self._vendor} has no budget for thinking; set an effort, such as model.thinking = low")
 
     def _made(self, user_error: type[Exception]) -> Model:
-        from pydantic_ai.models import infer_model  # noqa: PLC0415 - as above
+        from pydantic_ai.models import infer_model  # noqa: PLC0415 - loaded with the provider
         from pydantic_ai.providers import infer_provider_class  # noqa: PLC0415 - same
 
         def provider(name: str) -> Any:
@@ -110,8 +110,8 @@ class PydanticAIProvider(ServiceProvider):
         await self._connections.aclose()
 
     async def _ask(self, context: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
-        from pydantic_ai.direct import model_request_stream  # noqa: PLC0415 - as above
-        from pydantic_ai.messages import PartDeltaEvent, PartStartEvent, TextPart, TextPartDelta  # noqa: PLC0415
+        from pydantic_ai.direct import model_request_stream  # noqa: PLC0415 - loaded with the provider
+        from pydantic_ai.messages import PartDeltaEvent, PartStartEvent, TextPart, TextPartDelta  # noqa: PLC0415 - same
 
         from miniclaw_sessions.agent.providers.pydantic_ai_messages import (  # noqa: PLC0415 - loads pydantic-ai
             from_model_messages,

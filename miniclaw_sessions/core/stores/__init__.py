@@ -86,7 +86,7 @@ def open_store(
 
 def _in_files(place: StorePlace, path: Path, *, read_only: bool) -> Store:
     if place.kind == "sqlite" and read_only:
-        from miniclaw_sessions.core.stores.sqlite.reader import SQLiteReader  # noqa: PLC0415 - as above
+        from miniclaw_sessions.core.stores.sqlite.reader import SQLiteReader  # noqa: PLC0415 - only the chosen store is imported
 
         return SQLiteReader(path)
     if place.kind == "sqlite":
@@ -104,7 +104,7 @@ def _in_files(place: StorePlace, path: Path, *, read_only: bool) -> Store:
 
 def _of_another_package(place: StorePlace, workspace: Path, *, read_only: bool) -> Store:
     """A plug-in's store. Nothing works without it, so it is imported here and not in a thread."""
-    from miniclaw_sessions.plugins import find  # noqa: PLC0415 - as above
+    from miniclaw_sessions.plugins import find  # noqa: PLC0415 - only a plug-in's store needs it
 
     point = find("stores", place.kind, "sessions.store")
     try:
@@ -120,7 +120,7 @@ def _of_another_package(place: StorePlace, workspace: Path, *, read_only: bool) 
 
 def _on_a_server(url: str, settings: PostgreSQLSettings, *, read_only: bool) -> Store:
     try:
-        from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore  # noqa: PLC0415 - as above
+        from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
         if error.name != "asyncpg":
             raise

@@ -53,8 +53,7 @@ def _as_json(document: Callable[[], dict[str, Any]]) -> Content:
 
 @functools.cache
 def _as_page(document: Callable[[], dict[str, Any]]) -> Content:
-    # only the page needs its renderer, and clients load this module too
-    from miniclaw_sessions.service.api.docs_page import CONTENT_SECURITY_POLICY, docs_page  # noqa: PLC0415
+    from miniclaw_sessions.service.api.docs_page import CONTENT_SECURITY_POLICY, docs_page  # noqa: PLC0415 - not a client's
 
     page = docs_page(document()).encode()
     return Content.tagged(page, "text/html", **CACHED, **{"Content-Security-Policy": CONTENT_SECURITY_POLICY})

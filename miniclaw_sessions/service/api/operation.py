@@ -6,6 +6,7 @@ other field is a query parameter. A field of type `Upload` takes the body as it 
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -84,8 +85,6 @@ class Content:
     @classmethod
     def tagged(cls, body: bytes, media_type: str, **headers: str) -> Content:
         """Content with a tag that is made of it."""
-        import hashlib  # noqa: PLC0415 - a client has these shapes, and tags nothing
-
         return cls(body, media_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"', headers)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
@@ -271,9 +272,7 @@ async def fork_session(context: Context, request: ForkRequest) -> SessionReply:
     if target is not None:
         context.caller.permit(SessionKey.parse(target))
     if target is None and request.idempotency_key is not None:
-        import hashlib  # noqa: PLC0415 - a client has these shapes, and never forks
-
-        from miniclaw_sessions.core.session.copying import MAX_CHAT_ID, PARENT_SESSION  # noqa: PLC0415 - same
+        from miniclaw_sessions.core.session.copying import MAX_CHAT_ID, PARENT_SESSION  # noqa: PLC0415 - a client never forks
 
         named = f"{session.statistics().incarnation} {request.idempotency_key}"
         suffix = hashlib.sha256(named.encode()).hexdigest()[:12]
@@ -388,7 +387,7 @@ def _place(summary: SessionSummary) -> str:
 
 
 def _parse_place(text: str) -> ListPosition:
-    from miniclaw_sessions.core.stores.positions import ListPosition  # noqa: PLC0415 - same
+    from miniclaw_sessions.core.stores.positions import ListPosition  # noqa: PLC0415 - a client lists nothing
 
     number, _, session_id = text.partition(".")
     if not (number.isascii() and number.isdigit() and len(number) <= _MAX_PLACE_DIGITS):

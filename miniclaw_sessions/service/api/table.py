@@ -28,8 +28,7 @@ from miniclaw_sessions.service.api.service import program_version
 @functools.cache
 def document() -> dict[str, Any]:
     """The OpenAPI document of all operations; made once."""
-    # heavy, and rarely requested
-    from miniclaw_sessions.service.api.openapi import openapi_document  # noqa: PLC0415
+    from miniclaw_sessions.service.api.openapi import openapi_document  # noqa: PLC0415 - heavy, and rarely requested
 
     return openapi_document(OPERATIONS, program_version())
 

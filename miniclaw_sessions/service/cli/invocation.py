@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
-from miniclaw_sessions.config import LoadedSettings, config_path, load_settings
+from miniclaw_sessions.config import LoadedSettings, LogSettings, config_path, load_settings
 from miniclaw_sessions.log import configured_when_used
 from miniclaw_sessions.printable import printable_json
 from miniclaw_sessions.service.cli.output import Report, one_line, progress_on, unwatched
@@ -126,9 +127,7 @@ class Invocation:
         Raises:
             ConfigError: one of them is wrong.
         """
-        import msgspec  # noqa: PLC0415 - whoever asks a daemon does without
-
-        from miniclaw_sessions.core.stores import stores_in  # noqa: PLC0415 - same
+        from miniclaw_sessions.core.stores import stores_in  # noqa: PLC0415 - a client of a daemon does without
 
         loaded, lying = self.loaded, []
         if loaded.sources["sessions.store"] == "default":
@@ -198,8 +197,6 @@ class Invocation:
 
     def print_json(self, document: Any) -> None:
         """One JSON document, indented on a terminal and on one line otherwise."""
-        import msgspec  # noqa: PLC0415 - help does not need it
-
         encoded = msgspec.json.encode(document)
         write_bytes((msgspec.json.format(encoded, indent=2) if sys.stdout.isatty() else encoded) + b"\n")
         sys.stdout.buffer.flush()
@@ -217,8 +214,7 @@ class Invocation:
 
     def configure_logging(self) -> None:
         """Warnings go to standard error in readable form; with `--debug` everything does."""
-        from miniclaw_sessions.config import LogSettings  # noqa: PLC0415 - structlog is slow to load
-        from miniclaw_sessions.log.records import configure_logging  # noqa: PLC0415 - same
+        from miniclaw_sessions.log.records import configure_logging  # noqa: PLC0415 - structlog is slow to load
 
         configure_logging(LogSettings(level="debug" if self.debug else "warning", format="pretty"))
 

@@ -125,8 +125,8 @@ def _audited(client: Client, settings: LogSettings, stack: AsyncExitStack | Exit
     transport = client.transport
     if not isinstance(transport, LocalTransport) or not settings.audit_file:
         return
-    from miniclaw_sessions.log.audit import AuditLog, Deed  # noqa: PLC0415 - same
-    from miniclaw_sessions.service.api.error_table import as_request_error  # noqa: PLC0415 - where nothing is audited
+    from miniclaw_sessions.log.audit import AuditLog, Deed  # noqa: PLC0415 - only with an audit file
+    from miniclaw_sessions.service.api.error_table import as_request_error  # noqa: PLC0415 - same
 
     audit = stack.enter_context(AuditLog(settings, SystemClock()))
 

@@ -169,7 +169,7 @@ class _Bar:
                 self._progress = None
 
     def _show(self) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415 - slow to load
 
         with self._lock:
             if self._timer is not threading.current_thread():

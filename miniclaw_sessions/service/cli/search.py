@@ -189,7 +189,7 @@ def speaker(result: SearchResult) -> str:
 
 
 def _snippet(result: SearchResult) -> Text:
-    from rich.text import Text  # noqa: PLC0415 - as above
+    from rich.text import Text  # noqa: PLC0415 - `--json` does not need it
 
     text = Text(style="" if result.current else "dim")
     for piece in result.snippet:

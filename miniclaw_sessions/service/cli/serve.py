@@ -8,7 +8,9 @@ import typer
 
 from miniclaw_sessions.config import flag_of
 from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.service.cli.failures import print_error
 from miniclaw_sessions.service.cli.invocation import Invocation, command
+from miniclaw_sessions.service.gateway.exit_status import ExitStatus
 
 app = typer.Typer()
 
@@ -56,8 +58,6 @@ def serve(  # noqa: PLR0913 - one parameter per flag
     log_format: Annotated[str | None, _flag("log.format", "auto, json or pretty.", _LOG)] = None,
 ) -> None:
     """Run the daemon until SIGTERM or Ctrl-C. Every setting can also stand in the configuration file."""
-    from miniclaw_sessions.service.gateway.exit_status import ExitStatus  # noqa: PLC0415 - help does not need it
-
     invocation.channels = channel or ()
     invocation.overrides = {
         "sessions.store": store,
@@ -75,8 +75,6 @@ def serve(  # noqa: PLR0913 - one parameter per flag
     try:
         loaded = invocation.local
     except ConfigError as error:
-        from miniclaw_sessions.service.cli.failures import print_error  # noqa: PLC0415 - only a failure pays for it
-
         print_error(error)
         raise typer.Exit(int(ExitStatus.CONFIG)) from None  # tells systemd that starting again cannot help
     from miniclaw_sessions.service.gateway.daemon import run  # noqa: PLC0415 - loads everything

@@ -12,6 +12,7 @@ import typer
 
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.errors import EntryNotFound, SessionsError
+from miniclaw_sessions.service.cli.failures import print_error
 from miniclaw_sessions.service.cli.invocation import Invocation, command
 from miniclaw_sessions.service.cli.names import SessionId, find_session
 from miniclaw_sessions.service.cli.output import counted, local_time, message_block, one_line
@@ -297,8 +298,6 @@ async def check(
             await _acknowledge(invocation)
         found = await _found(invocation)
     except (SessionsError, OSError) as error:
-        from miniclaw_sessions.service.cli.failures import print_error  # noqa: PLC0415 - only a failure pays for it
-
         print_error(error, debug=invocation.debug)
         raise typer.Exit(COULD_NOT_LOOK) from None
     if invocation.as_json:

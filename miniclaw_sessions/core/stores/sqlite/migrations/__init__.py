@@ -45,7 +45,7 @@ def _schema() -> list[str]:
 
 def upgrade(connection: Connection) -> None:
     """Bring the schema to the newest version, within the connection's transaction."""
-    from alembic import command  # noqa: PLC0415 - see above
+    from alembic import command  # noqa: PLC0415 - slow to load, and only for an older schema
     from alembic.config import Config  # noqa: PLC0415 - same
 
     config = Config(attributes={"connection": connection})
