@@ -1,1 +1,1 @@
-"""Sessions at work: what a model and a tool must offer, and the loop that lets them answer."""
+"""Sessions at work: what a model and a tool must offer, and the agent that lets them answer."""

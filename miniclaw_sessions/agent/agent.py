@@ -4,8 +4,11 @@
         async for event in events:
             ...
 
-What happens within a turn, and what survives of it however it ends, is described in `loop`; `resume` goes on where one
-was left.
+A turn: load -> hooks -> context -> model -> tools -> context -> model -> ... -> hooks -> save. The user's message is
+committed before the model is asked, every step with tool calls before its tools run and again with their results, and
+the reply before `TurnFinished` is published. However the turn ends (an error, the limit of iterations, a cancellation
+at any point, a power cut), the session keeps the user's message and every step that was complete, and what it keeps is
+legal to send to a model. `resume` goes on with a turn that was left.
 
 Why a context manager and not a bare async generator: a generator that its reader abandons is closed at some later time,
 in another task, and would take the turn and its cancel scopes with it. Here the turn runs in a task of its own that
@@ -15,14 +18,18 @@ ends, in every case, before the `async with` block does.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from copy import copy
+from enum import StrEnum
 from functools import partial
+from typing import Any, Protocol
 
 import anyio
+import msgspec
 
 from miniclaw_sessions.agent.budgets import Budgets
+from miniclaw_sessions.agent.calls import Approval, SuspendTurn, Tell, ToolRunner, log_pending, pending_calls
 from miniclaw_sessions.agent.context_builder import ContextBuilder
 from miniclaw_sessions.agent.events import (
     AgentEvent,
@@ -37,22 +44,30 @@ from miniclaw_sessions.agent.events import (
     TurnFinished,
     TurnStopped,
     TurnSuspended,
+    in_task,
 )
 from miniclaw_sessions.agent.foreign_session import AnySession, GiveBack, borrow
 from miniclaw_sessions.agent.hooks import Generation, Hooks, Observer
-from miniclaw_sessions.agent.loop import ContextKeeper, Job, Unanswered, run_turn
-from miniclaw_sessions.agent.model_request import ReplyLimits
-from miniclaw_sessions.agent.provider import Provider, TextDelta
-from miniclaw_sessions.agent.suspension import Approval
-from miniclaw_sessions.agent.tool_runner import SuspendTurn, Tell, ToolRunner
+from miniclaw_sessions.agent.model_request import Bill, ReplyLimits, answerable, ask, full_name
+from miniclaw_sessions.agent.provider import Provider, ReasoningDelta, TextDelta
 from miniclaw_sessions.agent.tools import Content, Tool
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import MAX_MESSAGES
-from miniclaw_sessions.core.persistence.own_task import HeldOpen
-from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.history.pairing import open_calls
+from miniclaw_sessions.core.protocol.messages import ABORTED, Message, Role, ToolCall, Usage
 from miniclaw_sessions.core.session import Session
-from miniclaw_sessions.core.session.turn import Opening
-from miniclaw_sessions.errors import AgentError, ConfigError, NothingToResume
+from miniclaw_sessions.core.session.compacting import CompactionOutcome, CompactionStatus
+from miniclaw_sessions.core.session.turn import INTERRUPTED, Opening, Turn
+from miniclaw_sessions.errors import (
+    AgentError,
+    ConfigError,
+    ContextOverflow,
+    InvalidMessage,
+    IterationLimit,
+    ModelError,
+    NothingToResume,
+    SessionsError,
+)
 
 __all__ = [
     "Agent",
@@ -79,6 +94,36 @@ MAX_ITERATIONS = 200
 """The default limit of requests to the model within one turn."""
 
 
+_SPEAKERS = frozenset({Role.USER, Role.ASSISTANT, Role.TOOL_RESULT})  # not what a hook added, nor summaries
+_ADDABLE = frozenset(Role) - {Role.TOOL_RESULT}
+_FINAL = frozenset({Role.ASSISTANT})
+
+
+class ContextKeeper(Protocol):
+    """Keeps a session within its model's context; called between the steps of a turn."""
+
+    context: ContextBuilder
+    """What the model is sent."""
+
+    async def before_request(self, turn: Turn) -> CompactionOutcome | None:
+        """The model is about to be asked; what was done about the context, if anything was."""
+        ...
+
+    async def overflowed(self, turn: Turn) -> CompactionOutcome:
+        """The model refused the context as too large; it is asked once more if this has made it smaller."""
+        ...
+
+
+class Unanswered(StrEnum):
+    """What `resume` does with calls that a crash left without a result."""
+
+    RUN = "run"
+    """Run their tools: right where running twice does no harm, for it may have run before."""
+
+    CLOSE = "close"
+    """Answer them with an error, and let the model decide."""
+
+
 class Agent:
     """A model with its tools, for any number of sessions at once; it holds nothing of any of them.
 
@@ -100,6 +145,9 @@ class Agent:
         observer: who counts and measures its turns.
         choices: other models, by the names that a session may have chosen (`Session.chosen_model`).
         budgets: what may be spent; by default no limit.
+
+    Attributes:
+        context: what its model is sent of a session, unless a keeper decides.
 
     Raises:
         ConfigError: two tools have one name, or a limit is not positive.
@@ -134,23 +182,18 @@ class Agent:
         self.system_prompt = system_prompt
         self.max_iterations = max_iterations
         self.limits = limits or ReplyLimits()
-        self._hooks = hooks or Hooks()
-        self._tools = ToolRunner(tools, timeout_s=tool_timeout_s, hooks=self._hooks, changing=changing_tools)
-        self._context = ContextBuilder(limit=history_limit, max_tokens=max_context_tokens)
-        self._clock = clock or SystemClock()
+        self.hooks = hooks or Hooks()
+        self.tool_runner = ToolRunner(tools, timeout_s=tool_timeout_s, hooks=self.hooks, changing=changing_tools)
+        self.context = ContextBuilder(limit=history_limit, max_tokens=max_context_tokens)
+        self.clock = clock or SystemClock()
 
     def __repr__(self) -> str:
         return f"<Agent {self.provider.name}/{self.provider.model}, {len(self.tools)} tools>"
 
     @property
-    def context(self) -> ContextBuilder:
-        """What its model is sent of a session, unless a keeper decides."""
-        return self._context
-
-    @property
     def tools(self) -> tuple[Tool, ...]:
         """What the model may call."""
-        return self._tools.tools
+        return self.tool_runner.tools
 
     @property
     def models(self) -> dict[str, str]:
@@ -162,7 +205,7 @@ class Agent:
         other = copy(self)
         other.provider, other.choices, other.session = provider, {}, None
         other.system_prompt = system_prompt
-        other._tools = ToolRunner(tools, timeout_s=self._tools.timeout_s, hooks=self._hooks)  # noqa: SLF001 - its own class
+        other.tool_runner = ToolRunner(tools, timeout_s=self.tool_runner.timeout_s, hooks=self.hooks)
         return other
 
     def run(
@@ -191,7 +234,7 @@ class Agent:
             AgentError: a hook failed. These errors carry what was produced.
             TurnInProgress, DuplicateMessage, StoreError, ...: as for `Session.turn`.
         """
-        return _in_task(partial(self.answer, message, session=session, idempotency_key=idempotency_key, keeper=keeper))
+        return in_task(partial(self.answer, message, session=session, idempotency_key=idempotency_key, keeper=keeper))
 
     def resume(
         self,
@@ -218,7 +261,7 @@ class Agent:
         """
         if session is None and self.session is None:
             raise NothingToResume("an agent without a session has no turn that could be resumed")
-        return _in_task(
+        return in_task(
             partial(self.answer, None, session=session, results=results, unanswered=unanswered, keeper=keeper)
         )
 
@@ -251,36 +294,63 @@ class Agent:
         given = self.session if session is None else session
         if message is None and given is None:
             raise NothingToResume("an agent without a session has no turn that could be resumed")
-        chosen, give_back = await _own_or_borrowed(given, message, idempotency_key)
-        turn = chosen.turn(message, idempotency_key=idempotency_key)
-        with nullcontext(_ignore) if self.observer is None else self.observer.turn(chosen) as observed:
+        give_back: GiveBack | None = None
+        if isinstance(given, Session):
+            ours = given
+        else:
+            ours, give_back = await borrow(given, message, idempotency_key)
+        turn = ours.turn(message, idempotency_key=idempotency_key)
+        observing: AbstractContextManager[Callable[[AgentEvent], None]] = nullcontext(lambda _: None)
+        if self.observer is not None:
+            observing = self.observer.turn(ours)
+        with observing as observed:
 
             def publish(event: AgentEvent) -> None:
                 observed(event)
                 tell(event)
 
-            job = Job(
-                provider=self.choices.get(chosen.chosen_model or "", self.provider),
-                budgets=self.budgets,
-                tools=self._tools,
-                hooks=self._hooks,
-                context=self._context,
-                system_prompt=self.system_prompt,
-                max_iterations=self.max_iterations,
-                limits=self.limits,
-                clock=self._clock,
-                session=chosen,
-                keeper=keeper,
-                results=results or {},
-                unanswered=unanswered or (Unanswered.RUN if message is None else Unanswered.CLOSE),
-                approved=message.approved if isinstance(message, Approval) else {},
-                tell=publish,
+            end = await self._run(
+                turn,
+                _Wanted(
+                    session=ours,
+                    keeper=keeper,
+                    results=results or {},
+                    unanswered=unanswered or (Unanswered.RUN if message is None else Unanswered.CLOSE),
+                    approved=message.approved if isinstance(message, Approval) else {},
+                    tell=publish,
+                ),
             )
-            end = await run_turn(turn, job)
             if give_back is not None:
                 await give_back(end, turn.said)
             observed(end)
             return end
+
+    async def _run(self, opening: Turn, wanted: _Wanted) -> TurnEnd:
+        """Run a turn that is not open yet."""
+        running: _Running | None = None
+        try:
+            async with opening as turn:
+                wanted.tell(MessageAccepted(turn.message))
+                running = _Running(self, turn, wanted)
+                end: TurnEnd
+                try:
+                    with turn.stoppable() as work:
+                        end = await running.generate()
+                    if work.cancelled_caught:
+                        end = running.stopped()
+                finally:
+                    running.bill.settle()
+        except AgentError as error:
+            if running is not None:
+                error.messages, error.usage = tuple(opening.said), running.generation.usage
+            raise
+        except anyio.get_cancelled_exc_class():
+            if anyio.current_effective_deadline() == -math.inf:
+                raise
+            raise AgentError(
+                "the model or a hook has cancelled itself; what was complete is saved, ask again"
+            ) from None
+        return end
 
     async def reply(
         self, message: Message, *, session: AnySession | None = None, idempotency_key: str | None = None
@@ -309,35 +379,184 @@ def reply_of(end: TurnEnd) -> Message:
             raise AgentError("the turn ended without a reply; it waits for the answer of a tool")
 
 
-async def _own_or_borrowed(
-    given: AnySession | None, message: Message | Opening | None, idempotency_key: str | None
-) -> tuple[Session, GiveBack | None]:
-    return (given, None) if isinstance(given, Session) else await borrow(given, message, idempotency_key)
+class _Wanted(msgspec.Struct, frozen=True):
+    """What a call of `Agent.answer` asks for."""
+
+    session: Session
+    keeper: ContextKeeper | None
+    results: Mapping[str, Content]
+    unanswered: Unanswered
+    approved: Mapping[str, Mapping[str, Any]]
+    tell: Tell
 
 
-def _ignore(_: AgentEvent) -> None:
-    """Observes nothing."""
+class _Running:
+    """A turn that is open."""
+
+    def __init__(self, agent: Agent, turn: Turn, wanted: _Wanted) -> None:
+        session, message = wanted.session, turn.message.message
+        self.generation = Generation(session, message, agent.system_prompt, is_resumed=turn.is_resumed)
+        self._agent = agent
+        self._turn = turn
+        self._wanted = wanted
+        self._provider = agent.choices.get(session.chosen_model or "", agent.provider)
+        self.bill = Bill(session, agent.budgets, self._provider.model)
+        self._draft: list[str] = []  # what the model has said of the reply that is under way
+
+    async def generate(self) -> TurnFinished | TurnSuspended:
+        """Ask the model and run its tools until it calls none."""
+        agent, turn, generation = self._agent, self._turn, self.generation
+        left = open_calls(turn.messages())
+        if turn.is_resumed and not left:
+            newest = next((message for message in reversed(turn.messages()) if message.role in _SPEAKERS), None)
+            if newest is None or newest.is_assistant:
+                raise NothingToResume(f"session {turn.session_id} has no turn that waits for an answer")
+        await _hook(agent.hooks.before_generation(generation))
+        if left and (still := await self._answer(left)):
+            return await self._suspend(still)
+        for added in generation.added:
+            turn.append(self._given_by_hook(added, _ADDABLE))
+        for _ in range(agent.max_iterations):
+            reply = await self._next_reply()
+            if not reply.tool_calls:
+                return await self._finish(reply)
+            self._append(reply)
+            self._draft.clear()
+            await turn.save()  # before a tool does anything that a crash would make us forget
+            pending = await agent.tool_runner.run_all(reply.tool_calls, turn, generation, self._wanted.tell)
+            await turn.save()
+            if pending:
+                return await self._suspend(pending)
+        raise IterationLimit(
+            f"the model was asked {agent.max_iterations} times in one turn and still called tools; "
+            "its steps are saved. Raise max_iterations if the task needs more."
+        )
+
+    def stopped(self) -> TurnStopped:
+        """The end of a turn that was stopped, which also stands in the transcript: it does not wait for a reply."""
+        turn = self._turn
+        turn.close_calls()
+        reply = Message(
+            Role.ASSISTANT,
+            "".join(self._draft),
+            model=self._provider.model,
+            usage=self.bill.owed,
+            stop_reason=ABORTED,
+        )
+        try:
+            turn.append(reply)
+        except InvalidMessage:  # too large, or cut in the middle of a character
+            turn.append(msgspec.structs.replace(reply, content=""))
+        self.bill.paid()
+        return TurnStopped(turn.said[-1], self.generation.usage)
+
+    # --- what a former process left ----------------------------------------------------------------------------------
+
+    async def _answer(self, calls: Sequence[ToolCall]) -> list[PendingCall]:
+        """Answer the calls that a former process left open; those that still wait for an answer from outside."""
+        turn, wanted, results = self._turn, self._wanted, self._wanted.results
+        waiting = {pending.call.id: pending for pending in await pending_calls(wanted.session)}
+        still = [waiting[call.id] for call in calls if call.id in waiting and call.id not in results]
+        open_now = [call for call in calls if call.id not in results and call.id not in waiting]
+        to_run = [call for call in open_now if wanted.unanswered is Unanswered.RUN or call.id in wanted.approved]
+        for call in calls:
+            if call.id in results:
+                turn.append(Message.tool_result(call, results[call.id]))
+        for call in open_now:
+            if call not in to_run:
+                turn.append(Message.tool_result(call, INTERRUPTED, is_error=True))
+        if to_run:
+            runner = self._agent.tool_runner
+            still += await runner.run_all(to_run, turn, self.generation, wanted.tell, approved=wanted.approved)
+        await turn.save()
+        return still
+
+    async def _suspend(self, pending: Sequence[PendingCall]) -> TurnSuspended:
+        return TurnSuspended(tuple(await log_pending(self._turn, pending)), self.generation.usage)
+
+    # --- the model ---------------------------------------------------------------------------------------------------
+
+    async def _next_reply(self) -> Message:
+        """Ask the model once; once more where its context had to be made smaller first."""
+        agent, keeper, tell = self._agent, self._wanted.keeper, self._wanted.tell
+        if agent.budgets is not None:
+            await agent.budgets.check(self._wanted.session)
+        if keeper is not None and (outcome := await keeper.before_request(self._turn)) is not None:
+            tell(SessionCompacted(outcome))
+        try:
+            answer = await self._ask()
+        except ContextOverflow:
+            if keeper is None:
+                raise
+            outcome = await keeper.overflowed(self._turn)
+            tell(SessionCompacted(outcome))
+            if outcome.status is not CompactionStatus.DONE:
+                raise
+            answer = await self._ask()
+        reply = answerable(answer, self._provider, agent.clock)
+        tell(ReplyFinished(reply))
+        return reply
+
+    async def _ask(self) -> Message:
+        """One reply of the model. Its text is streamed and drafted as it arrives; its thinking is only billed."""
+        agent, wanted = self._agent, self._wanted
+        builder = agent.context if wanted.keeper is None else wanted.keeper.context
+        came: list[str] = []
+
+        def on_piece(piece: TextDelta | ReasoningDelta) -> None:
+            came.append(piece.text)
+            if isinstance(piece, TextDelta):
+                self._draft.append(piece.text)
+                wanted.tell(piece)
+
+        context = await builder.build(self._turn, self.generation.system_prompt)
+        self._draft.clear()
+        self.bill.settle()  # of a request that was refused in the middle
+        try:
+            with self.bill.asking(self._provider, context, came, builder.count):
+                reply = await ask(self._provider, context, agent.tools, agent.limits, on_piece, count=builder.count)
+            self.bill.add(reply.usage)
+        finally:
+            self.generation.usage += self.bill.owed or Usage()
+        return reply
+
+    async def _finish(self, reply: Message) -> TurnFinished:
+        generation = self.generation
+        generation.reply = reply
+        await _hook(self._agent.hooks.after_generation(generation))
+        if generation.reply is reply:
+            self._append(reply)
+        else:
+            given = self._given_by_hook(generation.reply, _FINAL)
+            if given.usage is None:  # what it stands for was paid for all the same
+                given = msgspec.structs.replace(given, usage=reply.usage, model=given.model or reply.model)
+            self._turn.append(given)
+            self.bill.paid()
+        return TurnFinished(self._turn.said[-1], generation.usage)
+
+    def _append(self, reply: Message) -> None:
+        try:
+            self._turn.append(reply)
+        except InvalidMessage as error:
+            raise ModelError(f"the reply of {full_name(self._provider)} cannot be stored: {error}") from None
+        self.bill.paid()
+
+    def _given_by_hook(self, message: object, roles: frozenset[Role]) -> Message:
+        """A message that a hook gives may not leave a session behind that no model accepts."""
+        if not isinstance(message, Message) or message.role not in roles or message.tool_calls:
+            known = ", ".join(sorted(role.value for role in roles))
+            raise AgentError(f"a hook gave something else than a message of {known} without tool calls")
+        try:
+            self._turn.check(message)
+        except InvalidMessage as error:
+            raise AgentError(f"a hook gave a message that cannot be stored: {error}") from None
+        return message
 
 
-@asynccontextmanager
-async def _in_task(answer: Callable[..., Awaitable[TurnEnd]]) -> AsyncGenerator[Events, None]:
-    """Run a turn in a task of its own, which ends before the block does."""
-    sender, receiver = anyio.create_memory_object_stream[AgentEvent | Exception](math.inf)
-
-    async def run() -> None:
-        with sender:
-            try:
-                sender.send_nowait(await answer(tell=sender.send_nowait))
-            except Exception as error:  # noqa: BLE001 - every error belongs to the reader
-                sender.send_nowait(error)
-
-    @asynccontextmanager
-    async def running() -> AsyncGenerator[Events, None]:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(run, name="agent turn")
-            yield Events(receiver)
-            tasks.cancel_scope.cancel()
-
-    with receiver:
-        async with HeldOpen(running(), name="agent events") as events:
-            yield events
+async def _hook(hook: Awaitable[None]) -> None:
+    try:
+        await hook
+    except SessionsError:
+        raise
+    except Exception as error:
+        raise AgentError(f"a hook failed with {type(error).__name__}") from error

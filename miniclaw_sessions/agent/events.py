@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -10,6 +12,7 @@ import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from miniclaw_sessions.agent.provider import TextDelta
+from miniclaw_sessions.core.persistence.own_task import HeldOpen
 from miniclaw_sessions.core.protocol.entries import MessageEntry, WaitingCall
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall, Usage
 from miniclaw_sessions.core.session.compacting import CompactionOutcome
@@ -129,3 +132,27 @@ class Events:
         if isinstance(event, Exception):
             raise event
         return event
+
+
+@asynccontextmanager
+async def in_task(answer: Callable[..., Awaitable[TurnEnd]]) -> AsyncGenerator[Events, None]:
+    """Run a turn in a task of its own, which ends before the block does."""
+    sender, receiver = anyio.create_memory_object_stream[AgentEvent | Exception](math.inf)
+
+    async def run() -> None:
+        with sender:
+            try:
+                sender.send_nowait(await answer(tell=sender.send_nowait))
+            except Exception as error:  # noqa: BLE001 - every error belongs to the reader
+                sender.send_nowait(error)
+
+    @asynccontextmanager
+    async def running() -> AsyncGenerator[Events, None]:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run, name="agent turn")
+            yield Events(receiver)
+            tasks.cancel_scope.cancel()
+
+    with receiver:
+        async with HeldOpen(running(), name="agent events") as events:
+            yield events

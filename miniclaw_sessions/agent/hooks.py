@@ -1,6 +1,6 @@
 """Where others take part in a turn: before and after the generation, before and after each tool call, as in Dive.
 
-The order is fixed: the history is loaded, `before_generation`, the generation loop, `after_generation`, the reply is
+The order is fixed: the history is loaded, `before_generation`, the generation, `after_generation`, the reply is
 saved. A hook around the generation that raises ends the turn as a failing model does; one around a tool call does not:
 its call is answered with an error, which the model sees, and before a tool that means that nothing runs. Such a hook
 may raise `SuspendTurn`, too.

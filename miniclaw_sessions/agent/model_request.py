@@ -9,8 +9,8 @@ import anyio
 import msgspec
 
 from miniclaw_sessions.agent.budgets import Budgets
+from miniclaw_sessions.agent.calls import MALFORMED
 from miniclaw_sessions.agent.provider import PricingProvider, Provider, ReasoningDelta, Reply, TextDelta
-from miniclaw_sessions.agent.tool_runner import MALFORMED
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.core.history.compaction import TokenCounter, count_by_characters, count_tokens

@@ -1,7 +1,7 @@
 """What a model must offer so that an agent can use it.
 
 A provider turns a legal context into one reply, streamed. It keeps nothing between calls, repairs nothing that was
-said, and runs no tools: the loop does. `providers/` has those that come with this package; any object of this shape
+said, and runs no tools: the agent does. `providers/` has those that come with this package; any object of this shape
 will do.
 """
 
@@ -68,7 +68,7 @@ class Provider(Protocol):
     def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
         """Answer a context: text as it arrives, and at the end one `Reply` with everything.
 
-        Usually an `async def` with `yield`. The loop reads it to its end, or closes it early when the turn is
+        Usually an `async def` with `yield`. The agent reads it to its end, or closes it early when the turn is
         cancelled; it must then release everything it holds.
 
         Args:
@@ -77,7 +77,7 @@ class Provider(Protocol):
 
         Raises:
             ModelError: the service failed; the text holds neither keys nor what was said. Any other exception is
-                wrapped in one by the loop.
+                wrapped in one by the agent.
         """
         ...
 

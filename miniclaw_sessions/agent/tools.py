@@ -1,7 +1,7 @@
 """Tools: what a model may call, and two of them, a clock and a calculator.
 
 A tool takes the arguments that the model chose and returns text or content parts. It may raise any exception: the
-loop turns an exception into an error result that the model sees. Each runs in a task of its own, at the same time as
+agent turns an exception into an error result that the model sees. Each runs in a task of its own, at the same time as
 the others that the same reply called, and is cancelled when its time is up.
 """
 
@@ -39,7 +39,7 @@ class Tool(msgspec.Struct, frozen=True):
     Attributes:
         name: letters, digits, `_` and `-`, at most 64.
         description: for the model: what it does and when to use it.
-        parameters: a JSON schema of type object; the loop passes on any object, so check what matters.
+        parameters: a JSON schema of type object; the agent passes on any object, so check what matters.
         run: the work; takes the arguments as a dict.
         needs_approval: a person must agree to each call, before it runs (`approving`).
         timeout_s: seconds after which it is cancelled; None: the agent's own time for tools.

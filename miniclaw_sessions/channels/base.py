@@ -14,9 +14,9 @@ from typing import Protocol
 import msgspec
 
 from miniclaw_sessions import errors
+from miniclaw_sessions.agent.calls import question
 from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted, TurnEnd, TurnFinished, TurnStopped
 from miniclaw_sessions.agent.provider import Begun, ReasoningDelta
-from miniclaw_sessions.agent.suspension import question
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.turn import Opening

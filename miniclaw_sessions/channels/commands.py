@@ -16,10 +16,10 @@ from typing import NamedTuple
 import msgspec
 
 from miniclaw_sessions.agent.agent import Agent
+from miniclaw_sessions.agent.calls import Approval, calls_to_approve
 from miniclaw_sessions.agent.earlier_turns import end_of_turn, once_more
 from miniclaw_sessions.agent.events import TurnEnd
 from miniclaw_sessions.agent.model_choice import choose
-from miniclaw_sessions.agent.suspension import Approval, calls_to_approve
 from miniclaw_sessions.channels.base import Incoming
 from miniclaw_sessions.core.manager.usage import spent_in
 from miniclaw_sessions.core.protocol.entries import COMMAND, Custom, LeafMove

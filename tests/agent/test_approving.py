@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from miniclaw_sessions.agent.agent import Agent, TurnFinished, TurnSuspended
+from miniclaw_sessions.agent.calls import REFUSED, Approval, calls_to_approve
 from miniclaw_sessions.agent.earlier_turns import end_of_turn
 from miniclaw_sessions.agent.hooks import Generation, Hooks
-from miniclaw_sessions.agent.suspension import REFUSED, Approval, calls_to_approve
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall
 from miniclaw_sessions.core.session import Session

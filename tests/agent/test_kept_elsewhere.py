@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from miniclaw_sessions.agent.agent import Agent, Generation, Hooks, TurnSuspended
+from miniclaw_sessions.agent.calls import SuspendTurn
 from miniclaw_sessions.agent.foreign_session import AnySession
-from miniclaw_sessions.agent.tool_runner import SuspendTurn
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall, Usage
 from miniclaw_sessions.core.session import Session

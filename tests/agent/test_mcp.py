@@ -17,9 +17,9 @@ from opentelemetry import trace
 from structlog.testing import capture_logs
 
 from miniclaw_sessions.agent.agent import Agent, TurnFinished
+from miniclaw_sessions.agent.calls import Approval, calls_to_approve
 from miniclaw_sessions.agent.mcp.servers import MCPServer, MCPServers, open_servers
 from miniclaw_sessions.agent.providers.configured import open_agent
-from miniclaw_sessions.agent.suspension import Approval, calls_to_approve
 from miniclaw_sessions.config import MCPSettings, ModelSettings, Settings
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, TextPart, ToolCall
 from miniclaw_sessions.core.session import Session

@@ -11,9 +11,9 @@ import pytest
 from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import AgentSession
+from miniclaw_sessions.agent.calls import SuspendTurn
 from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted, TurnEnd, TurnFinished, TurnStopped
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
-from miniclaw_sessions.agent.tool_runner import SuspendTurn
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.core.history.context import build_context, is_legal
 from miniclaw_sessions.core.manager.reading import read_transcript

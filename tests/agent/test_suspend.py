@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from miniclaw_sessions.agent.agent import Agent, AgentEvent, PendingCall, SuspendTurn, TurnSuspended, Unanswered
-from miniclaw_sessions.agent.suspension import pending_calls as calls_that_wait
+from miniclaw_sessions.agent.calls import pending_calls as calls_that_wait
 from miniclaw_sessions.core.history.context import is_legal
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall
 from miniclaw_sessions.core.session import Session

@@ -14,8 +14,8 @@ import pytest
 from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import Assistant
+from miniclaw_sessions.agent.calls import MAX_ARGUMENTS, REFUSED
 from miniclaw_sessions.agent.hooks import Generation, Hooks
-from miniclaw_sessions.agent.suspension import MAX_ARGUMENTS, REFUSED
 from miniclaw_sessions.channels.base import Answered, Incoming, NotAnswered, Reason
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.channels.turn_events import event_document

@@ -85,7 +85,7 @@ class Answer:
 
     def _ask(self, pending: list[dict[str, Any]]) -> None:
         """What the turn waits for."""
-        from miniclaw_sessions.agent.suspension import question  # noqa: PLC0415 - only where something waits
+        from miniclaw_sessions.agent.calls import question  # noqa: PLC0415 - only where something waits
 
         asked = [(call["name"], call["arguments"]) for call in pending if call["needs_approval"]]
         names = ", ".join(one_line(call["name"]) for call in pending)

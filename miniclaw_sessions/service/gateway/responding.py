@@ -16,6 +16,7 @@ from msgspec import UNSET, UnsetType
 
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import Assistant
+from miniclaw_sessions.agent.calls import SuspendTurn
 from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted, ReplyFinished, TurnEnd
 from miniclaw_sessions.agent.provider import (
     AroundProvider,
@@ -28,7 +29,6 @@ from miniclaw_sessions.agent.provider import (
     adjusted,
     takes_items,
 )
-from miniclaw_sessions.agent.tool_runner import SuspendTurn
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.channels.base import Accepted, Incoming, NotAnswered, Progress
 from miniclaw_sessions.channels.delivery import Delivery

@@ -254,7 +254,7 @@ async def test_an_error_that_nobody_foresaw_is_logged_when_a_stream_has_begun(
     def fail(*_: Any) -> Any:
         raise KeyError("said in confidence")
 
-    monkeypatch.setattr("miniclaw_sessions.agent.loop.answerable", fail)
+    monkeypatch.setattr("miniclaw_sessions.agent.agent.answerable", fail)
     response, lines = await begin_slow_stream(served, provider)
     with capture_logs() as records:
         provider.gate.set()
