@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("strands")
-from miniclaw_sessions.core.history.context import is_legal
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.messages import Message
 from tests.adapters.frameworks import STEPS
 from tests.adapters.steps import CHANNEL, CHAT, Place
 from tests.adapters.turns import Turn
+from tests.legality import is_legal
 
 pytestmark = pytest.mark.anyio
 

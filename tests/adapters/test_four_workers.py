@@ -19,10 +19,10 @@ from anyio.streams.text import TextReceiveStream
 
 pytest.importorskip("langgraph")
 from miniclaw_sessions.agent.agent import Agent
-from miniclaw_sessions.core.history.context import is_legal
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.testing.provider import ScriptedProvider
+from tests.legality import is_legal
 from tests.serving import serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.proof, pytest.mark.timeout(300)]

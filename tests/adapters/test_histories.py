@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from miniclaw_sessions.adapters.chats import newest_entries, read_messages
 from miniclaw_sessions.adapters.home_loop import HomeLoop
-from miniclaw_sessions.core.history.context import NO_RESULT, build_context, is_legal
+from miniclaw_sessions.core.history.context import NO_RESULT, build_context
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Role, TextPart, ToolCall
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.files.formats.codec import has_kept
 from miniclaw_sessions.files.formats.histories import presented
 from tests.files.formats.legal_contexts import legal_contexts
+from tests.legality import is_legal
 
 pytestmark = pytest.mark.anyio
 

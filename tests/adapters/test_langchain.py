@@ -36,7 +36,7 @@ from miniclaw_sessions.adapters.langchain import (
     from_langchain,
     to_langchain,
 )
-from miniclaw_sessions.core.history.context import NO_RESULT, build_context, is_legal
+from miniclaw_sessions.core.history.context import NO_RESULT, build_context
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.encoding import decode_message, encode_message
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Role, TextPart, ThinkingPart, ToolCall, Usage
@@ -46,6 +46,7 @@ from miniclaw_sessions.service.client import Client
 from tests.adapters.examples import run_example
 from tests.adapters.json_values import json_values, objects
 from tests.files.formats.legal_contexts import legal_contexts, rejects_openai
+from tests.legality import is_legal
 
 pytestmark = pytest.mark.anyio
 

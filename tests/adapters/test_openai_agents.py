@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from miniclaw_sessions.adapters import openai_agents as adapter
 from miniclaw_sessions.adapters.openai_agents import KEPT, MiniclawSession
 from miniclaw_sessions.config import SessionSettings as Limits
-from miniclaw_sessions.core.history.context import NO_RESULT, build_context, is_legal
+from miniclaw_sessions.core.history.context import NO_RESULT, build_context
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall
@@ -38,6 +38,7 @@ from miniclaw_sessions.service.client import Client
 from miniclaw_sessions.testing import FaultyStore
 from tests.adapters.examples import run_example
 from tests.files.formats.legal_contexts import legal_contexts, rejects_items
+from tests.legality import is_legal
 
 pytestmark = pytest.mark.anyio
 

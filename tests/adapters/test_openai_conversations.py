@@ -20,9 +20,10 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from miniclaw_sessions.adapters.openai_agents import MiniclawSession
 from miniclaw_sessions.agent.agent import Agent as Assistant
-from miniclaw_sessions.core.history.context import build_context, is_legal
+from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.testing import ScriptedProvider
+from tests.legality import is_legal
 from tests.serving import serving
 
 pytestmark = pytest.mark.anyio

@@ -54,7 +54,7 @@ from miniclaw_sessions.adapters.pydantic_ai import (
     save_conversation,
 )
 from miniclaw_sessions.agent.providers.pydantic_ai_messages import KEPT, from_model_messages, to_model_messages
-from miniclaw_sessions.core.history.context import NO_RESULT, build_context, is_legal
+from miniclaw_sessions.core.history.context import NO_RESULT, build_context
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol import messages as canonical
 from miniclaw_sessions.core.protocol.encoding import decode_message, encode_message
@@ -65,6 +65,7 @@ from miniclaw_sessions.service.client import Client, ClientSession
 from tests.adapters.examples import run_example
 from tests.adapters.json_values import json_values, objects
 from tests.files.formats.legal_contexts import legal_contexts
+from tests.legality import is_legal
 
 pytestmark = pytest.mark.anyio
 

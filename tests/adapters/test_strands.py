@@ -29,7 +29,6 @@ from miniclaw_sessions.adapters.strands import MiniclawSessionRepository
 from miniclaw_sessions.adapters.strands_messages import from_strands, to_strands
 from miniclaw_sessions.agent.agent import Agent as OurAgent
 from miniclaw_sessions.agent.tools import calculator_tool
-from miniclaw_sessions.core.history.context import is_legal
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.entries import Custom
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Role, TextPart, ToolCall
@@ -38,6 +37,7 @@ from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.service.client import Client, ClientSession
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.adapters.examples import run_example
+from tests.legality import is_legal
 from tests.serving import asked
 
 pytestmark = pytest.mark.anyio

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from miniclaw_sessions.core.history.context import is_legal
 from miniclaw_sessions.core.protocol.messages import Message, TextPart, ThinkingPart, ToolCall
 from miniclaw_sessions.files.formats.anthropic import to_anthropic
 from miniclaw_sessions.files.formats.google import to_google
 from miniclaw_sessions.files.formats.openai_chat import to_openai
 from miniclaw_sessions.files.formats.openai_items import to_items
 from tests.files.formats.legal_contexts import rejects_anthropic, rejects_google, rejects_items, rejects_openai
+from tests.legality import is_legal
 
 AMBIGUOUS = frozenset({"all the same"})
 """Ids that do not tell which result is whose: such a result need not be shown to anybody."""

@@ -14,11 +14,12 @@ from anyio.lowlevel import checkpoint
 from miniclaw_sessions.agent.events import AgentEvent, Events
 from miniclaw_sessions.agent.tools import Content, Tool
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.core.history.context import build_context, is_legal
+from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall, Usage
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.testing.provider import ScriptedProvider
+from tests.legality import is_legal
 
 HELLO = Message.user("hello")
 

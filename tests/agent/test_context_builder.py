@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.context_builder import ContextBuilder, fitted, with_system
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.core.history.context import is_legal
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.agent.conversations import HELLO, assert_legal, calls, echo, tool
+from tests.legality import is_legal
 from tests.sampled import sampled
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,6 @@ import pytest
 
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.events import ToolStarted, TurnFinished
-from miniclaw_sessions.core.history.context import is_legal
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.stores.base import Append
@@ -18,6 +17,7 @@ from miniclaw_sessions.errors import StoreError, StoreFull, StoreUnavailable
 from miniclaw_sessions.testing import FakeClock, FaultyStore
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.agent.conversations import HELLO, assert_legal, calls, echo, roles, tool, transcript
+from tests.legality import is_legal
 
 pytestmark = pytest.mark.anyio
 

@@ -25,7 +25,7 @@ from miniclaw_sessions.agent.agent import (
 from miniclaw_sessions.agent.provider import ModelEvent, Reply
 from miniclaw_sessions.agent.tools import Tool, calculator_tool
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.core.history.context import build_context, is_legal
+from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall, Usage
 from miniclaw_sessions.core.session import Session
@@ -44,6 +44,7 @@ from miniclaw_sessions.errors import (
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.agent.conversations import HELLO, calls, echo, read, tool
 from tests.fuzz.every_step import Cancelled
+from tests.legality import is_legal
 from tests.two_tasks import in_two_tasks
 
 pytestmark = pytest.mark.anyio

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from miniclaw_sessions.agent.agent import Agent, ToolStarted, TurnFinished, Unanswered
-from miniclaw_sessions.core.history.context import NO_RESULT, build_context, is_legal
+from miniclaw_sessions.core.history.context import NO_RESULT, build_context
 from miniclaw_sessions.core.history.pairing import open_calls
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall
 from miniclaw_sessions.core.session import Session
@@ -34,6 +34,7 @@ from tests.agent.conversations import (
     transcript,
 )
 from tests.crash.launcher import Launcher
+from tests.legality import is_legal
 from tests.texts import texts
 
 pytestmark = pytest.mark.anyio

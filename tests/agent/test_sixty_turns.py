@@ -25,13 +25,14 @@ import pytest
 
 from miniclaw_sessions.agent.agent import Unanswered
 from miniclaw_sessions.core.history.branch import resolve
-from miniclaw_sessions.core.history.context import build_context, is_legal
+from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.entries import Compaction, Entry, MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall, Usage
 from tests.agent.providers.all_providers import SERVICES
 from tests.agent.sixty_turns import WINDOW, calls_of, label, question
 from tests.crash.launcher import PROJECT, Launcher
+from tests.legality import is_legal
 
 pytestmark = [pytest.mark.anyio, pytest.mark.proof]
 

@@ -15,13 +15,14 @@ from miniclaw_sessions.agent.calls import SuspendTurn
 from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted, TurnEnd, TurnFinished, TurnStopped
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool
-from miniclaw_sessions.core.history.context import build_context, is_legal
+from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.manager.reading import read_transcript
 from miniclaw_sessions.core.protocol.messages import ABORTED, ToolCall
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.turn import INTERRUPTED
 from miniclaw_sessions.errors import AgentError, DuplicateMessage, NothingToResume
 from miniclaw_sessions.testing import ScriptedProvider
+from tests.legality import is_legal
 
 pytestmark = pytest.mark.anyio
 

@@ -14,12 +14,12 @@ from miniclaw_sessions.agent.provider import ModelEvent, Provider, TextDelta
 from miniclaw_sessions.agent.providers.offline import OfflineProvider, respond
 from miniclaw_sessions.agent.summarizing import INSTRUCTION, SYSTEM_PROMPT, summarizer_of
 from miniclaw_sessions.agent.tools import Tool
-from miniclaw_sessions.core.history.context import is_legal
 from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.compacting import CompactionStatus
 from miniclaw_sessions.errors import ModelError
 from miniclaw_sessions.testing.provider import ScriptedProvider
+from tests.legality import is_legal
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,6 @@ import pytest
 
 from miniclaw_sessions.agent.agent import Agent, AgentEvent, PendingCall, SuspendTurn, TurnSuspended, Unanswered
 from miniclaw_sessions.agent.calls import pending_calls as calls_that_wait
-from miniclaw_sessions.core.history.context import is_legal
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.compacting import CompactionStatus
@@ -18,6 +17,7 @@ from miniclaw_sessions.core.session.turn import ABANDONED
 from miniclaw_sessions.errors import AgentError, InvalidMessage, NothingToResume
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.agent.conversations import HELLO, assert_legal, calls, costing, echo, opened, read, roles, tool
+from tests.legality import is_legal
 from tests.texts import texts
 
 pytestmark = pytest.mark.anyio

@@ -83,11 +83,6 @@ class CompactionPlan(SummaryPlan, frozen=True, kw_only=True):
 
     first_kept_entry_id: str
 
-    @property
-    def is_split_turn(self) -> bool:
-        """Whether the beginning of a turn is summarized and its end kept."""
-        return bool(self.turn_prefix)
-
 
 # --- counting --------------------------------------------------------------------------------------------------------
 

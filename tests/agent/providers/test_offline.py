@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from miniclaw_sessions.agent.agent import Agent, TextDelta, ToolFinished, TurnFinished
 from miniclaw_sessions.agent.providers.offline import LABEL, OfflineProvider, respond
 from miniclaw_sessions.agent.tools import calculator_tool, time_tool
-from miniclaw_sessions.core.history.context import is_legal
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.messages import Message, Role
 from miniclaw_sessions.testing.clock import FakeClock
+from tests.legality import is_legal
 
 pytestmark = pytest.mark.anyio
 

@@ -29,7 +29,7 @@ from miniclaw_sessions.core.history.compaction import (
     tokens_of,
     tokens_with,
 )
-from miniclaw_sessions.core.history.context import build_context, is_legal
+from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.protocol.entries import (
     BranchSummary,
     Compaction,
@@ -52,6 +52,7 @@ from miniclaw_sessions.core.protocol.messages import (
 )
 from miniclaw_sessions.errors import ConfigError, UnsafeCompaction
 from tests.core.history.calls import calling, result
+from tests.legality import is_legal
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 USER = Message.user("user")
@@ -306,7 +307,6 @@ def test_split_turn_flagged() -> None:
     )
     plan = planned(path, 150)
     assert plan.first_kept_entry_id == "e4"
-    assert plan.is_split_turn
     assert [message.text for message in plan.messages] == ["Turn 1", "A1"]
     assert [message.text[:6] for message in plan.turn_prefix] == ["Turn 2", "xxxxxx"]
 
@@ -314,7 +314,6 @@ def test_split_turn_flagged() -> None:
 def test_a_cut_at_a_user_message_splits_nothing() -> None:
     plan = planned(path_of(USER, DONE, long(USER, 100), DONE), 50)
     assert plan.first_kept_entry_id == "e2"
-    assert not plan.is_split_turn
     assert plan.messages == (USER, DONE)
     assert plan.turn_prefix == ()
 
@@ -370,7 +369,7 @@ def test_a_turn_whose_beginning_was_summarized_is_not_split_again() -> None:
     path = path_of(USER, DONE, DONE, DONE, compaction("e1"), DONE)
     plan = planned(path, 1)
     assert plan.first_kept_entry_id == "e5"
-    assert not plan.is_split_turn
+    assert plan.turn_prefix == ()
     assert [message.text for message in plan.messages] == ["summary", "done", "done", "done"]
 
 
@@ -647,8 +646,7 @@ def test_a_plan_says_where_every_message_goes(path: list[Entry], keep_tokens: in
     assert plan.tokens_kept == count_tokens(stays)
     assert plan.tokens_before == tokens_of(path)
     within = (Role.SYSTEM, Role.ASSISTANT, Role.TOOL_RESULT)
-    assert plan.is_split_turn == bool(plan.turn_prefix)
-    if plan.is_split_turn:
+    if plan.turn_prefix:
         assert stays[0].role in within
         assert [message.role not in within for message in plan.turn_prefix] == [True] + [False] * (
             len(plan.turn_prefix) - 1

@@ -14,7 +14,6 @@ from miniclaw_sessions.core.history.context import (
     NO_RESULT,
     ContextInParts,
     build_context,
-    is_legal,
     is_shown_as_user,
 )
 from miniclaw_sessions.core.protocol.encoding import decode_message
@@ -28,6 +27,7 @@ from miniclaw_sessions.core.protocol.messages import (
     ToolCall,
 )
 from tests.core.history.calls import calling, result
+from tests.legality import is_legal
 
 USER = Message.user("please")
 HELLO = Message.assistant("hello")

@@ -10,13 +10,13 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from miniclaw_sessions.core.history.context import is_legal
 from miniclaw_sessions.core.protocol.entries import Compaction, MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.compacting import CompactionOutcome, CompactionStatus
 from miniclaw_sessions.errors import InvalidMessage, SessionDeleted, StoreUnavailable
 from tests.core.session.bench import Bench, say, told_by
+from tests.legality import is_legal
 from tests.texts import texts_of
 
 pytestmark = pytest.mark.anyio

@@ -26,7 +26,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from miniclaw_sessions.core.history.branch import resolve
-from miniclaw_sessions.core.history.context import is_legal
 from miniclaw_sessions.core.protocol.entries import INCOMPLETE, Compaction
 from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall, Usage
 from miniclaw_sessions.core.session import Session
@@ -46,6 +45,7 @@ from tests.core.session.tree_model import (
     Title,
     TreeModel,
 )
+from tests.legality import is_legal
 
 WINDOW = 5
 MOST_SESSIONS = 3

@@ -13,12 +13,13 @@ import orjson
 from hypothesis import strategies as st
 
 from miniclaw_sessions.core.history.branch import Branch, resolve
-from miniclaw_sessions.core.history.context import build_context, is_legal
+from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.history.transcript import Transcript
 from miniclaw_sessions.core.protocol.encoding import decode_entry, encode_entry
 from miniclaw_sessions.core.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.files.formats.codec import Chain, Finding, Foreseeing, Format, Outcome, Reader, SessionFacts
+from tests.legality import is_legal
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

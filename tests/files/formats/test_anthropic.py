@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from miniclaw_sessions.core.history.context import build_context, is_legal
+from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.protocol.encoding import decode_message, encode_message
 from miniclaw_sessions.core.protocol.messages import (
     ImagePart,
@@ -41,6 +41,7 @@ from tests.files.formats.legal_contexts import (
     rejects_openai,
 )
 from tests.files.formats.pi_files import LARGE
+from tests.legality import is_legal
 
 CALL = ToolCall("call_1", "weather", '{"city":  "Paris"}')
 SECOND = ToolCall("call_2", "camera", "{}")

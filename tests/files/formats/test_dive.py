@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from miniclaw_sessions.core.history.context import build_context, is_legal
+from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.protocol.encoding import decode_entry, encode_entry
 from miniclaw_sessions.core.protocol.entries import (
     BranchSummary,
@@ -43,6 +43,7 @@ from miniclaw_sessions.files.formats.dive import DIVE
 from miniclaw_sessions.files.formats.pi import PI
 from tests.files.formats import codec_files
 from tests.files.formats.codec_files import NOW, Read
+from tests.legality import is_legal
 
 REAL = Path(__file__).parents[2] / "data" / "pi-v1-large-session.jsonl"
 TIME = "2026-02-08T10:00:00Z"

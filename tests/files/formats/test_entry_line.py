@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from miniclaw_sessions.core.history.context import build_context, is_legal
+from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.history.transcript import Transcript
 from miniclaw_sessions.core.protocol.encoding import encode_entry
 from miniclaw_sessions.core.protocol.entries import (
@@ -55,6 +55,7 @@ from tests.files.formats.entry_line_files import (
     written,
 )
 from tests.files.formats.our_entries import anything, texts, trees
+from tests.legality import is_legal
 
 REAL = Path(__file__).parents[2] / "data" / "pi-v1-large-session.jsonl"
 # --- the scenarios of document 003 -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from miniclaw_sessions.core.history.context import build_context, is_legal
+from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.protocol.entries import Compaction, Custom
 from miniclaw_sessions.core.protocol.messages import (
     ImagePart,
@@ -25,6 +25,7 @@ from miniclaw_sessions.core.protocol.messages import (
 from miniclaw_sessions.files.formats.codec import Outcome, SessionFacts
 from miniclaw_sessions.files.formats.nanobot import NANOBOT
 from tests.files.formats.codec_files import check, dumped, read
+from tests.legality import is_legal
 
 OLDEST: list[dict[str, Any]] = [
     {"_type": "metadata", "created_at": "2026-02-01T10:00:00.5", "updated_at": "2026-02-01T10:00:09", "metadata": {}},

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from openai.types.responses import ResponseInputItemParam
 from pydantic import TypeAdapter
 
-from miniclaw_sessions.core.history.context import build_context, is_legal
+from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.protocol.encoding import decode_message, encode_message
 from miniclaw_sessions.core.protocol.messages import (
     ImagePart,
@@ -36,6 +36,7 @@ from tests.files.formats.legal_contexts import (
     rejects_google,
     rejects_items,
 )
+from tests.legality import is_legal
 
 Item = dict[str, Any]
 CALL = ToolCall("call_1", "weather", '{"city":  "Paris"}')

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from miniclaw_sessions.core.history.branch import resolve
-from miniclaw_sessions.core.history.context import NO_RESULT, build_context, is_legal
+from miniclaw_sessions.core.history.context import NO_RESULT, build_context
 from miniclaw_sessions.core.history.transcript import Transcript
 from miniclaw_sessions.core.protocol.entries import (
     METADATA,
@@ -59,6 +59,7 @@ from tests.files.formats.pi_files import (
     write,
     written,
 )
+from tests.legality import is_legal
 
 # --- real files ------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from miniclaw_sessions.core.history.context import build_context, is_legal
+from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.history.state import Snapshot, State
 from miniclaw_sessions.core.history.window import keep
 from miniclaw_sessions.core.persistence.snapshot_file import encode_snapshot
@@ -22,6 +22,7 @@ from miniclaw_sessions.errors import ImportRefused
 from miniclaw_sessions.files.formats.codec import Finding, Outcome, Sample, SessionFacts
 from miniclaw_sessions.files.formats.rust_miniclaw import RUST_MINICLAW
 from tests.files.formats.codec_files import NOW, Read, check, dumped, json_values, read
+from tests.legality import is_legal
 
 DOCUMENT: dict[str, Any] = {
     "session_id": "telegram_123456789",

@@ -15,7 +15,7 @@ import pytest
 
 from miniclaw_sessions import Message, SessionKey, SessionManager, SessionSettings, ToolCall, Usage
 from miniclaw_sessions.core.history.branch import resolve
-from miniclaw_sessions.core.history.context import build_context, is_legal
+from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.persistence.recovery import Progress
 from miniclaw_sessions.core.protocol.entries import INCOMPLETE, SOURCE, Custom, Entry, MessageEntry, moves_leaf
 from miniclaw_sessions.core.protocol.messages import ImagePart, TextPart
@@ -38,6 +38,7 @@ from miniclaw_sessions.files.transfer.exporting import export_session
 from miniclaw_sessions.files.transfer.importing import fork_from, import_file, import_stream
 from miniclaw_sessions.testing import FakeClock, FaultyStore
 from tests.files.formats.test_contract import EXAMPLES
+from tests.legality import is_legal
 
 FORMATS = all_formats()
 READABLE = [form for form in FORMATS if form.is_read]

@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 from zlib import crc32
 
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.core.history.context import build_context, is_legal
+from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message
@@ -20,6 +20,7 @@ from miniclaw_sessions.files.transfer.importing import import_stream
 from miniclaw_sessions.files.transfer.incoming import ImportReport
 from tests.fuzz.reader import SECRET, Reader, refused
 from tests.fuzz.seeds import foreign_files
+from tests.legality import is_legal
 
 READABLE = [form for form in all_formats() if form.is_read]
 WRITABLE = [form for form in all_formats() if form.is_written]

@@ -19,10 +19,11 @@ from anyio import to_thread
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, OpenAI
 
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.core.history.context import build_context, is_legal
+from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.protocol.entries import original_id
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, TextPart, ThinkingPart, ToolCall, Usage
 from miniclaw_sessions.errors import StoreUnavailable
+from tests.legality import is_legal
 from tests.service.gateway.conftest import TOKEN
 from tests.service.gateway.lossy import lossy
 

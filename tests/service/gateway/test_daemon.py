@@ -17,13 +17,13 @@ import anyio
 import httpx2
 import pytest
 
-from miniclaw_sessions.core.history.context import is_legal
 from miniclaw_sessions.core.protocol.encoding import decode_entry
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.messages import message_from_dict
 from miniclaw_sessions.errors import ConfigError, StoreCorrupt
 from miniclaw_sessions.service.gateway.daemon import status_of
 from miniclaw_sessions.service.gateway.exit_status import ExitStatus
+from tests.legality import is_legal
 from tests.service.gateway.bodies import user
 from tests.service.gateway.daemons import PATIENCE_S, Daemon, Here, Process
 

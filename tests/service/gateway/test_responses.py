@@ -19,7 +19,6 @@ from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool, time_tool
 from miniclaw_sessions.config import ChannelSettings
-from miniclaw_sessions.core.history.context import is_legal
 from miniclaw_sessions.core.protocol.entries import SUSPENDED
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall, Usage
 from miniclaw_sessions.core.protocol.options import Options
@@ -30,6 +29,7 @@ from miniclaw_sessions.service.api.openai.response_request import read_request
 from miniclaw_sessions.service.api.openai.shapes import EVENTS, CreateResponse
 from miniclaw_sessions.service.api.openai.stored_responses import RESPONSE, response_id
 from miniclaw_sessions.testing.clock import FakeClock
+from tests.legality import is_legal
 from tests.service.gateway.conftest import Served
 from tests.texts import texts_of
 

@@ -7,7 +7,6 @@ from typing import Any
 import anyio
 import pytest
 
-from miniclaw_sessions.core.history.context import is_legal
 from miniclaw_sessions.core.protocol.encoding import encode_entry
 from miniclaw_sessions.core.protocol.entries import Entry, LeafMove, MessageEntry, SessionInfo
 from miniclaw_sessions.core.protocol.messages import Message
@@ -17,6 +16,7 @@ from miniclaw_sessions.errors import (
 )
 from miniclaw_sessions.testing import FakeClock
 from tests.core.session.bench import Bench, say, told_by
+from tests.legality import is_legal
 from tests.texts import texts_of
 
 pytestmark = pytest.mark.anyio
