@@ -21,9 +21,9 @@ from miniclaw_sessions.core.protocol.messages import (
     ToolCall,
 )
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.files.formats.codec import has_kept, kept_fields, plain
+from miniclaw_sessions.files.formats.codec import has_kept, in_order, kept_fields, plain, taken_apart
 from miniclaw_sessions.files.formats.message_list import NOTHING_TO_SHOW
-from miniclaw_sessions.files.formats.tool_calls import arguments_object, arguments_text, in_order, taken_apart
+from miniclaw_sessions.files.formats.tool_calls import arguments_object, arguments_text
 
 KEPT = "strands"
 """The key of `extra` under which fields without a canonical place are kept."""

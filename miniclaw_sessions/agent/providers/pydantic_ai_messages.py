@@ -36,10 +36,10 @@ from miniclaw_sessions.core.protocol.messages import (
     ToolCall,
     Usage,
 )
-from miniclaw_sessions.files.formats.codec import has_kept, kept_fields
+from miniclaw_sessions.files.formats.codec import has_kept, in_order, kept_fields, taken_apart
 from miniclaw_sessions.files.formats.histories import presented
 from miniclaw_sessions.files.formats.message_list import NOTHING_TO_SHOW
-from miniclaw_sessions.files.formats.tool_calls import arguments_object, arguments_text, in_order, taken_apart
+from miniclaw_sessions.files.formats.tool_calls import arguments_object, arguments_text
 
 KEPT = "pydantic-ai"
 """The key of `extra` under which pydantic-ai's fields without a canonical place are kept.

@@ -31,7 +31,16 @@ from miniclaw_sessions.core.protocol.messages import (
 )
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.files.formats.blocks import read_block, read_usage, written_part
-from miniclaw_sessions.files.formats.codec import has_kept, kept_apart, kept_but, kept_fields, marked, text_of
+from miniclaw_sessions.files.formats.codec import (
+    has_kept,
+    in_order,
+    kept_apart,
+    kept_but,
+    kept_fields,
+    marked,
+    taken_apart,
+    text_of,
+)
 from miniclaw_sessions.files.formats.message_list import (
     NOTHING_TO_SHOW,
     MessageList,
@@ -39,7 +48,7 @@ from miniclaw_sessions.files.formats.message_list import (
     Request,
     message_list_format,
 )
-from miniclaw_sessions.files.formats.tool_calls import CallIds, arguments_object, fitting_name, in_order, taken_apart
+from miniclaw_sessions.files.formats.tool_calls import CallIds, arguments_object, fitting_name
 
 KEPT = "anthropic"
 """The key of `extra` under which fields without a canonical place are kept.

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
+from itertools import groupby
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
@@ -21,7 +22,7 @@ from miniclaw_sessions.clock import derived_id
 from miniclaw_sessions.core.protocol.encoding import encode_entry
 from miniclaw_sessions.core.protocol.entries import Entry, EntryBase
 from miniclaw_sessions.core.protocol.json_values import instant
-from miniclaw_sessions.core.protocol.messages import Message, OtherPart, Part, Role, TextPart
+from miniclaw_sessions.core.protocol.messages import Message, OtherPart, Part, Role, TextPart, ToolCall
 from miniclaw_sessions.errors import InvalidMessage
 
 E = TypeVar("E", bound=EntryBase)
@@ -403,3 +404,59 @@ def count_of(fields: Mapping[str, Any], name: str) -> int | None:
 def amount_of(fields: Mapping[str, Any], name: str) -> int:
     """A field that is a whole number and not negative; else 0."""
     return max(count_of(fields, name) or 0, 0)
+
+
+# --- the order of a reply ---------------------------------------------------------------------------------------------
+
+PLACE = "content_before"
+"""The key of a call's `extra` that says how many parts of the content stand before it; absent: all of them.
+
+The canonical message keeps content and calls apart, because nearly every reply has its calls behind its content. With
+it every codec can write a reply that has text or thinking between its calls in the order in which it was given.
+"""
+
+
+def in_order(message: Message) -> list[Part | ToolCall]:
+    """The parts and the calls of a message, in the order in which they were given; text is one part if there is any."""
+    content: tuple[Part, ...]
+    if isinstance(message.content, str):
+        content = (TextPart(message.content),) if message.content else ()
+    else:
+        content = message.content
+    if not message.tool_calls:
+        return list(content)
+    pieces: list[Part | ToolCall] = []
+    written = 0
+    for call in message.tool_calls:
+        place = (call.extra or {}).get(PLACE)
+        if not isinstance(place, int) or not 0 <= place <= len(content):
+            place = len(content)
+        pieces += content[written:place]
+        written = max(written, place)
+        pieces.append(call)
+    return pieces + list(content[written:])
+
+
+def taken_apart(pieces: Iterable[Part | ToolCall]) -> tuple[tuple[Part, ...], tuple[ToolCall, ...] | None]:
+    """The content and the calls of a reply that was given in this order: the reverse of `in_order`."""
+    parts: list[Part] = []
+    calls: list[tuple[ToolCall, int]] = []
+    for piece in pieces:
+        if isinstance(piece, ToolCall):
+            calls.append((piece, len(parts)))
+        else:
+            parts.append(piece)
+    placed = (
+        call if place == len(parts) else msgspec.structs.replace(call, extra={**(call.extra or {}), PLACE: place})
+        for call, place in calls
+    )
+    return tuple(parts), tuple(placed) or None
+
+
+def in_pieces(blocks: Iterable[Any], is_result: Callable[[Any], bool]) -> list[list[Any]]:
+    """Blocks in groups, for messages that answer several calls: each result by itself, what stands between together."""
+    pieces: list[list[Any]] = []
+    for answers, run in groupby(blocks, is_result):
+        group = list(run)
+        pieces += [[block] for block in group] if answers else [group]
+    return pieces

@@ -37,6 +37,8 @@ from miniclaw_sessions.files.formats.codec import (
     Outcome,
     Sample,
     SessionFacts,
+    in_order,
+    in_pieces,
     keeping,
     kept_apart,
     kept_fields,
@@ -45,10 +47,11 @@ from miniclaw_sessions.files.formats.codec import (
     role_named,
     stated,
     taken,
+    taken_apart,
     without,
 )
 from miniclaw_sessions.files.formats.json_lines import JsonLines, LineReader
-from miniclaw_sessions.files.formats.tool_calls import NOT_AN_OBJECT, arguments_text, in_order, in_pieces, taken_apart
+from miniclaw_sessions.files.formats.tool_calls import NOT_AN_OBJECT, arguments_text
 
 NAME = "dive"
 """The key of `extra` under which fields without a canonical place are kept.

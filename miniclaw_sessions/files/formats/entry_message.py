@@ -17,8 +17,8 @@ from typing import Any
 from miniclaw_sessions.core.protocol.json_values import check_json, parse_json
 from miniclaw_sessions.core.protocol.messages import Role
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.files.formats.codec import keeping, kept_fields, without
-from miniclaw_sessions.files.formats.tool_calls import PLACE, arguments_text, in_pieces
+from miniclaw_sessions.files.formats.codec import PLACE, in_pieces, keeping, kept_fields, without
+from miniclaw_sessions.files.formats.tool_calls import arguments_text
 
 KEPT = "jsonl"
 """The key of `extra` under which we keep what others put into places of the Go manager that are no places of ours."""

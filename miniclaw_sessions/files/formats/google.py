@@ -34,11 +34,13 @@ from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.files.formats.codec import (
     count_of,
     has_kept,
+    in_order,
     keeping,
     kept_but,
     kept_fields,
     marked,
     taken,
+    taken_apart,
     text_of,
     without,
 )
@@ -50,14 +52,7 @@ from miniclaw_sessions.files.formats.message_list import (
     Request,
     message_list_format,
 )
-from miniclaw_sessions.files.formats.tool_calls import (
-    CallIds,
-    arguments_object,
-    arguments_text,
-    fitting_name,
-    in_order,
-    taken_apart,
-)
+from miniclaw_sessions.files.formats.tool_calls import CallIds, arguments_object, arguments_text, fitting_name
 
 KEPT = "google"
 """The key of `extra` under which fields without a canonical place are kept.

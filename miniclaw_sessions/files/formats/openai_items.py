@@ -36,9 +36,17 @@ from miniclaw_sessions.core.protocol.messages import (
 )
 from miniclaw_sessions.core.protocol.parts import MAX_TOKENS, REASONING
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.files.formats.codec import has_kept, keeping, kept_but, kept_fields, without
+from miniclaw_sessions.files.formats.codec import (
+    has_kept,
+    in_order,
+    keeping,
+    kept_but,
+    kept_fields,
+    taken_apart,
+    without,
+)
 from miniclaw_sessions.files.formats.message_list import NOTHING_TO_SHOW, MessageList, Request, message_list_format
-from miniclaw_sessions.files.formats.tool_calls import CallIds, fitting_name, in_order, taken_apart
+from miniclaw_sessions.files.formats.tool_calls import CallIds, fitting_name
 
 KEPT = "openai-items"
 """The key of `extra` under which fields without a canonical place are kept.

@@ -1,83 +1,19 @@
-"""Tool calls as model services want them: ids and names that they accept, arguments as an object, the order of a reply.
-
-The canonical message keeps content and calls apart, because nearly every reply has its calls behind its content. Where
-one has not (thinking between two calls, text behind one), the call says in `extra` how many parts stood before it, so
-that every codec can write the reply in the order in which it was given.
-"""
+"""Tool calls as model services want them: ids and names that they accept, arguments as an object."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable
-from itertools import groupby
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from miniclaw_sessions.core.protocol.json_values import parse_json
-from miniclaw_sessions.core.protocol.messages import Message, Part, TextPart, ToolCall
 from miniclaw_sessions.errors import InvalidMessage
-
-PLACE = "content_before"
-"""The key of a call's `extra` that says how many parts of the content stand before it; absent: all of them."""
 
 NOT_AN_OBJECT = "value"
 """The name under which arguments are sent that are not an object, to services that take only objects."""
-
-
-# --- the order of a reply --------------------------------------------------------------------------------------------
-
-
-def in_order(message: Message) -> list[Part | ToolCall]:
-    """The parts and the calls of a message, in the order in which they were given; text is one part if there is any."""
-    content: tuple[Part, ...]
-    if isinstance(message.content, str):
-        content = (TextPart(message.content),) if message.content else ()
-    else:
-        content = message.content
-    if not message.tool_calls:
-        return list(content)
-    pieces: list[Part | ToolCall] = []
-    written = 0
-    for call in message.tool_calls:
-        place = _place(call, len(content))
-        pieces += content[written:place]
-        written = max(written, place)
-        pieces.append(call)
-    return pieces + list(content[written:])
-
-
-def _place(call: ToolCall, parts: int) -> int:
-    place = (call.extra or {}).get(PLACE)
-    return place if isinstance(place, int) and 0 <= place <= parts else parts
-
-
-def taken_apart(pieces: Iterable[Part | ToolCall]) -> tuple[tuple[Part, ...], tuple[ToolCall, ...] | None]:
-    """The content and the calls of a reply that was given in this order: the reverse of `in_order`."""
-    parts: list[Part] = []
-    calls: list[tuple[ToolCall, int]] = []
-    for piece in pieces:
-        if isinstance(piece, ToolCall):
-            calls.append((piece, len(parts)))
-        else:
-            parts.append(piece)
-    return tuple(parts), tuple(_placed(call, place, len(parts)) for call, place in calls) or None
-
-
-def _placed(call: ToolCall, place: int, parts: int) -> ToolCall:
-    if place == parts:
-        return call
-    return msgspec.structs.replace(call, extra={**(call.extra or {}), PLACE: place})
-
-
-def in_pieces(blocks: Iterable[Any], is_result: Callable[[Any], bool]) -> list[list[Any]]:
-    """Blocks in groups, for messages that answer several calls: each result by itself, what stands between together."""
-    pieces: list[list[Any]] = []
-    for answers, run in groupby(blocks, is_result):
-        group = list(run)
-        pieces += [[block] for block in group] if answers else [group]
-    return pieces
 
 
 # --- arguments -------------------------------------------------------------------------------------------------------

@@ -22,8 +22,7 @@ from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.copying import PARENT_SESSION
 from miniclaw_sessions.core.session.documents import DiveSession, GoSession
 from miniclaw_sessions.errors import InvalidKey, SessionNotFound, StoreCorrupt
-from miniclaw_sessions.files.transfer.importing import fork_from, import_stream
-from miniclaw_sessions.files.transfer.source_file import source_file
+from miniclaw_sessions.files.transfer.importing import fork_from, import_stream, source_file
 from miniclaw_sessions.statistics import SessionSummary
 
 _OWN = ("sessions", "transcripts")

@@ -6,10 +6,15 @@ nothing of it.
 
 from __future__ import annotations
 
+import errno
+import stat
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
+
+from anyio import to_thread
 
 from miniclaw_sessions.core.manager.archived import restore_if_archived
 from miniclaw_sessions.core.manager.manager import SessionManager
@@ -18,11 +23,13 @@ from miniclaw_sessions.core.persistence.recovery import Progress
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.encryption import DamagedSeal
-from miniclaw_sessions.errors import SessionExists
+from miniclaw_sessions.errors import ImportRefused, SessionExists
 from miniclaw_sessions.files.formats.codec import Format
 from miniclaw_sessions.files.transfer.incoming import Import, ImportReport, KnownEntries
-from miniclaw_sessions.files.transfer.source_file import source_file
 from miniclaw_sessions.log import get_logger
+
+if TYPE_CHECKING:
+    from aiofiles.threadpool.binary import AsyncBufferedReader
 
 _DOUBT_S = 2.0
 """How wrong a file's time may be beside that of an archived session: kernels date files by their last tick, and some
@@ -33,7 +40,46 @@ _MOST_KNOWN = 64
 
 _KNOWN: WeakKeyDictionary[SessionManager, dict[str, KnownEntries]] = WeakKeyDictionary()  # by incarnation
 
+CHUNK_BYTES = 1_048_576
+"""How much of a file is read at a time."""
+
 log = get_logger(__name__)
+
+
+class SourceFile(NamedTuple):
+    """Its bytes, a piece at a time; its name without what follows the dot; how many bytes it has."""
+
+    chunks: AsyncIterator[bytes]
+    name: str
+    size: int
+
+
+@asynccontextmanager
+async def source_file(path: str | Path) -> AsyncIterator[SourceFile]:
+    """The file, open to be read.
+
+    Raises:
+        ImportRefused: it cannot be read, or is no regular file: a pipe would make us wait for ever.
+    """
+    import aiofiles  # noqa: PLC0415 - importing this package must stay light
+
+    def regular_file() -> tuple[Path, int]:
+        found = Path(path).expanduser()
+        status = found.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        return found, status.st_size
+
+    async def chunks_of(file: AsyncBufferedReader) -> AsyncIterator[bytes]:
+        while chunk := await file.read(CHUNK_BYTES):
+            yield chunk
+
+    try:
+        found, size = await to_thread.run_sync(regular_file)
+        async with aiofiles.open(found, "rb") as file:
+            yield SourceFile(chunks_of(file), found.stem, size)
+    except OSError as error:
+        raise ImportRefused(f"cannot read {path}: {error.strerror}") from error
 
 
 async def import_file(  # noqa: PLR0913 - each can be left out

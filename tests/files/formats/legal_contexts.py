@@ -27,7 +27,7 @@ from miniclaw_sessions.core.protocol.messages import (
     ThinkingPart,
     ToolCall,
 )
-from miniclaw_sessions.files.formats.tool_calls import PLACE
+from miniclaw_sessions.files.formats.codec import PLACE
 
 Json = dict[str, Any]
 

@@ -2,8 +2,8 @@
 
 Such a file is a tree, one JSON object per line: a header, then entries that name their parents. What each module does:
 
-- `shapes` knows how pi lays out its JSON objects, and keeps what our values have no field for;
-- `messages` is what was said, `entries` is what was logged, each in both directions;
+- `messages` is what was said, `entries` is what was logged, each in both directions; `messages` also knows how pi lays
+  out its JSON objects, and keeps what our values have no field for;
 - `file` recognizes a file, reads it and writes one.
 
 Other things that pi calls sessions, such as the event stream of its JSON mode, are refused.

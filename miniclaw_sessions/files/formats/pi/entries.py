@@ -37,24 +37,22 @@ from miniclaw_sessions.core.protocol.messages import Message, Role
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.files.formats.codec import kept_fields
 from miniclaw_sessions.files.formats.pi.messages import (
-    Setting,
-    read_content,
-    read_message,
-    read_usage,
-    write_message,
-    write_parts,
-    write_usage,
-)
-from miniclaw_sessions.files.formats.pi.shapes import (
     KEPT,
     OWN,
+    Setting,
     Shape,
     Unusable,
     form_of,
     from_text,
+    read_content,
+    read_message,
+    read_usage,
     take_own,
     to_text,
     with_own,
+    write_message,
+    write_parts,
+    write_usage,
 )
 
 VERSION = 3

@@ -48,8 +48,7 @@ from miniclaw_sessions.errors import ImportRefused, InvalidMessage
 from miniclaw_sessions.files.formats.codec import Chain, Finding, Outcome, Sample, SessionFacts
 from miniclaw_sessions.files.formats.json_lines import JsonLines, Tree, TreeReader
 from miniclaw_sessions.files.formats.pi.entries import TYPES, VERSION, Place, read_entry, read_line, write_entry
-from miniclaw_sessions.files.formats.pi.messages import Setting
-from miniclaw_sessions.files.formats.pi.shapes import Unusable, from_text, to_text
+from miniclaw_sessions.files.formats.pi.messages import Setting, Unusable, from_text, to_text
 
 _EVENTS = frozenset(
     {
