@@ -1,20 +1,22 @@
 """All formats of session files, in the order in which a file is compared with them: ours, then other packages'.
 
 A codec is loaded only when it may be needed. A file's signs decide that: names of fields without which the codec would
-not recognize the file. Then the codec itself looks: its `recognize` has the last word.
+not recognize the file. Then the codec itself looks: its `recognize` has the last word. The command line's help takes
+the names from here, so that this module itself loads little.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniclaw_sessions.errors import ConfigError, ImportRefused, PluginFailed
-from miniclaw_sessions.files.formats.codec import Format, Sample
 from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.plugins import declared, find, loaded
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.files.formats.codec import Format, Sample
 
 log = get_logger(__name__)
 
@@ -29,6 +31,7 @@ class OwnFormat(NamedTuple):
             its document. `type=x` is a field `type` with the value `x`, `[]` a document that is a list, whose names
             are those of its first element.
         never: a name that no line of such a file has; None: there is no such name.
+        is_written: whether a session can be written in it.
     """
 
     name: str
@@ -36,6 +39,12 @@ class OwnFormat(NamedTuple):
     constant: str
     signs: tuple[str, ...] = ()
     never: str | None = None
+    is_written: bool = True
+
+    @property
+    def is_read(self) -> bool:
+        """Whether a file of it can be imported: without signs none is recognized."""
+        return bool(self.signs)
 
     def load(self) -> Format:
         """The format itself."""
@@ -69,13 +78,16 @@ OURS = (
             "type=file-history-snapshot snapshot",
             "type=queue-operation operation",
         ),
+        is_written=False,
     ),
-    OwnFormat("codex", "codex", "CODEX", ("type payload", "id timestamp instructions")),
-    OwnFormat("gemini-cli", "gemini_cli", "GEMINI_CLI", ("sessionId projectHash",)),
-    OwnFormat("gemini-cli-json", "gemini_cli", "GEMINI_CLI_JSON", ("sessionId projectHash messages",)),
-    OwnFormat("opencode", "opencode", "OPENCODE", ("info",)),
-    OwnFormat("opencode-export", "opencode", "OPENCODE_EXPORT", ("info messages",)),
-    OwnFormat("llm", "llm", "LLM", ("thread", "conversation")),
+    OwnFormat("codex", "codex", "CODEX", ("type payload", "id timestamp instructions"), is_written=False),
+    OwnFormat("gemini-cli", "gemini_cli", "GEMINI_CLI", ("sessionId projectHash",), is_written=False),
+    OwnFormat(
+        "gemini-cli-json", "gemini_cli", "GEMINI_CLI_JSON", ("sessionId projectHash messages",), is_written=False
+    ),
+    OwnFormat("opencode", "opencode", "OPENCODE", ("info",), is_written=False),
+    OwnFormat("opencode-export", "opencode", "OPENCODE_EXPORT", ("info messages",), is_written=False),
+    OwnFormat("llm", "llm", "LLM", ("thread", "conversation"), is_written=False),
     OwnFormat("nanobot", "nanobot", "NANOBOT", ("_type created_at", "_type key")),
     OwnFormat("miniclaw", "rust_miniclaw", "RUST_MINICLAW", ("session_id channel chat_id created_at messages",)),
     OwnFormat("openai-items", "openai_items", "OPENAI_ITEMS", ("input", "output", "items", "[]")),
@@ -95,10 +107,10 @@ _failing: set[str] = set()  # the names of formats whose `recognize` has failed 
 @cache
 def others() -> tuple[Format, ...]:
     """The formats of other packages; one that cannot be used is in `FAILED`."""
-    return tuple(_load_others())
+    from miniclaw_sessions.files.formats.codec import Format  # noqa: PLC0415 - help does not need it
+    from miniclaw_sessions.plugins import declared, find, loaded  # noqa: PLC0415 - same
 
-
-def _load_others() -> Iterator[Format]:
+    usable: list[Format] = []
     for name in declared("formats"):
         try:
             form = loaded(find("formats", name, "an entry point"), f"the format {name!r}")
@@ -106,9 +118,10 @@ def _load_others() -> Iterator[Format]:
                 raise PluginFailed(
                     f"the format {name!r} of another package is no Format of this name, or has one of ours"
                 )
-            yield form
+            usable.append(form)
         except ConfigError as error:
             FAILED[name] = str(error)
+    return tuple(usable)
 
 
 def all_formats() -> tuple[Format, ...]:

@@ -15,6 +15,7 @@ import aiofiles
 import typer
 
 from miniclaw_sessions.errors import SessionNotFound, SessionsError
+from miniclaw_sessions.files.formats.registry import OURS
 from miniclaw_sessions.service.cli.importing import Importing, found_files
 from miniclaw_sessions.service.cli.invocation import Invocation, command, write_bytes
 from miniclaw_sessions.service.cli.names import AnySessionId, find_session
@@ -24,21 +25,11 @@ from miniclaw_sessions.service.cli.tables import Rows
 app = typer.Typer()
 
 
-EXPORTED = (
-    *("jsonl", "json", "pi", "dive", "nanobot", "miniclaw"),
-    *("openai-items", "google", "anthropic", "openai", "markdown", "html"),
-)
-"""How a session can be written: `json`, and each format of `formats.registry.OURS` that is written.
+EXPORTED = (*(form.name for form in OURS if form.is_written), "json")
+"""How a session can be written."""
 
-A list of its own, because help must not load every format.
-"""
-
-IMPORTED = (
-    *("jsonl", "pi", "dive", "claude-code", "codex", "nanobot", "miniclaw", "openai-items", "google", "anthropic"),
-    *("openai", "gemini-cli", "gemini-cli-json", "opencode", "opencode-export", "llm"),
-)
-"""What an imported file can be: each format of `formats.registry.OURS` that is read."""
-
+IMPORTED = tuple(form.name for form in OURS if form.is_read)
+"""What an imported file can be."""
 
 _Programs = Annotated[
     list[str] | None,

@@ -105,4 +105,4 @@ def test_a_format_of_ours_has_the_name_by_which_it_is_listed() -> None:
     for ours in OURS:
         form = ours.load()
         assert form.name == ours.name
-        assert form.is_read == bool(ours.signs)
+        assert (form.is_read, form.is_written) == (ours.is_read, ours.is_written)
