@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -29,6 +30,8 @@ TESTS = Path(__file__).parent
 
 PROOFS = ("adapters", "container", "crash", "systemd")
 """Folders whose tests are proofs, all of them: they take long, or need root or what the round does not install."""
+
+_ALL_PROOFS = re.compile(r"^pytestmark = .*\bmark\.proof\b", re.MULTILINE)
 
 _ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # how fast it is proves nothing
 settings.register_profile("proof", _ANY_MACHINE, max_examples=repeated(200))
@@ -81,7 +84,12 @@ def pytest_collection_finish() -> None:
 
 def is_proof(path: Path) -> bool:
     """Whether a file or folder holds nothing but proofs."""
-    return path.is_relative_to(TESTS) and path.relative_to(TESTS).parts[:1] in {(folder,) for folder in PROOFS}
+    if not path.is_relative_to(TESTS):
+        return False
+    if path.relative_to(TESTS).parts[:1] in {(folder,) for folder in PROOFS}:
+        return True
+    is_test = path.name.startswith("test_") and path.suffix == ".py"
+    return is_test and _ALL_PROOFS.search(path.read_text(encoding="utf-8")) is not None
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
