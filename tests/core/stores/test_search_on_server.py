@@ -10,6 +10,7 @@ import pytest
 
 from miniclaw_sessions.core.history.search import Search
 from miniclaw_sessions.core.stores.base import Append
+from miniclaw_sessions.core.stores.postgresql.server import LOCK_S
 from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
 from miniclaw_sessions.errors import StoreUnavailable
 from miniclaw_sessions.testing import sample_entries, sample_head
@@ -89,6 +90,26 @@ async def test_deleting_while_it_is_indexed_leaves_nothing_in_the_index(postgres
         assert await found(one, "secret") == []
     for table in ("search", "searched"):
         assert await rows_of(postgresql_url, f"SELECT count(*) FROM {table}") == [(0,)]
+
+
+async def test_a_deletion_waits_for_a_gateway_that_takes_its_time_to_index(postgresql_url: str) -> None:
+    waits = f"""SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+        AND query LIKE 'DELETE FROM searched%' AND query_start < now() - INTERVAL '{LOCK_S + 0.1} s'"""
+    async with PostgreSQLStore(postgresql_url) as store:
+        await say(store, 1, 1, 2, "a needle")
+        await index_all(store)
+        connection = await asyncpg.connect(postgresql_url.partition("&allow")[0])
+        try:
+            async with anyio.create_task_group() as tasks, connection.transaction():
+                await connection.execute("SELECT 1 FROM searched WHERE session_id = 'telegram_1' FOR UPDATE")
+                tasks.start_soon(store.delete, "telegram_1", name="delete")
+                with anyio.fail_after(60):
+                    while not await rows_of(postgresql_url, waits):  # noqa: ASYNC110 - the server has no event for it
+                        await anyio.sleep(0.05)
+                await connection.execute("SELECT 1")  # it is busy still, and does not stall
+        finally:
+            await connection.close()
+        assert await store.session_ids() == []
 
 
 async def test_old_sessions_that_a_step_does_not_reach_are_indexed_by_the_next_ones(postgresql_url: str) -> None:

@@ -88,7 +88,7 @@ class Catalog(SharedStore):
     async def _expire(
         self, connection: Any, session_ids: Sequence[str], idle_s: float, archiving: Archiving | None
     ) -> dict[str, int]:
-        async with transaction(connection):
+        async with transaction(connection, is_patient=True):
             arguments = catalog_sql.LOCKED_IDLE_HEADS.arguments({"session_ids": session_ids, "idle_s": idle_s})
             heads = [
                 statements.stored_head(row)

@@ -13,6 +13,7 @@ from miniclaw_sessions.core.stores.postgresql.server import (
     CUT,
     FAILURES,
     GRACE_S,
+    IDLE_S,
     Address,
     Promise,
     opening_error,
@@ -22,6 +23,8 @@ from miniclaw_sessions.core.stores.postgresql.server import (
 from miniclaw_sessions.core.stores.postgresql.statements import Statement
 from miniclaw_sessions.errors import ConfigError, StoreUnavailable
 from miniclaw_sessions.log import get_logger
+
+_PATIENT = f"SET LOCAL lock_timeout = {round(2 * IDLE_S * 1000)}"
 
 CLOSE_S = 5.0
 """Seconds to wait at the end for running calls and for closing."""
@@ -214,8 +217,11 @@ class Connections:
 
 
 @asynccontextmanager
-async def transaction(connection: Any) -> AsyncIterator[None]:
+async def transaction(connection: Any, *, is_patient: bool = False) -> AsyncIterator[None]:
     """A transaction, which is rolled back if the block raises.
+
+    A patient one waits for whatever lock another holds until that one ends, or is cut off as it stalls: no append waits
+    for it.
 
     A server that gives no answer is not asked to roll back, because that would wait as well: it does so by itself when
     the connection is dropped.
@@ -223,6 +229,8 @@ async def transaction(connection: Any) -> AsyncIterator[None]:
     running = connection.transaction()
     await running.start()
     try:
+        if is_patient:
+            await connection.execute(_PATIENT)
         yield
     except (TimeoutError, *CUT):
         give_up(connection)

@@ -26,7 +26,7 @@ IDLE_S = 5.0
 """Seconds after which the server releases the locks of a gateway that stalls in a transaction."""
 
 LOCK_S = 1.0
-"""Seconds to wait for a session that another process has locked; then its append is tried again later."""
+"""Seconds for which an append waits for a session that another process has locked; then it is tried again later."""
 
 GRACE_S = 1.0
 """Seconds that a server has to cancel a statement before the connection is dropped."""
@@ -304,7 +304,7 @@ _ADVICE: dict[str, str] = {
     "28000": "it does not let this role in from here; see its pg_hba.conf and the role's name",
     "3D000": "there is no such database; make it with createdb",
     "57014": "it took too long; see what else the server does, and sessions.postgresql.statement_timeout_s",
-    _LOCKED: "another connection holds what is needed; it is tried again",
+    _LOCKED: "another connection holds what is needed; what was accepted is tried again",
 }
 _CONFIGURED = frozenset({"28P01", "28000", "3D000", "42501", "3F000", _UNKNOWN_SETTING, _HIDDEN})
 _FULL = frozenset({"53100"})

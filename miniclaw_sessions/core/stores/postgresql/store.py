@@ -378,7 +378,7 @@ class PostgreSQLStore(IndexedSearch, Catalog):
 
     async def _mend(self, connection: Any, session_id: str, entries: Sequence[StoredEntry]) -> int:
         mended = 0
-        async with transaction(connection):
+        async with transaction(connection, is_patient=True):
             await connection.fetchrow(statements.LOCKED_HEAD.text, session_id)
             for entry in entries:
                 rows = await connection.fetch(statements.OLDEST_FIRST.text, session_id, entry.sequence - 1, 1)
@@ -491,7 +491,7 @@ def _mended(session_id: str, entry: StoredEntry) -> dict[str, Any]:
 
 
 async def _delete(connection: Any, session_id: str, known: StoredHead | None) -> bool:
-    async with transaction(connection):
+    async with transaction(connection, is_patient=True):
         row = await connection.fetchrow(statements.LOCKED_FOR_DELETION.text, session_id)
         if row is None:
             return False
