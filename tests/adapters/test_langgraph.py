@@ -344,6 +344,37 @@ async def test_the_graph_goes_on_from_any_of_its_own_messages(manager: SessionMa
         assert texts(session.messages()) == texts(state["messages"])
 
 
+async def test_the_graph_sees_the_whole_branch_from_whichever_entry_the_session_goes_on(
+    manager: SessionManager, saver: MiniclawSaver
+) -> None:
+    session = await manager.get_or_create("langgraph", 1)
+    await session.add_message(Message.user("before"))
+    graph = chat(saver)
+    await graph.ainvoke({"messages": [HumanMessage("one")]}, CONFIG)
+    for there in [entry.id for entry in await session.tree.get_branch()]:
+        await session.tree.branch(there)
+        await session.add_message(Message.user("after"))
+        state = await graph.ainvoke({"messages": [HumanMessage("two")]}, CONFIG)
+        assert texts(state["messages"])[-3:-1] == ["after", "two"]
+        assert texts(session.messages()) == texts(state["messages"])
+
+
+async def test_a_run_that_is_repeated_from_its_first_checkpoint_sees_what_others_said_before_it(
+    manager: SessionManager, saver: MiniclawSaver
+) -> None:
+    session = await manager.get_or_create("langgraph", 1)
+    graph = chat(saver)
+    for other, own in (("before", "one"), ("between", "two")):
+        await session.add_message(Message.user(other))
+        await graph.ainvoke({"messages": [HumanMessage(own)]}, CONFIG)
+    first = [state.config async for state in graph.aget_state_history(CONFIG) if state.next == (START,)]
+    expected = ["before", "one", "reply to 2", "between", "two", "reply to 5"]
+    for config, until in zip(first, (6, 3), strict=True):
+        state = await graph.ainvoke(None, config)
+        assert texts(state["messages"]) == expected[:until]
+        assert texts(session.messages()) == expected[:until]
+
+
 async def test_going_on_from_an_older_checkpoint_branches_the_session(
     manager: SessionManager, saver: MiniclawSaver
 ) -> None:

@@ -217,8 +217,10 @@ class Index:
         since = self._order[bisect_right(self._order, until, key=self.messages.__getitem__) :]
         return [id_ for id_ in since if id_ not in taken and _is_in(branch, self.messages[id_])]
 
-    def taken_until(self, channel: Channel, taken: Container[str | None]) -> str | None:
+    def taken_until(self, channel: Channel, taken: Container[str | None]) -> str:
         """What a new version of a channel says of itself as its `until`.
+
+        It names the last message that is known now: others may append more in front of the record, which no graph got.
 
         Args:
             channel: the new version.
@@ -226,10 +228,12 @@ class Index:
         """
         new = self.new_messages(*channel[:2])
         last = max((place for place, id_ in enumerate(new) if id_ in taken), default=-1)
-        if last + 1 == len(new):
-            return None
-        first_left = bisect_left(self._order, self.messages[new[last + 1]], key=self.messages.__getitem__)
-        return self._order[first_left - 1] if first_left else ""
+        end = len(self._order)
+        if last + 1 < len(new):
+            end = bisect_left(self._order, self.messages[new[last + 1]], key=self.messages.__getitem__)
+        branch = self._branch()
+        before = (self._order[place] for place in range(end - 1, -1, -1))
+        return next((id_ for id_ in before if _is_in(branch, self.messages[id_])), "")
 
     def resolve(self, channel: Channel) -> list[StoredMessage] | None:
         """Where the messages of a version stand; None where a part is missing."""

@@ -54,8 +54,8 @@ class MessageList(msgspec.Struct, frozen=True, omit_defaults=True):
         channel, version: which it is.
         base, keep, add: what it is put together of.
         said: how many message entries belong to the record; they stand right before its pieces.
-        until: the id of a message entry; the graph has got every message up to it. None: no message comes before
-            the record.
+        until: the id of a message entry; the graph has got every message up to it. Others may append between this
+            entry and the record. None, in older records: every message before the record.
     """
 
     channel: str

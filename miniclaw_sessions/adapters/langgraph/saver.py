@@ -247,6 +247,7 @@ class MiniclawSaver(BaseCheckpointSaver[str]):
                 index,
                 memory=self._memory,
                 serde=self.serde,
+                next_version=lambda current: self.get_next_version(current, None),
                 messages_channel=self.messages_channel,
                 limit=self._chats.max_message_bytes,
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,7 +21,7 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from miniclaw_sessions.adapters.chats import Chat
-from miniclaw_sessions.adapters.langgraph.index import CheckpointId, Index, StoredValue, ordered
+from miniclaw_sessions.adapters.langgraph.index import Channel, CheckpointId, Index, StoredValue, ordered
 from miniclaw_sessions.adapters.langgraph.messages import MessagesChannel, is_message_list
 from miniclaw_sessions.adapters.langgraph.reading import Memory, Reading
 from miniclaw_sessions.adapters.langgraph.records import (
@@ -32,6 +32,7 @@ from miniclaw_sessions.adapters.langgraph.records import (
     Header,
     Place,
     Typed,
+    Version,
     written,
 )
 from miniclaw_sessions.core.protocol.messages import Message
@@ -50,6 +51,7 @@ class Thread:
         index: where its checkpoints stand.
         memory: what was read last.
         serde: LangGraph's serializer.
+        next_version: LangGraph's next version of a channel, from the one before it.
         messages_channel: the graph's channel whose messages are those of the session.
         limit: how many bytes an entry may have.
     """
@@ -61,6 +63,7 @@ class Thread:
         *,
         memory: Memory,
         serde: SerializerProtocol,
+        next_version: Callable[[Version | None], str],
         messages_channel: str | None,
         limit: int,
     ) -> None:
@@ -70,6 +73,7 @@ class Thread:
         self._messages = MessagesChannel(self._reading, index, serde, limit)
         self._messages_channel = messages_channel
         self._serde = serde
+        self._next_version = next_version
         self._limit = limit
 
     # --- reading -----------------------------------------------------------------------------------------------------
@@ -83,14 +87,28 @@ class Thread:
         if latest is None:
             return await self._beginning(config)
         found = await self.load((namespace, latest), config)
-        name = self._messages_channel
-        if found is not None and name is not None and not namespace:
-            values = found.checkpoint["channel_values"]
-            is_new = name not in found.checkpoint["channel_versions"]  # the checkpoint before the first message
-            before: Any = [] if is_new else values.get(name)
-            if is_message_list(before) and (offered := await self._messages.offer(name, before)):
-                values[name] = [*before, *offered]
+        if found is not None and self._messages_channel is not None and not namespace:
+            await self._offer(self._messages_channel, found)
         return found
+
+    async def _offer(self, name: str, found: CheckpointTuple) -> None:
+        """Add what others said since to a checkpoint's messages.
+
+        They are a new version of the channel, which `put` stores with the next checkpoint. Under the old version that
+        checkpoint would refer to a list without them, and a graph that goes on from it would not see them.
+        """
+        checkpoint = found.checkpoint
+        values, versions = checkpoint["channel_values"], checkpoint["channel_versions"]
+        is_delta = name in found.metadata.get("counters_since_delta_snapshot", {})  # has no value in most checkpoints
+        is_empty = name not in values and not is_delta
+        before: Any = [] if is_empty else values.get(name)
+        if is_message_list(before) and (offered := await self._messages.offer(name, before)):
+            values[name] = [*before, *offered]
+            old = versions.get(name)
+            versions[name] = self._next_version(old)
+            for seen in checkpoint["versions_seen"].values():
+                if name in seen and seen[name] == old:  # no node runs again because others spoke
+                    seen[name] = versions[name]
 
     async def _beginning(self, config: RunnableConfig) -> CheckpointTuple | None:
         """For a graph that is new to a session where others have spoken: a checkpoint that holds what they said."""
@@ -105,7 +123,7 @@ class Thread:
             id=BEGINNING,
             ts=datetime.min.replace(tzinfo=UTC).isoformat(),
             channel_values={name: said},
-            channel_versions={name: f"{1:032}"},
+            channel_versions={name: self._next_version(None)},
             versions_seen={},
             updated_channels=None,
         )
@@ -181,8 +199,9 @@ class Thread:
         stored: dict[str, Any] = {**checkpoint}
         channel_values = dict(stored.pop("channel_values"))
         full = get_checkpoint_metadata(config, metadata)
-        mirrored = self._mirrored(namespace, new_versions, channel_values)
-        changed = [name for name in new_versions if name in channel_values and name != mirrored]
+        mirrored = self._mirrored(namespace, checkpoint, new_versions)
+        own = None if mirrored is None else mirrored[1]
+        changed = [name for name in new_versions if name in channel_values and name != own]
         values = [self._serde.dumps_typed(value) for value in (stored, full, *map(channel_values.get, changed))]
         header = Header(
             namespace=namespace,
@@ -198,11 +217,10 @@ class Thread:
         if mirrored is None:
             await self._append(CHECKPOINT, header, values)
         else:
-            channel = (namespace, mirrored, new_versions[mirrored])
-            said = await self._messages.said(channel, channel_values[mirrored], len(values))
+            said = await self._messages.said(mirrored, channel_values[mirrored[1]], len(values))
             header = msgspec.structs.replace(header, messages=said.messages)
             entry_ids = await self._append(CHECKPOINT, header, [*values, *said.values], said.said)
-            self.index.known = (channel, said.known_by(entry_ids))
+            self.index.known = (mirrored, said.known_by(entry_ids))
             self._messages.remember(said, entry_ids)
         return self._config(config, namespace, checkpoint["id"])
 
@@ -219,11 +237,14 @@ class Thread:
             header = Header(namespace=checkpoint[0], id=checkpoint[1], task=task_id, path=task_path, writes=kept)
             await self._append(WRITES, header, [self._serde.dumps_typed(value) for _, _, value in new])
 
-    def _mirrored(self, namespace: str, versions: ChannelVersions, values: Mapping[str, Any]) -> str | None:
-        """The channel of messages, if it changed: a subgraph's are its own affair."""
-        name = self._messages_channel
-        is_said = not namespace and name in versions and is_message_list(values.get(name))
-        return name if is_said else None
+    def _mirrored(self, namespace: str, checkpoint: Checkpoint, new_versions: ChannelVersions) -> Channel | None:
+        """The channel of messages, if this version of it is not stored: a subgraph's are its own affair."""
+        name, versions = self._messages_channel, {**checkpoint["channel_versions"], **new_versions}
+        if namespace or name not in versions or not is_message_list(checkpoint["channel_values"].get(name)):
+            return None
+        channel = (namespace, name, versions[name])
+        is_stored = channel in self.index.lists or channel in self.index.values
+        return channel if name in new_versions or not is_stored else None
 
     async def _go_back_to(self, parent: str) -> None:
         """A graph that goes on from an older checkpoint takes the session back to it, to a branch of its own."""
