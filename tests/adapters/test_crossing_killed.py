@@ -129,7 +129,7 @@ class Conversation:
         self.files = {"workspace": str(self._workspace), "account": str(self._account)}
         self._read = 0
         self._acknowledged: set[Key] = set()
-        self._left: set[Key] = set()  # what is on branches that the conversation has left
+        self._left: set[Key] = set()  # what was on branches that the conversation has left
         self._goes_back = False
         self._compacted = 0  # the turn until which a summary tells what was said
 
@@ -143,16 +143,17 @@ class Conversation:
             problems += [f"check: {problem}" for problem in (await manager.check()).problems]
             path = await session.tree.get_branch()
             context = build_context(await read_messages(session))
-        branch = set(keys_of([entry.message for entry in path if isinstance(entry, MessageEntry)]))
+        counts = Counter(keys_of(stored))
+        branch = Counter(keys_of([entry.message for entry in path if isinstance(entry, MessageEntry)]))
         if self._goes_back:
-            self._left |= self._acknowledged - branch
+            self._left |= counts.keys() - branch.keys()
             self._goes_back = False
         if not any(isinstance(entry, Compaction) for entry in path):
             self._compacted = 0
-        problems += [f"not on the branch: {key}" for key in self._acknowledged - self._left - branch]
-        counts = Counter(keys_of(stored))
-        problems += [f"stored twice: {key}" for key, count in counts.items() if count > 1]
+        problems += [f"not on the branch: {key}" for key in self._acknowledged - self._left - branch.keys()]
         problems += [f"lost: {key}" for key in self._acknowledged - counts.keys()]
+        once = {**counts, **{key: branch[key] for key in self._left}}  # a call may run again on another branch
+        problems += [f"stored twice: {key}" for key, count in once.items() if count > 1]
         return problems + list(problems_in(context, self._expected(plan), "the session's context"))
 
     def _expected(self, plan: Plan) -> set[Key]:
