@@ -98,26 +98,20 @@ def rejoined(entries: Sequence[Entry], *, stored: int = 0) -> list[Entry]:
         stored: up to this sequence nothing is lost.
     """
     joined: list[Entry] = []
-    before: Entry | None = None
     for entry in entries:
+        child = entry
         if entry.parent_id is not None and not _is_stored(place_of_parent(entry), stored):
-            joined.append(_child_of(before, entry))
-        else:
-            joined.append(entry)
-        before = joined[-1]
+            parent_id, place = (joined[-1].id, joined[-1].sequence) if joined else (None, None)
+            child = msgspec.structs.replace(
+                entry, parent_id=parent_id, parent_sequence=None if place == entry.sequence - 1 else place
+            )
+        joined.append(child)
     reaches_back = bool(joined) and _is_stored(place_of_parent(joined[0]), stored)
     return [_keeping(joined, entry, stored * reaches_back) for entry in joined]
 
 
 def _is_stored(place: int, stored: int) -> bool:
     return 0 < place <= stored
-
-
-def _child_of(parent: Entry | None, entry: Entry) -> Entry:
-    parent_id, place = (None, None) if parent is None else (parent.id, parent.sequence)
-    return msgspec.structs.replace(
-        entry, parent_id=parent_id, parent_sequence=None if place == entry.sequence - 1 else place
-    )
 
 
 def _keeping(entries: Sequence[Entry], entry: Entry, stored: int) -> Entry:

@@ -126,7 +126,11 @@ def tiktoken_counter(encoding: str = "o200k_base") -> TokenCounter:
 
 def count_tokens(messages: Iterable[Message], count: TokenCounter = count_by_characters) -> int:
     """The tokens of messages; roles that no model knows are counted as `build_context` presents them, if it does."""
-    return sum(count(shown) for message in messages for shown in _shown(message))
+    tokens = 0
+    for message in messages:
+        shown = (message,) if message.role in _KNOWN_TO_MODELS else build_context((_USER, message))[1:]
+        tokens += sum(map(count, shown))
+    return tokens
 
 
 def tokens_of(path: Iterable[Entry], count: TokenCounter = count_by_characters) -> int:
@@ -179,11 +183,6 @@ def _reported(message: Message) -> int:
     return usage.total if usage.total > usage.output_tokens else 0  # some providers count the reply alone
 
 
-def _shown(message: Message) -> Sequence[Message]:
-    """The message as `build_context` presents it to a model; none or one."""
-    return (message,) if message.role in _KNOWN_TO_MODELS else build_context((_USER, message))[1:]
-
-
 def _texts(message: Message) -> Iterator[str]:
     if isinstance(message.content, str):
         yield message.content
@@ -234,7 +233,8 @@ def plan_compaction(
         return None
     cut, tokens = context.cut(keep_tokens, count)
     summarized = context.messages[:cut]
-    if not any(map(_says_something, summarized[context.first :])):
+    replaced = [message for message in summarized[context.first :] if message.role is not Role.SYSTEM]
+    if not any(len(build_context((_USER, message))) > 1 for message in replaced):  # a result alone says nothing
         return None
     turn = _start_of_turn(context, cut)
     return CompactionPlan(
@@ -298,11 +298,6 @@ class _Context:
         return self.first, tokens
 
 
-def _says_something(message: Message) -> bool:
-    """Whether a message has anything to summarize; a result has nothing without its call."""
-    return message.role is not Role.SYSTEM and len(build_context((_USER, message))) > 1
-
-
 def _start_of_turn(context: _Context, cut: int) -> int:
     """The index at which the turn begins that a cut splits; the cut's own index if it splits none."""
     if context.messages[cut].role not in _WITHIN_TURN:
@@ -328,7 +323,14 @@ def check_cut(path: Sequence[Entry], first_kept_entry_id: str) -> None:
     branch = resolve(path)
     index = next((index for index, entry in enumerate(branch.entries) if entry.id == first_kept_entry_id), None)
     if index is None:
-        raise UnsafeCompaction(_why_not_kept(path, branch, first_kept_entry_id))
+        if branch.compaction is not None and any(entry.id == first_kept_entry_id for entry in path):
+            raise UnsafeCompaction(
+                f"cannot keep what follows {first_kept_entry_id!r}: compaction {branch.compaction.id} stands for it "
+                "already; keep an entry that is still in the context"
+            )
+        raise UnsafeCompaction(
+            f"cannot keep what follows {first_kept_entry_id!r}: it is not on the current branch; keep an entry that is"
+        )
     messages = branch.messages()
     if _waits(messages):
         raise UnsafeCompaction(
@@ -350,15 +352,6 @@ def has_open_calls(path: Iterable[Entry]) -> bool:
     left, comes without the answers. `build_context` answers the remaining calls then.
     """
     return _waits(resolve(path).messages())
-
-
-def _why_not_kept(path: Iterable[Entry], branch: Branch, entry_id: str) -> str:
-    if branch.compaction is not None and any(entry.id == entry_id for entry in path):
-        return (
-            f"cannot keep what follows {entry_id!r}: compaction {branch.compaction.id} stands for it already; "
-            "keep an entry that is still in the context"
-        )
-    return f"cannot keep what follows {entry_id!r}: it is not on the current branch; keep an entry that is"
 
 
 def _waits(messages: Sequence[Message]) -> bool:

@@ -56,7 +56,14 @@ def build_context(messages: Sequence[Message]) -> list[Message]:
 
 def legal(messages: Sequence[Message]) -> list[Legal]:
     """`build_context`, with the index of each message in the history."""
-    return _begun_by_user(_answered(messages)) if messages else []
+    if not messages:
+        return []
+    context = _answered(messages)
+    first_user = next((index for index, one in enumerate(context) if one.message.is_user), None)
+    if first_user is not None:
+        return [one for one in context[:first_user] if one.message.role is Role.SYSTEM] + context[first_user:]
+    systems = next((index for index, one in enumerate(context) if one.message.role is not Role.SYSTEM), len(context))
+    return [*context[:systems], Legal(Message.user(BEGINNING_MISSING), None), *context[systems:]]
 
 
 def as_seen_alone(message: Message) -> list[Message]:
@@ -75,8 +82,20 @@ def _answered(messages: Sequence[Message]) -> list[Legal]:
         context.append(one)
         for call in one.message.tool_calls or ():
             answer = answers.get((index, call.id))
-            context.append(_missing(call) if answer is None else _answering(call, shown[answer]))
+            context.append(_answer(call, None if answer is None else shown[answer]))
     return context
+
+
+def _answer(call: ToolCall, answer: Legal | None) -> Legal:
+    """The result that follows a call, with the call's id and a name."""
+    if answer is None:
+        content = NO_RESULT if call.output is None else call.output
+        return Legal(Message.tool_result(call, content, is_error=call.output is None), None)
+    message = answer.message
+    if message.tool_call_id == call.id and message.name is not None:
+        return answer
+    named = msgspec.structs.replace(message, tool_call_id=call.id, name=message.name or call.name)
+    return Legal(named, answer.place)
 
 
 class ContextInParts:
@@ -122,15 +141,13 @@ class ContextInParts:
         answered = [message for message, _ in _answered(held)]
         if self._begun:
             return answered
-        place = next((place for place, message in enumerate(answered) if self._is_first(message)), len(answered))
+        begins = (message.is_user if self._has_user else message.role is not Role.SYSTEM for message in answered)
+        place = next((place for place, is_first in enumerate(begins) if is_first), len(answered))
         systems = [message for message in answered[:place] if message.role is Role.SYSTEM]
         self._begun = place < len(answered)
         if self._begun and not answered[place].is_user:
             systems.append(Message.user(BEGINNING_MISSING))
         return systems + answered[place:]
-
-    def _is_first(self, message: Message) -> bool:
-        return message.is_user if self._has_user else message.role is not Role.SYSTEM
 
 
 HELD_MESSAGES = 4_096
@@ -207,26 +224,23 @@ def _without_calls(message: Message) -> Message:
 
 def _as_user(message: Message) -> Iterable[Message]:
     """A message of any other role, as a user's: content of a file must not become an instruction."""
-    content = _told(message)
+    extra = message.extra or {}
+    text = message.text or str(extra.get("summary", ""))
+    content = message.content
+    match message.role:
+        case Role.BASH_EXECUTION if extra.get("excludeFromContext") is True:
+            return ()
+        case Role.BASH_EXECUTION if "command" in extra:
+            content = f"Ran `{extra['command']}`:\n\n{extra.get('output') or text}".rstrip()
+        case Role.BRANCH_SUMMARY if text:
+            content = _BRANCH_SUMMARY + text
+        case Role.COMPACTION_SUMMARY if text:
+            content = _COMPACTION_SUMMARY + text
+        case _:
+            pass
     if _is_blank(content):
         return ()
     return (Message(Role.USER, content, timestamp=message.timestamp, name=message.name),)
-
-
-def _told(message: Message) -> str | tuple[Part, ...]:
-    extra = message.extra or {}
-    text = message.text or str(extra.get("summary", ""))
-    match message.role:
-        case Role.BASH_EXECUTION if extra.get("excludeFromContext") is True:
-            return ""
-        case Role.BASH_EXECUTION if "command" in extra:
-            return f"Ran `{extra['command']}`:\n\n{extra.get('output') or text}".rstrip()
-        case Role.BRANCH_SUMMARY if text:
-            return _BRANCH_SUMMARY + text
-        case Role.COMPACTION_SUMMARY if text:
-            return _COMPACTION_SUMMARY + text
-        case _:
-            return message.content
 
 
 def _is_blank(content: str | tuple[Part, ...]) -> bool:
@@ -236,32 +250,3 @@ def _is_blank(content: str | tuple[Part, ...]) -> bool:
     return all(
         isinstance(part, ThinkingPart) or (isinstance(part, TextPart) and not part.text.strip()) for part in content
     )
-
-
-# --- calls and results -----------------------------------------------------------------------------------------------
-
-
-def _missing(call: ToolCall) -> Legal:
-    if call.output is not None:
-        return Legal(Message.tool_result(call, call.output), None)
-    return Legal(Message.tool_result(call, NO_RESULT, is_error=True), None)
-
-
-def _answering(call: ToolCall, answer: Legal) -> Legal:
-    message = answer.message
-    if message.tool_call_id == call.id and message.name is not None:
-        return answer
-    named = msgspec.structs.replace(message, tool_call_id=call.id, name=message.name or call.name)
-    return Legal(named, answer.place)
-
-
-# --- the beginning ---------------------------------------------------------------------------------------------------
-
-
-def _begun_by_user(context: list[Legal]) -> list[Legal]:
-    """Leave out the messages before the first user message; without one, begin with a short one."""
-    first_user = next((index for index, one in enumerate(context) if one.message.is_user), None)
-    if first_user is not None:
-        return [one for one in context[:first_user] if one.message.role is Role.SYSTEM] + context[first_user:]
-    systems = next((index for index, one in enumerate(context) if one.message.role is not Role.SYSTEM), len(context))
-    return [*context[:systems], Legal(Message.user(BEGINNING_MISSING), None), *context[systems:]]

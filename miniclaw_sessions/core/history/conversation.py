@@ -8,7 +8,7 @@ moment, ready to be written; applying the later entries to it gives the later co
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from datetime import datetime
@@ -19,7 +19,7 @@ import msgspec
 
 from miniclaw_sessions.core.history.branch import Branch, as_message_entry
 from miniclaw_sessions.core.history.state import NO_COMPACTION, Snapshot, State, said_at
-from miniclaw_sessions.core.history.window import Kept, Packed, Window
+from miniclaw_sessions.core.history.window import Packed, Window
 from miniclaw_sessions.core.protocol.encoding import encode_entry
 from miniclaw_sessions.core.protocol.entries import (
     FORK,
@@ -82,7 +82,11 @@ class Conversation:
         window.newest_evicted = max(window.newest_evicted, snapshot.state.newest_evicted)
         conversation = cls(snapshot.state.copy(complete=True), window, snapshot.extra or None)
         conversation.lacks_messages = not snapshot.state.complete
-        conversation.lacks_branch = not _is_one_branch(snapshot.kept)
+        is_one_branch = isinstance(snapshot.kept, Packed) or all(
+            child.parent_id is not None and (child.parent_sequence is None or child.parent_sequence >= parent.sequence)
+            for parent, child in pairwise(snapshot.kept)
+        )
+        conversation.lacks_branch = not is_one_branch  # a window of an older version may hold several branches
         return conversation
 
     def metadata_with(self, entries: Iterable[Entry]) -> dict[str, Any]:
@@ -130,7 +134,10 @@ class Conversation:
         if entry.timestamp > state.last_accessed:  # noqa: PLR1730 - same
             state.last_accessed = entry.timestamp
         if entry.idempotency_key is not None:
-            self._remember(entry.idempotency_key, entry.id)
+            keys = state.idempotency_keys
+            keys[entry.idempotency_key] = entry.id
+            if len(keys) > REMEMBERED_KEYS:
+                del keys[next(iter(keys))]
         if entry.parent_id != state.leaf_id and moves_leaf(entry) and not isinstance(entry, LeafMove):
             self._change_branch(entry)
         if isinstance(entry, MessageEntry):
@@ -151,7 +158,10 @@ class Conversation:
         """Apply an entry that is not a message."""
         self.state_sequence = entry.sequence
         if isinstance(entry, LeafMove):
-            self._move_leaf(entry)
+            self.state.leaf_id, self.state.leaf_sequence = entry.target_id, entry.target_sequence or 0
+            self.window.clear()
+            self.state.compaction = None
+            self.lacks_branch = entry.target_id is not None
             return 0
         if moves_leaf(entry):
             self.state.leaf_id, self.state.leaf_sequence = entry.id, entry.sequence
@@ -182,12 +192,6 @@ class Conversation:
             self.state_sequence = entry.sequence
             self._set_metadata({"provider": provider, "model": model})
 
-    def _move_leaf(self, move: LeafMove) -> None:
-        self.state.leaf_id, self.state.leaf_sequence = move.target_id, move.target_sequence or 0
-        self.window.clear()
-        self.state.compaction = None
-        self.lacks_branch = move.target_id is not None
-
     def _change_branch(self, entry: Entry) -> None:
         """Change the branch, because the entry does not follow the leaf: files of other programs branch only like this.
 
@@ -205,11 +209,12 @@ class Conversation:
         if (usage := compaction.usage) is not None:
             self.state.totals.add_usage(usage, compaction.timestamp, compaction.model, is_copy=self._is_copying)
         self.state.encoded_compaction = msgspec.Raw(encode_entry(compaction) if encoded is None else encoded)
-        self.window.keep_from(
-            compaction.sequence
-            if compaction.first_kept_entry_id is None
-            else compaction.first_kept_sequence or self._place_in_window(compaction.first_kept_entry_id)
-        )
+        first_id, first = compaction.first_kept_entry_id, compaction.first_kept_sequence
+        if first_id is None:
+            first = compaction.sequence
+        elif not first:
+            first = next((entry.sequence for entry in self.window.kept if entry.id == first_id), 0)
+        self.window.keep_from(first)
 
     def _spend(self, said: object, at: datetime) -> None:
         """Add the cost of a request that gave no message."""
@@ -217,9 +222,6 @@ class Conversation:
             message = message_from_dict(said)
             if message.usage is not None:
                 self.state.totals.add_usage(message.usage, at, message.model, is_copy=self._is_copying)
-
-    def _place_in_window(self, entry_id: str) -> int:
-        return next((entry.sequence for entry in self.window.kept if entry.id == entry_id), 0)
 
     def rebuild(self, branch: Branch) -> None:
         """Fill the window with the leaf's branch from the store."""
@@ -259,23 +261,9 @@ class Conversation:
                 captured.totals.add(entry.entry, -1)
         return Snapshot(captured, kept, self.extra or {})
 
-    def _remember(self, key: str, entry_id: str) -> None:
-        keys = self.state.idempotency_keys
-        keys[key] = entry_id
-        if len(keys) > REMEMBERED_KEYS:
-            del keys[next(iter(keys))]
-
     def _set_metadata(self, changes: Mapping[str, Any]) -> None:
         merged = {**self.state.metadata, **changes}
         self.state.metadata = {name: value for name, value in merged.items() if value is not None}
-
-
-def _is_one_branch(entries: Sequence[Kept]) -> bool:
-    """Whether each message can follow the one before; a window of an older version may hold several branches."""
-    return isinstance(entries, Packed) or all(
-        child.parent_id is not None and (child.parent_sequence is None or child.parent_sequence >= parent.sequence)
-        for parent, child in pairwise(entries)
-    )
 
 
 def _metadata_of(entry: Entry) -> Mapping[str, Any]:

@@ -117,7 +117,10 @@ def one_line(text: str) -> str:
 
 
 def _words_of(message: Message) -> str:
-    text = one_line(_without_marks(_first_text(message)))
+    beginning = _first_text(message)[: 3 * MAX_CHARACTERS]
+    for marks, rest in _MARKS:
+        beginning = marks.sub(rest, beginning)
+    text = one_line(beginning)
     calls = message.tool_calls or ()
     if not calls:
         return text or _described(message)
@@ -135,14 +138,6 @@ def _first_text(message: Message) -> str:
     if isinstance(message.content, str):
         return message.content
     return next((part.text for part in message.content if isinstance(part, TextPart) and part.text.strip()), "")
-
-
-def _without_marks(text: str) -> str:
-    """The beginning of a text without the marks of Markdown."""
-    text = text[: 3 * MAX_CHARACTERS]
-    for marks, rest in _MARKS:
-        text = marks.sub(rest, text)
-    return text
 
 
 def _described(message: Message) -> str:

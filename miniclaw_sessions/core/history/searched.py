@@ -189,7 +189,9 @@ def _forms(text: str, longest: int) -> Iterator[str]:
     before = ""
     start = 0
     while start < len(text):
-        end = _end_of_piece(text, start + _PIECE)
+        end = min(start + _PIECE, len(text))
+        if end < len(text):  # after white space, so that no accent is separated from its letter
+            end = next((place for place in range(end, end - _SEEK, -1) if text[place - 1].isspace()), end)
         is_apart = (
             text[start - 1].isspace() or text[start].isspace()
         )  # folding strips the spaces at the ends of a piece
@@ -197,13 +199,6 @@ def _forms(text: str, longest: int) -> Iterator[str]:
         form = f"{before}{glue}{folded(text[start:end])}"
         yield form
         before, start = form[-longest:] if longest else "", end
-
-
-def _end_of_piece(text: str, end: int) -> int:
-    """The end of a piece up to a limit: after white space, so that no accent is separated from its letter."""
-    if end >= len(text):
-        return len(text)
-    return next((place for place in range(end, end - _SEEK, -1) if text[place - 1].isspace()), end)
 
 
 def _quality(text: str, term: str) -> float:

@@ -101,7 +101,9 @@ class Totals(msgspec.Struct, gc=False):
             return
         is_estimated, usage = usage.is_estimated, _not_below_zero(usage)
         day, model = in_utc(at).date().isoformat(), (model or "")[:LONGEST_MODEL]
-        place = self._line_of(day, model)
+        newest_first = range(len(self.spent) - 1, -1, -1)
+        same = (place for place in newest_first if self.spent[place].day == day and self.spent[place].model == model)
+        place = next(same, None)
         if place is None and sign < 0:  # its line may be summed up already
             place = next((place for place, one in enumerate(self.spent) if one.model == OLDER), None)
         if place is None:
@@ -113,12 +115,6 @@ class Totals(msgspec.Struct, gc=False):
         change = usage if sign > 0 else Usage() - usage
         both = self.spent[place] + Spent(day, model, sign, change, unpriced, estimated)
         self.spent[place : place + 1] = [both] if both.replies else []
-
-    def _line_of(self, day: str, model: str) -> int | None:
-        for place in range(len(self.spent) - 1, -1, -1):  # the newest day comes last
-            if (one := self.spent[place]).day == day and one.model == model:
-                return place
-        return None
 
     def _join_oldest(self) -> None:
         """Sum up old lines. The newest days, which budgets need, stay as they are."""

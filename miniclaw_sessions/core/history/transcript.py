@@ -76,7 +76,10 @@ class Transcript:
     def add(self, entry: Entry) -> None:
         """Add the next entry."""
         if isinstance(entry, LeafMove):
-            self._move_leaf(entry)
+            if entry.target_id is not None and entry.target_id not in self._entries:
+                self.problems.append(f"the leaf was moved to {entry.target_id}, which is missing; it stays where it is")
+            else:
+                self.leaf_id = entry.target_id
             return
         if entry.id in self._entries:
             self.problems.append(f"entry id {entry.id} occurs twice; the second entry is left out")
@@ -92,7 +95,9 @@ class Transcript:
             self._set_label(entry)
         if moves_leaf(entry):
             self.leaf_id = entry.id
-            self._show_way_to(entry)
+            while parent_id is not None and not self._is_shown(self._entries[parent_id]):
+                self._followed.add(parent_id)
+                parent_id = self._parents[parent_id]
 
     def get(self, entry_id: str) -> Entry:
         """One entry.
@@ -135,18 +140,6 @@ class Transcript:
 
     def _is_shown(self, entry: Entry) -> bool:
         return moves_leaf(entry) or entry.id in self._followed
-
-    def _show_way_to(self, entry: Entry) -> None:
-        parent_id = self._parents[entry.id]
-        while parent_id is not None and not self._is_shown(self._entries[parent_id]):
-            self._followed.add(parent_id)
-            parent_id = self._parents[parent_id]
-
-    def _move_leaf(self, move: LeafMove) -> None:
-        if move.target_id is not None and move.target_id not in self._entries:
-            self.problems.append(f"the leaf was moved to {move.target_id}, which is missing; it stays where it is")
-        else:
-            self.leaf_id = move.target_id
 
     def _set_label(self, label: Label) -> None:
         if label.target_id not in self._entries:

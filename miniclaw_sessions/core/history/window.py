@@ -239,16 +239,17 @@ class Window:
         """Remove the oldest unit that may leave. Returns the number of messages, at least one."""
         entries = self._entries
         head = 1 if entries[0] is self._last_user else 0
-        size = self._unit_size(head)
-        is_all = head + size == len(entries)
-        if is_all or (size > MOST_AT_ONCE and entries[head].calls_tools):
-            return self._trim_unit(head, size)
-        return self._remove(range(head, head + size))
+        end = head + 1  # of the unit: a message and the tool results right after it
+        while end < len(entries) and entries[end].role is _TOOL_RESULT:
+            end += 1
+        if end == len(entries) or (end - head > MOST_AT_ONCE and entries[head].calls_tools):
+            return self._trim_unit(head, end)
+        return self._remove(range(head, end))
 
-    def _trim_unit(self, head: int, size: int) -> int:
+    def _trim_unit(self, head: int, end: int) -> int:
         """Remove the oldest answered call of a large unit, together with its answers."""
         entries = self._entries
-        results = range(head + 1, head + size)
+        results = range(head + 1, end)
         if entries[head].role is _TOOL_RESULT:  # answers without a call, right after the user's message
             return self._remove((head,))
         unit = [entries[place].message for place in (head, *results)]
@@ -264,14 +265,6 @@ class Window:
         answer = answers[0, call.id]
         is_its = [place == answer or call.id in answered_ids(message) for place, message in enumerate(unit)]
         return self._remove([head + place for place, goes in enumerate(is_its) if goes and place])
-
-    def _unit_size(self, head: int) -> int:
-        """The number of messages in the unit at `head`: the message and the tool results right after it."""
-        entries = self._entries
-        end = head + 1
-        while end < len(entries) and entries[end].role is _TOOL_RESULT:
-            end += 1
-        return end - head
 
     def _remove(self, indices: Iterable[int]) -> int:
         gone = set(indices)

@@ -108,8 +108,11 @@ def message_to_dict(message: Message) -> dict[str, Any]:
         InvalidMessage: an unknown field holds something that JSON cannot.
     """
     fields = _flatten(message)
-    if (role_text := message.role_text) is not None:
-        fields["role"] = _checked_role_text(role_text)
+    role_text: Any = message.role_text
+    if role_text is not None:
+        if not isinstance(role_text, str) or not role_text or known_role(role_text) is not None:
+            raise InvalidMessage(f"role_text is {role_text!r}, which would be read as another role than OTHER")
+        fields["role"] = role_text
     if message.timestamp is not None:
         fields["timestamp"] = msgspec.to_builtins(in_utc(message.timestamp))
     if message.tool_calls:
@@ -132,14 +135,9 @@ def _other_part(part: OtherPart) -> Any:
     return check_json(part.fields)
 
 
-def _checked_role_text(text: Any) -> str:
-    if not isinstance(text, str) or not text or known_role(text) is not None:
-        raise InvalidMessage(f"role_text is {text!r}, which would be read as another role than OTHER")
-    return text
-
-
 def _is_plain(message: Message) -> bool:
     """Whether the struct's own JSON is the right one: nothing unknown anywhere in it, its time in UTC."""
+    usage = message.usage
     return (
         message.extra is None
         and (message.timestamp is None or message.timestamp.tzinfo is UTC)
@@ -148,12 +146,8 @@ def _is_plain(message: Message) -> bool:
             or all(not isinstance(part, OtherPart) and part.extra is None for part in message.content)
         )
         and (message.tool_calls is None or all(call.extra is None for call in message.tool_calls))
-        and (message.usage is None or _is_plain_usage(message.usage))
+        and (usage is None or (usage.extra is None and (usage.cost is None or math.isfinite(usage.cost))))
     )
-
-
-def _is_plain_usage(usage: Usage) -> bool:
-    return usage.extra is None and (usage.cost is None or math.isfinite(usage.cost))
 
 
 def _flatten(value: Any) -> dict[str, Any]:

@@ -132,21 +132,15 @@ def check_json(value: Any, levels: int = MAX_DEPTH) -> Any:
         if not math.isfinite(value):
             raise InvalidMessage("JSON has no NaN and no infinity; leave the number out or send it as text")
     elif isinstance(value, dict) or type(value) in (list, tuple):
-        _check_nested(value, levels)
+        if not levels:
+            raise InvalidMessage(f"the JSON nests deeper than {MAX_DEPTH} levels")
+        if isinstance(value, dict) and not all(type(name) is str for name in value):
+            raise InvalidMessage("a JSON object's keys must be text")
+        for item in value.values() if isinstance(value, dict) else value:
+            check_json(item, levels - 1)
     else:
         raise InvalidMessage(f"JSON has no form for a {type(value).__name__}; convert it first")
     return value
-
-
-def _check_nested(value: Any, levels: int) -> None:
-    if not levels:
-        raise InvalidMessage(f"the JSON nests deeper than {MAX_DEPTH} levels")
-    if isinstance(value, dict):
-        if not all(type(name) is str for name in value):
-            raise InvalidMessage("a JSON object's keys must be text")
-        value = value.values()
-    for item in value:
-        check_json(item, levels - 1)
 
 
 def in_utc(moment: datetime) -> datetime:
