@@ -8,7 +8,7 @@ text that came.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import anyio
@@ -111,10 +111,11 @@ class AnthropicProvider(ServiceProvider):
     # --- the request -------------------------------------------------------------------------------------------------
 
     def _request(self, context: Sequence[Message], tools: Sequence[Tool]) -> dict[str, Any]:
-        conversation = _without_marks(to_anthropic(context))
+        """The request with the options in the terms of the Messages API; those about tools only if there are tools."""
+        conversation, wanted = _without_marks(to_anthropic(context)), self._options
         request = {
             "model": self.model,
-            "max_tokens": self._options.max_output_tokens or self._max_tokens,
+            "max_tokens": wanted.max_output_tokens or self._max_tokens,
             "stream": True,
             **(_marked(conversation) if self._cache else conversation),
         }
@@ -127,7 +128,16 @@ class AnthropicProvider(ServiceProvider):
         elif self._thinking is not None and not _continues_without_thinking(conversation["messages"]):
             request["thinking"] = {"type": "enabled", "budget_tokens": self._thinking}
             request["max_tokens"] += self._thinking
-        return request | self._wanted(has_tools=bool(tools))
+        output: dict[str, Any] = {} if wanted.effort is None else {"effort": wanted.effort}
+        if wanted.format is not None:
+            output["format"] = {"type": "json_schema", "schema": wanted.format.schema}
+        sampling = {"temperature": wanted.temperature, "top_p": wanted.top_p}  # the package knows them no more
+        fields = {
+            "extra_body": {name: value for name, value in sampling.items() if value is not None} or None,
+            "output_config": output or None,
+            "tool_choice": _tool_choice(wanted) if tools else None,
+        }
+        return request | {name: value for name, value in fields.items() if value is not None}
 
     def with_options(self, options: Options) -> Self:
         """The same model over the same connections, with these options.
@@ -138,20 +148,6 @@ class AnthropicProvider(ServiceProvider):
         if options.format is not None and options.format.schema is None:
             raise OptionRefused("format", "the provider anthropic takes a format with a schema, and no other")
         return super().with_options(options)
-
-    def _wanted(self, *, has_tools: bool) -> dict[str, Any]:
-        """The options in the terms of the Messages API; those about tools only if there are tools."""
-        wanted = self._options
-        output: dict[str, Any] = {} if wanted.effort is None else {"effort": wanted.effort}
-        if wanted.format is not None:
-            output["format"] = {"type": "json_schema", "schema": wanted.format.schema}
-        sampling = {"temperature": wanted.temperature, "top_p": wanted.top_p}  # the package knows them no more
-        fields = {
-            "extra_body": {name: value for name, value in sampling.items() if value is not None} or None,
-            "output_config": output or None,
-            "tool_choice": _tool_choice(wanted) if has_tools else None,
-        }
-        return {name: value for name, value in fields.items() if value is not None}
 
 
 def _tool_choice(wanted: Options) -> dict[str, Any] | None:
@@ -268,26 +264,20 @@ class _Assembly:
             self._usage |= {name: value for name, value in usage.items() if value is not None}
 
     def message(self) -> Message:
-        """The whole reply."""
-        blocks = [self._block(index) for index in sorted(self._blocks)]
+        """The whole reply, with the arguments of its calls as they were sent."""
+        blocks: list[dict[str, Any]] = []
+        streamed: list[str] = []
+        for index, block in sorted(self._blocks.items()):
+            if block.get("type") == "tool_use":
+                streamed.append(self._arguments.get(index, ""))
+                blocks.append(block)
+            elif index in self._arguments:  # the service's own calls have their arguments as an object
+                blocks.append({**block, "input": arguments_object(self._arguments[index])})
+            else:
+                blocks.append(block)
         (message,) = from_anthropic([{**self._reply, "content": blocks, "usage": self._usage}])
-        calls = [index for index in sorted(self._blocks) if self._blocks[index].get("type") == "tool_use"]
-        return plain_reply(_with_arguments(message, [self._arguments.get(index, "") for index in calls]))
-
-    def _block(self, index: int) -> dict[str, Any]:
-        """The block; the service's own calls have their arguments as an object."""
-        block = self._blocks[index]
-        if index in self._arguments and block.get("type") != "tool_use":
-            return {**block, "input": arguments_object(self._arguments[index])}
-        return block
-
-
-def _with_arguments(message: Message, texts: Iterable[str]) -> Message:
-    """The reply with the arguments of its calls as they were sent; without streamed ones, those it began with."""
-    if not message.tool_calls:
-        return message
-    calls = [
-        msgspec.structs.replace(call, arguments=text or call.arguments)
-        for call, text in zip(message.tool_calls, texts, strict=True)
-    ]
-    return msgspec.structs.replace(message, tool_calls=tuple(calls))
+        if message.tool_calls:
+            calls = zip(message.tool_calls, streamed, strict=True)
+            exact = tuple(msgspec.structs.replace(call, arguments=text or call.arguments) for call, text in calls)
+            message = msgspec.structs.replace(message, tool_calls=exact)
+        return plain_reply(message)

@@ -227,16 +227,12 @@ class _Assembly:
         self._finish_reason = candidate.get("finish_reason") or self._finish_reason
         parts = candidate.get("content", {}).get("parts") or []
         for part in parts:
-            self._add_part(part)
+            last = self._parts[-1] if self._parts else {}
+            if part.keys() <= {"text", "thought"} and part.keys() == last.keys() and "text" in part:
+                last["text"] += part["text"]
+            elif part.get("text") != "" or "thought_signature" in part:  # a signed part must go back unchanged
+                self._parts.append(part)
         return "".join(part.get("text", "") for part in parts if not part.get("thought"))
-
-    def _add_part(self, part: dict[str, Any]) -> None:
-        """Text is added to the text before it; a part with a signature stays separate, as it must go back unchanged."""
-        last = self._parts[-1] if self._parts else {}
-        if part.keys() <= {"text", "thought"} and part.keys() == last.keys() and "text" in part:
-            last["text"] += part["text"]
-        elif part.get("text") != "" or "thought_signature" in part:
-            self._parts.append(part)
 
     def message(self, model: str) -> Message:
         """The whole reply."""

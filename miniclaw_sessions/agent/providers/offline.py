@@ -106,7 +106,8 @@ def respond(messages: Sequence[Message], tools: Collection[str] = ()) -> Message
     """
     context = build_context(messages)
     if context and context[-1].is_tool_result:
-        return _answer(_report(context))
+        results = list(itertools.takewhile(lambda message: message.is_tool_result, reversed(context)))
+        return _answer(" ".join(_report(result) for result in reversed(results)))
     if context and context[-1].is_user and context[-1].text == INSTRUCTION:
         return _answer(_summarize(context[:-1]))
     return _respond_to_question(context, tools)
@@ -125,7 +126,12 @@ def _respond_to_question(context: Sequence[Message], tools: Collection[str]) -> 
     for asked, recall in _RECALLS:
         if asked.search(question):
             return _answer(recall(earlier, context))
-    return _answer(_acknowledge(question) or _introduce(question))
+    said = f"You said {_quote(question)}. " if question else ""
+    return _answer(
+        _acknowledge(question)
+        or f"{said}No model is configured, so I only recall what you told me, count messages, tell the time and "
+        "do arithmetic."
+    )
 
 
 # --- recalling -------------------------------------------------------------------------------------------------------
@@ -182,17 +188,16 @@ _RECALLS: list[tuple[re.Pattern[str], Callable[[Sequence[str], Sequence[Message]
 
 def _summarize(context: Iterable[Message]) -> str:
     """The beginning of every user's message, a line each; a former summary's lines come first."""
-    lines = [line for message in context if message.is_user for line in _summary_lines(message.text)]
+    lines: list[str] = []
+    for text in (message.text for message in context if message.is_user):
+        _, is_summary, former = text.partition(LABEL + _SUMMARY)
+        if is_summary:
+            lines += [line for line in former.splitlines() if line.startswith("- ") and line != _LEFT_OUT]
+        elif text.strip():
+            lines.append(f"- {_beginning(text)}")
     if len(lines) > _FIRST_LINES + _LAST_LINES:
         lines = [*lines[:_FIRST_LINES], _LEFT_OUT, *lines[-_LAST_LINES:]]
     return "\n".join([_SUMMARY, *lines])
-
-
-def _summary_lines(text: str) -> list[str]:
-    _, is_summary, lines = text.partition(LABEL + _SUMMARY)
-    if is_summary:
-        return [line for line in lines.splitlines() if line.startswith("- ") and line != _LEFT_OUT]
-    return [f"- {_beginning(text)}"] if text.strip() else []
 
 
 # --- answering -------------------------------------------------------------------------------------------------------
@@ -209,21 +214,7 @@ def _acknowledge(text: str) -> str | None:
     return None
 
 
-def _introduce(text: str) -> str:
-    said = f"You said {_quote(text)}. " if text else ""
-    return (
-        f"{said}No model is configured, so I only recall what you told me, count messages, tell the time and "
-        "do arithmetic."
-    )
-
-
-def _report(context: Sequence[Message]) -> str:
-    """The answer from the tool results at the end of the context."""
-    results = list(itertools.takewhile(lambda message: message.is_tool_result, reversed(context)))
-    return " ".join(_report_one(result) for result in reversed(results))
-
-
-def _report_one(result: Message) -> str:
+def _report(result: Message) -> str:
     name = result.name or "tool"
     if result.is_error:
         return f"The {name} could not help: {_quote(result.text)}"

@@ -87,29 +87,28 @@ class OpenAIProvider(OpenAIClientProvider):
         yield Reply(reply.message(self.model))
 
     def _request(self, context: Sequence[Message], tools: Sequence[Tool]) -> dict[str, Any]:
-        request: dict[str, Any] = {
+        """The request with the options in the terms of chat completions; those about tools only if there are tools."""
+        wanted = self._options
+        longest = "max_completion_tokens" if self._url == self.service_url else "max_tokens"  # others know the old name
+        response_format: dict[str, Any] | None = None
+        if wanted.format is not None and wanted.format.schema is None:
+            response_format = {"type": "json_object"}
+        elif wanted.format is not None:
+            response_format = {"type": "json_schema", "json_schema": schema_fields(wanted.format)}
+        fields: dict[str, Any] = {
             "model": self.model,
             "messages": to_openai(context),
             "stream": True,
             "stream_options": {"include_usage": True},
-        }
-        if tools:
-            request["tools"] = [{"type": "function", "function": function_of(tool)} for tool in tools]
-        return request | self._wanted(has_tools=bool(tools))
-
-    def _wanted(self, *, has_tools: bool) -> dict[str, Any]:
-        """The options in the terms of chat completions; those about tools only if there are tools."""
-        wanted = self._options
-        longest = "max_completion_tokens" if self._url == self.service_url else "max_tokens"  # others know the old name
-        fields = {
             "temperature": wanted.temperature,
             "top_p": wanted.top_p,
             longest: wanted.max_output_tokens,
             "reasoning_effort": wanted.effort,
             "verbosity": wanted.verbosity,
-            "response_format": None if wanted.format is None else _response_format(wanted.format),
+            "response_format": response_format,
         }
-        if has_tools:
+        if tools:
+            fields["tools"] = [{"type": "function", "function": function_of(tool)} for tool in tools]
             chosen = wanted.tool_choice or ""
             name = chosen.removeprefix(FUNCTION)
             fields["tool_choice"] = (
@@ -117,12 +116,6 @@ class OpenAIProvider(OpenAIClientProvider):
             )
             fields["parallel_tool_calls"] = wanted.parallel_tool_calls
         return {name: value for name, value in fields.items() if value is not None}
-
-
-def _response_format(wanted: TextFormat) -> dict[str, Any]:
-    if wanted.schema is None:
-        return {"type": "json_object"}
-    return {"type": "json_schema", "json_schema": schema_fields(wanted)}
 
 
 def schema_fields(wanted: TextFormat) -> dict[str, Any]:
@@ -184,17 +177,13 @@ class _Assembly:
         for fragment in delta.tool_calls or ():
             self._call_of(fragment).add(fragment)
         text = (delta.content or "") + (delta.refusal or "")
-        added: list[TextDelta | ReasoningDelta] = [ReasoningDelta(_reasoning_of(delta)), TextDelta(text)]
-        return [piece for piece in added if self._gather(piece)]
-
-    def _gather(self, piece: TextDelta | ReasoningDelta) -> bool:
-        """Keep it, if it is not empty."""
-        if not piece.text:
-            return False
-        if not self._pieces or self._pieces[-1][0] is not type(piece):
-            self._pieces.append((type(piece), []))
-        self._pieces[-1][1].append(piece.text)
-        return True
+        pieces: list[TextDelta | ReasoningDelta] = [ReasoningDelta(_reasoning_of(delta)), TextDelta(text)]
+        added = [piece for piece in pieces if piece.text]
+        for piece in added:
+            if not self._pieces or self._pieces[-1][0] is not type(piece):
+                self._pieces.append((type(piece), []))
+            self._pieces[-1][1].append(piece.text)
+        return added
 
     def _call_of(self, fragment: ChoiceDeltaToolCall) -> _Call:
         """The call that a fragment belongs to: the one of its index, unless another id shows that a new one begins."""

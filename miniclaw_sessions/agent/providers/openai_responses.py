@@ -82,7 +82,10 @@ class OpenAIResponsesProvider(OpenAIClientProvider):
                 await stream.close()
         if response is None:
             raise self._broken_off()
-        yield Reply(self._message(response.to_dict(mode="json")))
+        messages = from_response(response.to_dict(mode="json")) or [Message(Role.ASSISTANT)]
+        if len(messages) > 1 or not messages[0].is_assistant:
+            raise ModelError(f"{self._host} sent a reply with items that no model makes")
+        yield Reply(plain_reply(messages[0]))
 
     async def _open(self, request: dict[str, Any]) -> AsyncStream[ResponseStreamEvent]:
         from openai import BadRequestError  # noqa: PLC0415 - loaded with the client
@@ -100,22 +103,7 @@ class OpenAIResponsesProvider(OpenAIClientProvider):
         return stream
 
     def _request(self, context: Sequence[Message], tools: Sequence[Tool]) -> dict[str, Any]:
-        request = {
-            "model": self.model,
-            "input": to_items(context, for_request=True),
-            "stream": True,
-            "store": False,
-            **self._settings,
-            **self._wanted(has_tools=bool(tools)),
-        }
-        if (
-            tools
-        ):  # strict is what the service makes of a tool by default, and refuses schemas with optional fields then
-            request["tools"] = [{"type": "function", "strict": False, **function_of(tool)} for tool in tools]
-        return request
-
-    def _wanted(self, *, has_tools: bool) -> dict[str, Any]:
-        """The options in the terms of Responses; those about tools only if there are tools."""
+        """The request with the options in the terms of Responses; those about tools only if there are tools."""
         wanted = self._options
         text: dict[str, Any] = {} if wanted.verbosity is None else {"verbosity": wanted.verbosity}
         if wanted.format is not None:
@@ -130,20 +118,23 @@ class OpenAIResponsesProvider(OpenAIClientProvider):
             "reasoning": None if wanted.effort is None else {"effort": wanted.effort},
             "text": text or None,
         }
-        if has_tools:
+        if tools:
+            # by default the service makes a tool strict, and then refuses schemas with optional fields
+            fields["tools"] = [{"type": "function", "strict": False, **function_of(tool)} for tool in tools]
             chosen = wanted.tool_choice or ""
             name = chosen.removeprefix(FUNCTION)
             fields["tool_choice"] = {"type": "function", "name": name} if name != chosen else chosen or None
             fields["parallel_tool_calls"] = wanted.parallel_tool_calls
-        return {name: value for name, value in fields.items() if value is not None}
+        return {
+            "model": self.model,
+            "input": to_items(context, for_request=True),
+            "stream": True,
+            "store": False,
+            **self._settings,
+            **{name: value for name, value in fields.items() if value is not None},
+        }
 
     def _failed(self, said: Any) -> ModelError:
         """The error for a reply that the service itself ended with an error."""
         fields = {"code": getattr(said, "code", None), "message": getattr(said, "message", None)}
         return self._overflowed() if self._is_about_overflow(fields) else self._broken_off(fields)
-
-    def _message(self, response: dict[str, Any]) -> Message:
-        messages = from_response(response) or [Message(Role.ASSISTANT)]
-        if len(messages) > 1 or not messages[0].is_assistant:
-            raise ModelError(f"{self._host} sent a reply with items that no model makes")
-        return plain_reply(messages[0])

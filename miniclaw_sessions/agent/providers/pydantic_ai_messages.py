@@ -19,7 +19,6 @@ from pydantic_ai.messages import (
     FinishReason,
     ModelMessage,
     ModelMessagesTypeAdapter,
-    ModelRequest,
     ModelResponse,
 )
 from pydantic_ai.usage import RequestUsage
@@ -73,15 +72,11 @@ def from_model_messages(messages: Sequence[ModelMessage]) -> list[Message]:
         if isinstance(message, ModelResponse):
             canonical.append(_read_response(message, fields))
         else:
-            canonical += _read_request(message, fields)
+            parts = zip(message.parts, fields.pop("parts"), strict=True)
+            first, *others = [_read_said(part, of_part) for part, of_part in parts] or [Message(Role.CUSTOM, "")]
+            kept = _differing(message, fields, {"kind": "request"})
+            canonical += [_keeping(first, {**kept_fields(first.extra, KEPT), "request": kept}), *others]
     return canonical
-
-
-def _read_request(request: ModelRequest, fields: dict[str, Any]) -> list[Message]:
-    said = [_read_said(part, of_part) for part, of_part in zip(request.parts, fields.pop("parts"), strict=True)]
-    first, *others = said or [Message(Role.CUSTOM, "")]
-    kept = _differing(request, fields, {"kind": "request"})
-    return [_keeping(first, {**kept_fields(first.extra, KEPT), "request": kept}), *others]
 
 
 def _read_said(part: Any, fields: dict[str, Any]) -> Message:
@@ -92,7 +87,8 @@ def _read_said(part: Any, fields: dict[str, Any]) -> Message:
         case {"part_kind": "system-prompt", "content": str(text), "scope": "conversation"}:
             message = Message(Role.SYSTEM, text, moment)
         case {"part_kind": "user-prompt", "content": content}:
-            message = Message(Role.USER, _read_content(content), moment)
+            said = content if isinstance(content, str) else tuple(_read_item(item) for item in content)
+            message = Message(Role.USER, said, moment)
         case {"part_kind": "tool-return", "content": content, "tool_call_id": str(call_id), "tool_name": str(name)}:
             returned = _read_return(content)
             if not isinstance(content, str) and isinstance(returned, str):
@@ -176,10 +172,6 @@ def _read_usage(usage: RequestUsage) -> Usage | None:
         return None
     cost = None if usage.cost is None else float(usage.cost)
     return Usage(usage.input_tokens - read - written, usage.output_tokens, read, written, cost=cost)
-
-
-def _read_content(content: str | list[Any]) -> str | tuple[Part, ...]:
-    return content if isinstance(content, str) else tuple(_read_item(item) for item in content)
 
 
 def _read_return(content: Any) -> str | tuple[Part, ...]:
@@ -293,18 +285,18 @@ def _write(group: Sequence[Message]) -> dict[str, Any]:
     first = group[0]
     kept = kept_fields(first.extra, KEPT)
     if first.is_assistant:
-        return {**_plain_response(first), **kept.get("response", {}), "parts": _write_pieces(first)}
-    parts = [part for message in group for part in _write_said(message)]
+        pieces = [written for piece in in_order(first) if (written := _write_piece(piece)) is not None]
+        if not pieces and not has_kept(first.extra, KEPT):
+            pieces = [{"part_kind": "text", "content": NOTHING_TO_SHOW}]
+        return {**_plain_response(first), **kept.get("response", {}), "parts": pieces}
+    parts: list[dict[str, Any]] = []
+    for message in group:
+        of_message = kept_fields(message.extra, KEPT)
+        if "whole" in of_message:
+            parts.append(of_message["whole"])
+        elif "part" in of_message or not has_kept(message.extra, KEPT):  # else it was a request without parts
+            parts.append({**_plain_said(message), **of_message.get("part", {})})
     return {"kind": "request", **kept.get("request", {}), "parts": parts}
-
-
-def _write_said(message: Message) -> list[dict[str, Any]]:
-    kept = kept_fields(message.extra, KEPT)
-    if "whole" in kept:
-        return [kept["whole"]]
-    if "part" in kept or not has_kept(message.extra, KEPT):
-        return [{**_plain_said(message), **kept.get("part", {})}]
-    return []  # a request without parts
 
 
 def _plain_said(message: Message) -> dict[str, Any]:
@@ -347,13 +339,6 @@ def _write_usage(usage: Usage | None) -> dict[str, Any]:
         "output_tokens": usage.output_tokens,
     }
     return {name: count for name, count in counted.items() if count}
-
-
-def _write_pieces(message: Message) -> list[dict[str, Any]]:
-    pieces = [written for piece in in_order(message) if (written := _write_piece(piece)) is not None]
-    if pieces or has_kept(message.extra, KEPT):
-        return pieces
-    return [{"part_kind": "text", "content": NOTHING_TO_SHOW}]
 
 
 def _write_piece(piece: Part | ToolCall) -> dict[str, Any] | None:

@@ -189,7 +189,7 @@ class ServiceProvider(ABC):
             except self.failures as error:
                 if has_begun:
                     raise self._explained(error) from None
-                if offered and _is_about_tools(error):
+                if offered and (status_of(error) or 0) >= FIRST_ERROR and _ABOUT_TOOLS.search(sentence_of(error)):
                     self._takes_no_tools = True
                     log.warning("the model takes no tools; asked without", action="model.no_tools", model=self.model)
                 elif has_reasoning and _is_about_reasoning(error):
@@ -229,7 +229,7 @@ class ServiceProvider(ABC):
 
         status = status_of(error)
         transport = next((one for one in causes_of(error) if isinstance(one, httpx2.TransportError)), None)
-        if self._is_overflow(error, status):
+        if status == _TOO_LARGE or (status in (None, 200, 400) and self._is_about_overflow(fields_of(error))):
             return self._overflowed()
         if status is not None and status >= FIRST_ERROR:
             sentence = f"{self._host} refused to run {self.model} with status {status}: {advice_for(status)}"
@@ -250,11 +250,6 @@ class ServiceProvider(ABC):
         if isinstance(error, httpx2.TimeoutException):
             return ModelTimeout(f"{self._host} did not answer within {self.timeout_s:g} seconds")
         return ModelUnavailable(f"{self._host} cannot be reached, or closed the connection; check base_url")
-
-    def _is_overflow(self, error: Exception, status: int | None) -> bool:
-        if status == _TOO_LARGE:
-            return True
-        return status in (None, 200, 400) and self._is_about_overflow(fields_of(error))
 
     def _is_about_overflow(self, fields: Mapping[str, Any]) -> bool:
         """Whether an error of the service is about the size of the conversation, on whatever way it came."""
@@ -278,11 +273,6 @@ def _is_about_reasoning(error: Exception) -> bool:
     if status_of(error) != _BAD_REQUEST or not isinstance(message, str):
         return False
     return _ABOUT_REASONING.search(message[:_BEGINNING].lower()) is not None
-
-
-def _is_about_tools(error: Exception) -> bool:
-    status = status_of(error)
-    return status is not None and status >= FIRST_ERROR and _ABOUT_TOOLS.search(sentence_of(error)) is not None
 
 
 def _without_reasoning(message: Message) -> Message:
