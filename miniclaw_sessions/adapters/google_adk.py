@@ -212,26 +212,22 @@ class MiniclawSessionService(BaseSessionService):
         state = await session.state()
         await self._share(session, state)
         newest = await _newest(session)
+        shared: dict[str, Any] = {}
+        for prefix, chat_id in (
+            (State.APP_PREFIX, _app_chat(own["app_name"])),
+            (State.USER_PREFIX, _user_chat(own["app_name"], own["user_id"])),
+        ):
+            shared |= {prefix + name: value for name, value in (await self._shared(chat_id)).items()}
         loaded = AdkSession(
             app_name=own["app_name"],
             user_id=own["user_id"],
             id=own["id"],
-            state=_state_in(state.metadata) | await self._state_of_others(own),
+            state=_state_in(state.metadata) | shared,
             events=events,
             last_update_time=own["created"] if newest is None else _time_of(newest),
         )
         loaded._storage_update_marker = "" if newest is None else newest.id  # noqa: SLF001 - made for services
         return loaded
-
-    async def _state_of_others(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """The state that a session shares with others."""
-        state: dict[str, Any] = {}
-        for prefix, chat_id in (
-            (State.APP_PREFIX, _app_chat(own["app_name"])),
-            (State.USER_PREFIX, _user_chat(own["app_name"], own["user_id"])),
-        ):
-            state |= {prefix + name: value for name, value in (await self._shared(chat_id)).items()}
-        return state
 
     async def _shared(self, chat_id: str) -> dict[str, Any]:
         try:

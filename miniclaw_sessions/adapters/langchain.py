@@ -188,16 +188,14 @@ def from_langchain(messages: Iterable[BaseMessage]) -> list[Message]:
     Raises:
         InvalidMessage: a message is not JSON.
     """
-    return [_read(message) for message in messages]
-
-
-def _read(message: BaseMessage) -> Message:
-    fields = _fields(message)
-    canonical = _canonical(message, fields)
-    plain = _plain(canonical)
-    unsaid = {**_defaults(type(message)), **plain}
-    kept = {name: value for name, value in fields.items() if unsaid.get(name) != value}
-    return msgspec.structs.replace(canonical, extra={KEPT: kept})
+    read: list[Message] = []
+    for message in messages:
+        fields = _fields(message)
+        canonical = _canonical(message, fields)
+        unsaid = {**_defaults(type(message)), **_plain(canonical)}
+        kept = {name: value for name, value in fields.items() if unsaid.get(name) != value}
+        read.append(msgspec.structs.replace(canonical, extra={KEPT: kept}))
+    return read
 
 
 def _fields(message: BaseMessage) -> dict[str, Any]:
@@ -218,7 +216,9 @@ def _defaults(kind: type[BaseMessage]) -> Mapping[str, Any]:
 
 def _canonical(message: BaseMessage, fields: Mapping[str, Any]) -> Message:
     """A message's content for other frameworks."""
-    content, name = _read_content(fields["content"]), fields.get("name")
+    content, name = fields["content"], fields.get("name")
+    if not isinstance(content, str):
+        content = tuple(_read_block(block) for block in content)
     if isinstance(message, AIMessage):
         return _read_reply(message, content, name)
     if isinstance(message, ToolMessage):
@@ -261,19 +261,8 @@ def _read_usage(counted: Any) -> Usage | None:
     return Usage(counted["input_tokens"] - read - written, counted["output_tokens"], read, written, total_tokens=total)
 
 
-def _read_content(content: str | list[Any]) -> str | tuple[Part, ...]:
-    return content if isinstance(content, str) else tuple(_read_block(block) for block in content)
-
-
 def _read_block(block: Any) -> Part:
     """A content block as a part that gives it back exactly."""
-    part = _part(block)
-    if part is not None and _write_block(part) == block:
-        return part
-    return OtherPart({"type": WHOLE_BLOCK, "block": block})
-
-
-def _part(block: Any) -> Part | None:
     part: Part | None = None
     match block:
         case str():
@@ -290,6 +279,8 @@ def _part(block: Any) -> Part | None:
             part = ThinkingPart(text, extra={KEPT: rest})
         case {"type": "thinking", "thinking": str(text), "signature": str(signature), **rest}:
             part = ThinkingPart(text, signature, extra={KEPT: {"type": "thinking", **rest}})
+    if part is None or _write_block(part) != block:
+        return OtherPart({"type": WHOLE_BLOCK, "block": block})
     return part
 
 
@@ -324,7 +315,10 @@ def _made(fields: Mapping[str, Any]) -> BaseMessage:
 def _plain(message: Message) -> dict[str, Any]:
     """The fields of a message that says what the canonical one says."""
     kind = _ROLES.get(message.role, "human")
-    fields: dict[str, Any] = {"type": kind, "content": _write_content(message)}
+    content: str | list[Any] = message.content if isinstance(message.content, str) else []
+    if not isinstance(message.content, str):
+        content = [block for part in message.content if (block := _write_block(part)) is not None]
+    fields: dict[str, Any] = {"type": kind, "content": content}
     if message.name is not None and _NAME.fullmatch(message.name):
         fields["name"] = message.name
     if message.is_tool_result:
@@ -359,12 +353,6 @@ def _write_usage(usage: Usage) -> dict[str, Any]:
         cache = {"cache_read": usage.cache_read_tokens, "cache_creation": usage.cache_write_tokens}
         counted["input_token_details"] = cache
     return counted
-
-
-def _write_content(message: Message) -> str | list[Any]:
-    if isinstance(message.content, str):
-        return message.content
-    return [block for part in message.content if (block := _write_block(part)) is not None]
 
 
 def _write_block(part: Part) -> Any:

@@ -26,6 +26,7 @@ usage, so these messages have none either.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -88,7 +89,12 @@ class MiniclawSession:
             StoreUnavailable: the store cannot be read.
         """
         wanted = resolve_session_limit(limit, self.session_settings)
-        return cast("list[TResponseInputItem]", await self._read(wanted))
+        if wanted is not None and wanted <= 0:
+            return []
+        items = [] if wanted is None else to_items(presented(self._chat.newest(), KEPT, is_beginning=False))
+        if wanted is None or len(items) <= wanted:  # just enough too: what answers the first call may stand before it
+            items = to_items(presented(await self._chat.messages(), KEPT))
+        return cast("list[TResponseInputItem]", items if wanted is None else items[-wanted:])
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         """Append items, all or none, and return when they are acknowledged: the store has committed them.
@@ -114,7 +120,7 @@ class MiniclawSession:
         taken = None
         async with self._changing:
             with anyio.CancelScope(shield=True):
-                taken = await self._take_newest_in_peace()
+                taken = await self._take_newest()
         return cast("TResponseInputItem | None", taken)
 
     @at_home
@@ -130,34 +136,18 @@ class MiniclawSession:
     async def _append(self, messages: list[Message]) -> None:
         await self._chat.append(messages)
 
-    async def _read(self, limit: int | None) -> list[dict[str, Any]]:
-        if limit is None:
-            return to_items(presented(await self._chat.messages(), KEPT))
-        if limit <= 0:
-            return []
-        items = to_items(presented(self._chat.newest(), KEPT, is_beginning=False))
-        if len(items) <= limit:  # also where they are just enough: what answers the first call may stand before it
-            items = to_items(presented(await self._chat.messages(), KEPT))
-        return items[-limit:]
-
-    async def _take_newest_in_peace(self) -> dict[str, Any] | None:
-        """Repeat until no other writer comes in between: other objects may stand for the same session."""
-        while True:
-            try:
-                return await self._take_newest()
-            except LeafMoved:
-                continue
-
     async def _take_newest(self) -> dict[str, Any] | None:
-        leaf_id = (await self._chat.state()).leaf_id
-        branch = await self._chat.branch()
-        items = to_items(presented(branch.messages(), KEPT))
-        if not items:
-            return None
-        *left, taken = items
-        kept, first_dropped = _without_newest(branch, items)
-        await self._go_back(branch, kept, first_dropped, left, leaf_id)
-        return taken
+        while True:
+            leaf_id = (await self._chat.state()).leaf_id
+            branch = await self._chat.branch()
+            items = to_items(presented(branch.messages(), KEPT))
+            if not items:
+                return None
+            *left, taken = items
+            kept, first_dropped = _without_newest(branch, items)
+            with suppress(LeafMoved):  # another writer came in between: other objects may stand for the same session
+                await self._go_back(branch, kept, first_dropped, left, leaf_id)
+                return taken
 
     async def _go_back(
         self,

@@ -163,7 +163,9 @@ class AgentSession:
             return ""
         try:
             with anyio.fail_after(self._timeout_s):
-                summary = _text_of(await self._summarize(left))
+                given = await self._summarize(left)
+            messages = [given] if isinstance(given, str | Message) else given
+            summary = "\n\n".join(one if isinstance(one, str) else one.text for one in messages).strip()
             self.session.journal.check(Message(Role.BRANCH_SUMMARY, summary))
         except Exception as error:  # noqa: BLE001 - the branch matters more than its summary
             log.warning(
@@ -245,11 +247,6 @@ class AgentSession:
             return self.last_compaction
 
 
-def _text_of(summary: str | Message | Sequence[Message]) -> str:
-    messages = [summary] if isinstance(summary, str | Message) else summary
-    return "\n\n".join(one if isinstance(one, str) else one.text for one in messages).strip()
-
-
 class Assistant:
     """Answers in any session, and keeps each within the model's context where its size is known.
 
@@ -310,7 +307,14 @@ class Assistant:
                 message, session=session, idempotency_key=idempotency_key, keeper=keeper, tell=tell
             )
         except ContextOverflow as error:
-            raise error if keeper is not None else self._advised(error) from None
+            if keeper is not None:
+                raise
+            advised = ContextOverflow(
+                "the conversation is larger than the model takes; set model.context_window, so that its older part "
+                "is summarized in time"
+            )
+            advised.messages, advised.usage = error.messages, error.usage
+            raise advised from None
 
     def run(self, session: Session, message: Message | Opening | None) -> AbstractAsyncContextManager[Events]:
         """Answer a message in a task of its own: `async with assistant.run(session, message) as events`.
@@ -332,12 +336,3 @@ class Assistant:
             keep_tokens=self._settings.keep_tokens,
             summarizer=self._summarizer,
         )
-
-    @staticmethod
-    def _advised(error: ContextOverflow) -> ContextOverflow:
-        advised = ContextOverflow(
-            "the conversation is larger than the model takes; set model.context_window, so that its older part "
-            "is summarized in time"
-        )
-        advised.messages, advised.usage = error.messages, error.usage
-        return advised

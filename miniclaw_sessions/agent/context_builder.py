@@ -70,19 +70,16 @@ class ContextBuilder:
         current = turn.message.message
         if self.max_tokens is None:
             return with_system(system_prompt, fitted(turn.messages(), current, self.limit))
-        messages = await self._read(turn, self.max_tokens)
-        return with_system(system_prompt, fitted(messages, current, len(messages)))
-
-    async def _read(self, turn: Turn, max_tokens: int) -> list[Message]:
-        """The newest part of the transcript, and the whole turn, its own messages as the same objects."""
         if self._newest is None:
-            branch = await turn.tree.read_branch(max_tokens=max_tokens, count=self.count)
+            branch = await turn.tree.read_branch(max_tokens=self.max_tokens, count=self.count)
         else:
-            branch = await self._newest.read(max_tokens)
+            branch = await self._newest.read(self.max_tokens)
+        # the turn's own entries come last, so that its messages are the same objects: `fitted` looks for one of them
         entries: dict[str, Entry] = {entry.id: entry for entry in (*branch.entries, *turn.entries())}
         in_order = sorted(entries.values(), key=lambda entry: entry.sequence)
         said = (message for entry in in_order if (message := shown_message(entry)) is not None)
-        return [*summary_messages(branch.compaction), *said, *turn.staged]
+        messages = [*summary_messages(branch.compaction), *said, *turn.staged]
+        return with_system(system_prompt, fitted(messages, current, len(messages)))
 
 
 def fitted(messages: Sequence[Message], current: Message, limit: int) -> list[Message]:

@@ -78,7 +78,7 @@ def history_tool(everywhere: Reader | None = None) -> Tool:
             if results or page.next is None:
                 break  # else there is more to look through
             options["cursor"] = page.next
-        found = [await _told(result, terms, everywhere, generation.session) for result in results]
+        found = [await _quotation(result, terms, everywhere, generation.session) for result in results]
         return _text(page, found, where)
 
     return Tool(
@@ -98,7 +98,7 @@ def _moment(arguments: dict[str, Any], name: str) -> datetime | None:
         raise ValueError(f"{name} is no time; write 2026-01-31 or 2026-01-31T12:00:00Z") from None
 
 
-async def _told(result: SearchResult, terms: tuple[str, ...], everywhere: Reader | None, own: Session) -> str:
+async def _quotation(result: SearchResult, terms: tuple[str, ...], everywhere: Reader | None, own: Session) -> str:
     """One result: who, when, where, and the place in what was said."""
     tools = f" {', '.join(result.tools)}" if result.tools else ""
     who = f"{result.role}{tools}" if result.author is None else f"{result.role} {result.author}{tools}"

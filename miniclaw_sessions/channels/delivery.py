@@ -92,7 +92,13 @@ class Delivery:
                 raise StopAsyncIteration
             self._news = anyio.Event()
             await self._news.wait()
-        return self._next()
+        first = self._unread.popleft()
+        kind, text = _piece_in(first)
+        texts = [text]
+        while text and self._unread and _piece_in(self._unread[0])[0] is kind:
+            texts.append(_piece_in(self._unread.popleft())[1])
+        self._unread_characters -= sum(map(_weight, texts))
+        return first if kind is None or len(texts) == 1 else Progress(self.incoming, kind("".join(texts)))
 
     def abandon(self, patience_s: float) -> None:
         """The reader is gone: the answer may take this many seconds, and is then cut off."""
@@ -101,15 +107,6 @@ class Delivery:
             self.cut_off(anyio.current_time() + patience_s, math.inf)
         self._unread.clear()
         self._unread_characters = 0
-
-    def _next(self) -> Outgoing:
-        first = self._unread.popleft()
-        kind, text = _piece_in(first)
-        texts = [text]
-        while text and self._unread and _piece_in(self._unread[0])[0] is kind:
-            texts.append(_piece_in(self._unread.popleft())[1])
-        self._unread_characters -= sum(map(_weight, texts))
-        return first if kind is None or len(texts) == 1 else Progress(self.incoming, kind("".join(texts)))
 
     # --- for the dispatcher ------------------------------------------------------------------------------------------
 

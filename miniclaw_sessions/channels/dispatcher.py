@@ -383,7 +383,12 @@ class Dispatcher:
 
         try:
             await checkpoint()  # whose time is over while it waits is not begun
-            delivery.session = incoming.session or await self._session(key, must_exist=incoming.must_exist)
+            if incoming.session is not None:
+                delivery.session = incoming.session
+            elif incoming.must_exist:
+                delivery.session = await self._manager.find(key.session_id)
+            else:
+                delivery.session = await self._manager.get_or_create(key.channel, key.chat_id)
             answer = partial(self._answer_at_its_end, delivery, delivery.session, tell)
             question = await self._question(delivery, delivery.session)
             word, arguments = (incoming.obeys and command_in(incoming.message)) or ("", "")
@@ -446,10 +451,6 @@ class Dispatcher:
             if end is not None:
                 return Obeyed(incoming, end) if isinstance(end, str) else Answered(incoming, end)
         return NotAnswered(incoming, Reason.DUPLICATE, error)
-
-    async def _session(self, key: SessionKey, *, must_exist: bool) -> Session:
-        manager = self._manager
-        return await (manager.find(key.session_id) if must_exist else manager.get_or_create(key.channel, key.chat_id))
 
     # --- telling -----------------------------------------------------------------------------------------------------
 

@@ -181,12 +181,10 @@ def _leaves(part: MIMEPart) -> Iterator[MIMEPart]:
         yield part
         return
     leaves = [leaf for inner in part.iter_parts() for leaf in _leaves(inner)]
-    is_plain = part.get_content_subtype() == "alternative" and any(_is_written(leaf) for leaf in leaves)
+    is_plain = part.get_content_subtype() == "alternative" and any(
+        leaf.get_content_type() == "text/plain" and _text(leaf).strip() for leaf in leaves
+    )
     yield from (leaf for leaf in leaves if not (is_plain and leaf.get_content_type() == "text/html"))
-
-
-def _is_written(leaf: MIMEPart) -> bool:
-    return leaf.get_content_type() == "text/plain" and bool(_text(leaf).strip())
 
 
 def _text(leaf: MIMEPart) -> str:

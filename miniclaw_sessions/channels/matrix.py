@@ -33,7 +33,7 @@ from miniclaw_sessions.channels.splitting import split
 from miniclaw_sessions.channels.unseen import Unseen, with_notice
 from miniclaw_sessions.config.settings import Bytes, show_value
 from miniclaw_sessions.core.protocol.images import image_of
-from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Part, TextPart
+from miniclaw_sessions.core.protocol.messages import Message, Part, TextPart
 from miniclaw_sessions.errors import ConfigError, Unreachable, to_install
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.secret import channel_secret
@@ -173,7 +173,8 @@ class MatrixChannel:
         self._held.clear()
         self._untold.clear()
         reply = await self._synced(None)  # all rooms and invitations, and what was said before
-        if (position := await self._stored_position()) is None:
+        position = (await self._account_data("GET")).get("since")
+        if not isinstance(position, str):
             position = reply.next_batch
             await self._keep(position)  # before any invitation is accepted: from then on, nothing is passed over
         await self._accept_invitations(reply)
@@ -393,7 +394,8 @@ class MatrixChannel:
         text = str(content.get("body", ""))
         if "m.in_reply_to" in relation and text.startswith("> "):
             text = text.partition("\n\n")[2]  # older programs quote what they answer
-        names = "|".join(re.escape(one) for one in (self._client.user_id, room.own_user_id, _name_of(room)) if one)
+        own_names = (self._client.user_id, room.own_user_id, room.user_name(room.own_user_id))
+        names = "|".join(re.escape(name) for name in own_names if name)
         text = re.sub(rf"^\s*@?(?:{names})\s*[:,]?\s+", "", text, flags=re.IGNORECASE)
         said_as, caption = str(content.get("msgtype")), text if content.get("filename", text) != text else ""
         if said_as in _UNSEEN:
@@ -449,6 +451,8 @@ class MatrixChannel:
         await self._advance()
 
     async def _answer(self, place: _Place, outgoing: Last) -> None:
+        from nio import UploadResponse  # noqa: PLC0415 - loaded with the channel
+
         said = model_message(outgoing)
         text = with_notice(place.notice, outgoing.text)
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]  # another answer to the same is not taken for it
@@ -461,8 +465,17 @@ class MatrixChannel:
                 }
             await self._put(place, f"{digest}.{number}", content)
         for number, image in enumerate(images_in(said)):
-            if (uploaded := await self._uploaded(image)) is not None:
-                await self._put(place, f"{digest}.image{number}", uploaded)
+            data = base64.b64decode(image.data or "")
+            name = f"image.{image.media_type.partition('/')[2] or 'png'}"
+            stored, _ = await self._client.upload(
+                lambda *_, data=data: data, image.media_type, name, filesize=len(data)
+            )
+            if not isinstance(stored, UploadResponse):
+                self._give_up(_code_of(stored))
+                continue
+            info = {"mimetype": image.media_type, "size": len(data)}
+            uploaded = {"msgtype": "m.image", "body": name, "url": stored.content_uri, "info": info}
+            await self._put(place, f"{digest}.image{number}", uploaded)
 
     async def _put(self, place: _Place, part: str, content: dict[str, Any]) -> None:
         """Send an event, in the thread of what it answers; the homeserver takes each part of an answer once."""
@@ -482,18 +495,6 @@ class MatrixChannel:
         if code not in _REFUSED_FOR_GOOD:
             raise Unreachable(f"{self._settings.homeserver} does not take an answer: {code}")
         log.error("an answer is refused for good", action="matrix.refused", channel=self.name, detail=code)
-
-    async def _uploaded(self, image: ImagePart) -> dict[str, Any] | None:
-        from nio import UploadResponse  # noqa: PLC0415 - loaded with the channel
-
-        data = base64.b64decode(image.data or "")
-        name = f"image.{image.media_type.partition('/')[2] or 'png'}"
-        stored, _ = await self._client.upload(lambda *_: data, image.media_type, name, filesize=len(data))
-        if not isinstance(stored, UploadResponse):
-            self._give_up(_code_of(stored))
-            return None
-        info = {"mimetype": image.media_type, "size": len(data)}
-        return {"msgtype": "m.image", "body": name, "url": stored.content_uri, "info": info}
 
     @asynccontextmanager
     async def typing(self, chat_id: str) -> AsyncIterator[None]:
@@ -542,10 +543,6 @@ class MatrixChannel:
     async def _keep(self, position: str) -> None:
         await self._account_data("PUT", json.dumps({"since": position}))
 
-    async def _stored_position(self) -> str | None:
-        since = (await self._account_data("GET")).get("since")
-        return since if isinstance(since, str) else None
-
     async def _account_data(self, method: str, data: str | None = None) -> dict[str, Any]:
         """Read or write what the homeserver keeps for this channel; the library has no call for it."""
         path = f"/_matrix/client/v3/user/{quote(self._client.user_id)}/account_data/{_POSITION}.{quote(self.name)}"
@@ -568,7 +565,3 @@ def _table(content: dict[str, Any], name: str) -> dict[str, Any]:
     """A table within what a stranger sent; an empty one where it is none."""
     found = content.get(name)
     return found if isinstance(found, dict) else {}
-
-
-def _name_of(room: MatrixRoom) -> str:
-    return str(room.user_name(room.own_user_id) or "")

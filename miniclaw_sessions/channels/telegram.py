@@ -523,15 +523,17 @@ class TelegramChannel:
     @asynccontextmanager
     async def typing(self, chat_id: str) -> AsyncIterator[None]:
         """As `channels.base.Channel`."""
+        place = Place.of(chat_id)
+
+        async def keep() -> None:
+            while True:
+                await self._bot.send_chat_action(place.chat_id, "typing", message_thread_id=place.topic_id)
+                await self._clock.sleep(_TYPING_EVERY_S)
+
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._keep_typing, Place.of(chat_id))
+            tasks.start_soon(keep)
             yield
             tasks.cancel_scope.cancel()
-
-    async def _keep_typing(self, place: Place) -> None:
-        while True:
-            await self._bot.send_chat_action(place.chat_id, "typing", message_thread_id=place.topic_id)
-            await self._clock.sleep(_TYPING_EVERY_S)
 
     async def _call(self, method: str, *, insist: bool = False, read_timeout_s: float = _READ_S, **fields: Any) -> Any:
         """Call a method by its name, which begins with a capital; what Telegram itself says that it has done.

@@ -136,8 +136,15 @@ def content_of(result: mcp.types.CallToolResult, max_bytes: int) -> Content:
         match block:
             case mcp.types.ImageContent(data=data):
                 parts.append(image_of(data) or TextPart(NOT_SHOWABLE))
+            case (
+                mcp.types.TextContent(text=text)
+                | mcp.types.EmbeddedResource(resource=mcp.types.TextResourceContents(text=text))
+            ):
+                parts.append(TextPart(text))
+            case mcp.types.ResourceLink(uri=uri, name=name):
+                parts.append(TextPart(f"[{name}: {uri}]"))
             case _:
-                parts.append(TextPart(_text_of(block)))
+                parts.append(TextPart(f"[{block.type}, which cannot be shown here]"))
     if not parts and result.structured_content is not None:
         parts.append(TextPart(msgspec.json.encode(result.structured_content).decode()))
     text = "\n".join(part.text for part in parts if isinstance(part, TextPart))
@@ -146,18 +153,6 @@ def content_of(result: mcp.types.CallToolResult, max_bytes: int) -> Content:
     shown = _cut(text, max_bytes)
     images = [part for part in parts if isinstance(part, ImagePart)]
     return (*([TextPart(shown)] if shown else []), *images) if images else shown
-
-
-def _text_of(block: mcp.types.ContentBlock) -> str:
-    match block:
-        case mcp.types.TextContent(text=text):
-            return text
-        case mcp.types.EmbeddedResource(resource=mcp.types.TextResourceContents(text=text)):
-            return text
-        case mcp.types.ResourceLink(uri=uri, name=name):
-            return f"[{name}: {uri}]"
-        case _:
-            return f"[{block.type}, which cannot be shown here]"
 
 
 def _cut(text: str, max_bytes: int) -> str:
