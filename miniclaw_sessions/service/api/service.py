@@ -14,15 +14,8 @@ from miniclaw_sessions.core.protocol.keys import KeyBounds
 from miniclaw_sessions.service.api.error_table import UNREACHABLE, RequestError
 from miniclaw_sessions.service.api.operation import operation
 from miniclaw_sessions.service.api.samples import SeriesReply
-from miniclaw_sessions.service.api.shapes import (
-    AccessReply,
-    CheckReply,
-    FlushReply,
-    HealthReply,
-    ProbeReply,
-    RepairReply,
-)
-from miniclaw_sessions.statistics import ManagerStatistics
+from miniclaw_sessions.service.api.shapes import Reply
+from miniclaw_sessions.statistics import ChannelState, ManagerStatistics
 
 if TYPE_CHECKING:
     from miniclaw_sessions.service.api.context import Context
@@ -38,6 +31,77 @@ def program_version() -> str:
 
 class Nothing(msgspec.Struct, frozen=True):
     """A request that says nothing."""
+
+
+class ProbeReply(Reply, kw_only=True):
+    """Whether messages are accepted and saved: `status` is ok or failing."""
+
+    status: str
+
+
+class AccessReply(Reply, kw_only=True):
+    """Who asks, and what he may do.
+
+    Attributes:
+        name: the token's; `owner` by the Unix socket.
+        scope: `read`, `write` or `admin`, each with what the one before may do.
+        channels: there are sessions of these alone; null: of all.
+        chat_prefix: and only those whose chat ids begin so.
+        currency: what the costs of replies are in.
+    """
+
+    name: str
+    scope: str
+    channels: list[str] | None
+    chat_prefix: str
+    currency: str = "USD"
+
+
+class HealthReply(ProbeReply, kw_only=True):
+    """Whether messages are accepted and saved; and, for those who may see all sessions, what is known of it.
+
+    `losses` tells what was lost with a former store, until somebody acknowledges it. `workspace` is no path: who sees
+    the directory can compare it (`disk.lock_identity`). `channels` are those that the settings turn on; why one is
+    not listening is in the log, and all else is as well as `status` says.
+    """
+
+    problems: list[str] = []
+    version: str = ""
+    pid: int = 0
+    workspace: str = ""
+    uptime_s: float = 0.0
+    sessions: int = 0
+    store: str = ""
+    store_state: str = ""
+    losses: list[str] = []
+    channels: dict[str, ChannelState] = {}
+
+
+class FlushReply(Reply, kw_only=True):
+    """What a flush wrote; `failed` counts sessions whose file could not be written, `problems` names some."""
+
+    written: int
+    failed: int
+    bytes_written: int
+    seconds: float
+    problems: list[str] = []
+
+
+class CheckReply(Reply, kw_only=True):
+    """Whether everything on disk is sound, and what is not."""
+
+    sound: bool
+    sessions: int
+    entries: int
+    problems: list[str]
+    notes: list[str]
+
+
+class RepairReply(Reply, kw_only=True):
+    """How many damaged entries are right again; and whether the store's files are to be made anew by the next start."""
+
+    mended: int
+    needs_start: bool
 
 
 def _probe(context: Context) -> ProbeReply:

@@ -1,7 +1,8 @@
 """The shapes of bodies and replies: what goes over the wire, and what the handlers give in process.
 
-A body with a field that it does not have is refused; a reply may grow new ones. Entries stand in replies as they are
-stored, byte for byte.
+Here are the bases, and what concerns sessions, messages and chats. All others stand beside their operations. A body
+with a field that it does not have is refused; a reply may grow new ones. Entries stand in replies as they are stored,
+byte for byte.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from typing import Annotated, Any, Self
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from miniclaw_sessions.core.history.compaction import KEEP_TOKENS
-from miniclaw_sessions.statistics import ChannelState, SessionSummary
+from miniclaw_sessions.statistics import SessionSummary
 
 MAX_MESSAGES_PER_REQUEST = 1000
 Count = Annotated[int, Meta(ge=0)]
@@ -48,130 +48,6 @@ class Reply(msgspec.Struct, kw_only=True):
                 if name not in others and hasattr(source, name):
                     others[name] = getattr(source, name)
         return cls(**others)
-
-
-# --- the service -----------------------------------------------------------------------------------------------------
-
-
-class ProbeReply(Reply, kw_only=True):
-    """Whether messages are accepted and saved: `status` is ok or failing."""
-
-    status: str
-
-
-class AccessReply(Reply, kw_only=True):
-    """Who asks, and what he may do.
-
-    Attributes:
-        name: the token's; `owner` by the Unix socket.
-        scope: `read`, `write` or `admin`, each with what the one before may do.
-        channels: there are sessions of these alone; null: of all.
-        chat_prefix: and only those whose chat ids begin so.
-        currency: what the costs of replies are in.
-    """
-
-    name: str
-    scope: str
-    channels: list[str] | None
-    chat_prefix: str
-    currency: str = "USD"
-
-
-class HealthReply(ProbeReply, kw_only=True):
-    """Whether messages are accepted and saved; and, for those who may see all sessions, what is known of it.
-
-    `losses` tells what was lost with a former store, until somebody acknowledges it. `workspace` is no path: who sees
-    the directory can compare it (`disk.lock_identity`). `channels` are those that the settings turn on; why one is
-    not listening is in the log, and all else is as well as `status` says.
-    """
-
-    problems: list[str] = []
-    version: str = ""
-    pid: int = 0
-    workspace: str = ""
-    uptime_s: float = 0.0
-    sessions: int = 0
-    store: str = ""
-    store_state: str = ""
-    losses: list[str] = []
-    channels: dict[str, ChannelState] = {}
-
-
-class FlushReply(Reply, kw_only=True):
-    """What a flush wrote; `failed` counts sessions whose file could not be written, `problems` names some."""
-
-    written: int
-    failed: int
-    bytes_written: int
-    seconds: float
-    problems: list[str] = []
-
-
-class CheckReply(Reply, kw_only=True):
-    """Whether everything on disk is sound, and what is not."""
-
-    sound: bool
-    sessions: int
-    entries: int
-    problems: list[str]
-    notes: list[str]
-
-
-class RepairReply(Reply, kw_only=True):
-    """How many damaged entries are right again; and whether the store's files are to be made anew by the next start."""
-
-    mended: int
-    needs_start: bool
-
-
-class BackUp(Body, kw_only=True):
-    """Where to: a directory on the machine of whoever holds the workspace, which is not there yet or is empty."""
-
-    directory: str
-
-
-class BackupReply(Reply, kw_only=True):
-    """What a backup holds; `problems` tells what was damaged already when it was made; once verified, `losses` does."""
-
-    directory: str
-    made_at: datetime
-    store: str
-    key: str | None
-    sessions: int
-    entries: int
-    snapshots: int
-    files: int
-    bytes: int
-    problems: list[str]
-    losses: list[str] = []
-
-
-class SweepReply(Reply, kw_only=True):
-    """What a sweep did, or in a dry run would do; `postponed` says why nothing was done: the clock is in doubt.
-
-    Attributes:
-        freed_bytes: how large the entries of those that expired were, as the store had them.
-        held: those that were idle for too long and stay, because they are under legal hold.
-        forgotten: the archived files that were kept for long enough, and are gone for good.
-        remains: what may still have the words of those that are gone for good, one sentence each.
-    """
-
-    scanned: int
-    expired: int
-    archived: int
-    sessions: list[str]
-    dry_run: bool
-    postponed: str | None
-    freed_bytes: int = 0
-    held: list[str] = []
-    forgotten: list[str] = []
-    remains: list[str] = []
-
-
-class AcknowledgedReply(Reply, kw_only=True):
-    """Of how many sessions the losses are told no more."""
-
-    acknowledged: int
 
 
 # --- sessions --------------------------------------------------------------------------------------------------------
@@ -286,6 +162,13 @@ class UpdateSession(Body, kw_only=True):
         """The named fields that are present, by name."""
         present = {name: getattr(self, name) for name in self.__struct_fields__ if name != "metadata"}
         return {name: value for name, value in present.items() if value is not UNSET}
+
+
+class Fork(Body, kw_only=True):
+    """Of the whole tree, or of the branch that ends at an entry."""
+
+    session_id: str | None = None
+    leaf_id: str | None = None
 
 
 # --- messages and entries --------------------------------------------------------------------------------------------
@@ -405,140 +288,6 @@ class NewEntries(Body, kw_only=True):
     """Entries that are accepted all together or not at all."""
 
     entries: Annotated[list[NewEntry], Meta(min_length=1, max_length=MAX_MESSAGES_PER_REQUEST)]
-
-
-# --- the tree --------------------------------------------------------------------------------------------------------
-
-
-class TreeReply(Reply, kw_only=True):
-    """Who follows whom: `children` has the ids of those that follow an entry, by its id."""
-
-    session_id: str
-    leaf_id: str | None
-    labels: dict[str, str]
-    problems: list[str]
-    roots: list[str]
-    children: dict[str, list[str]]
-
-
-class BranchReply(Reply, kw_only=True):
-    """The newest entries of a branch, from the root on; `truncated` says that earlier ones were left out."""
-
-    truncated: bool
-    entries: list[EncodedEntry]
-
-
-class ContextReply(Reply, kw_only=True):
-    """What may be sent to a model at the leaf, what is in force there, and what is wrong with the branch."""
-
-    provider: str | None
-    model: str | None
-    thinking_level: str | None
-    problems: list[str]
-    messages: list[MessageDocument]
-
-
-class MovedReply(Reply, kw_only=True):
-    """Where the conversation goes on now."""
-
-    leaf_id: str | None
-    session: SessionReply
-    entries: list[str] = []
-
-
-class EntryIdReply(Reply, kw_only=True):
-    """The id of a new entry."""
-
-    id: str
-
-
-class CompactionReply(Reply, kw_only=True):
-    """What became of a compaction: done, skipped, failed or aborted; `detail` says why."""
-
-    status: str
-    detail: str = ""
-    entry_id: str | None = None
-    tokens_before: int = 0
-    tokens_after: int = 0
-
-
-class GoTo(Body, kw_only=True):
-    """Go back to an entry, null is the root; `then` follows it there as one turn, `summary` tells what was left."""
-
-    entry_id: str | None
-    summary: str | None = None
-    then: Annotated[list[Any], Meta(max_length=MAX_MESSAGES_PER_REQUEST)] = []
-
-
-class SetLabel(Body, kw_only=True):
-    """An empty label removes."""
-
-    entry_id: str
-    label: str
-
-
-class Fork(Body, kw_only=True):
-    """Of the whole tree, or of the branch that ends at an entry."""
-
-    session_id: str | None = None
-    leaf_id: str | None = None
-
-
-class Compact(Body, kw_only=True):
-    """The fields after `keep_tokens` are for a summary that the client brings."""
-
-    keep_tokens: Count = KEEP_TOKENS
-    summary: str | None = None
-    first_kept_entry_id: str | None = None
-    tokens_before: Count | None = None
-
-
-# --- files -----------------------------------------------------------------------------------------------------------
-
-
-class FormatRow(Reply, kw_only=True):
-    """One format of session files; `read` and `write` say whether it can be imported and exported."""
-
-    name: str
-    about: str
-    suffix: str
-    read: bool
-    write: bool
-
-
-class FormatsReply(Reply, kw_only=True):
-    """Every format that there is."""
-
-    formats: list[FormatRow]
-
-
-class FindingRow(Reply, kw_only=True):
-    """A piece of a file that was not as it should be; `outcome` says what became of it."""
-
-    line: int
-    outcome: str
-    text: str
-
-
-class ImportReply(Reply, kw_only=True):
-    """What became of an imported file; what was set aside is counted and told of, not repeated."""
-
-    session_id: str
-    format: str
-    title: str | None
-    entries: int
-    messages: int
-    repaired: int
-    set_aside: int
-    findings: list[FindingRow]
-    bytes_read: int
-    dry_run: bool
-
-
-class DamageReply(Reply, kw_only=True):
-    """What of a session cannot be read, one sentence each: every export lacks it."""
-
-    problems: list[str]
 
 
 # --- chatting --------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from miniclaw_sessions.service.api.error_table import RequestError
 from miniclaw_sessions.service.api.operation import PIECE_BYTES, Stream, Upload, operation
 from miniclaw_sessions.service.api.service import Nothing
 from miniclaw_sessions.service.api.sessions import ONE, OneSession, session_reply
-from miniclaw_sessions.service.api.shapes import DamageReply, FindingRow, FormatRow, FormatsReply, ImportReply
+from miniclaw_sessions.service.api.shapes import Reply
 
 if TYPE_CHECKING:
     from miniclaw_sessions.core.session import Session
@@ -45,6 +45,51 @@ _TYPES = {
     ".html": "text/html; charset=utf-8",
 }
 Name = Annotated[str, Meta(min_length=1, max_length=255)]
+
+
+class FormatRow(Reply, kw_only=True):
+    """One format of session files; `read` and `write` say whether it can be imported and exported."""
+
+    name: str
+    about: str
+    suffix: str
+    read: bool
+    write: bool
+
+
+class FormatsReply(Reply, kw_only=True):
+    """Every format that there is."""
+
+    formats: list[FormatRow]
+
+
+class FindingRow(Reply, kw_only=True):
+    """A piece of a file that was not as it should be; `outcome` says what became of it."""
+
+    line: int
+    outcome: str
+    text: str
+
+
+class ImportReply(Reply, kw_only=True):
+    """What became of an imported file; what was set aside is counted and told of, not repeated."""
+
+    session_id: str
+    format: str
+    title: str | None
+    entries: int
+    messages: int
+    repaired: int
+    set_aside: int
+    findings: list[FindingRow]
+    bytes_read: int
+    dry_run: bool
+
+
+class DamageReply(Reply, kw_only=True):
+    """What of a session cannot be read, one sentence each: every export lacks it."""
+
+    problems: list[str]
 
 
 @operation("GET", "/v1/formats", Nothing, FormatsReply)

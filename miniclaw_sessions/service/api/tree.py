@@ -9,7 +9,7 @@ import msgspec
 import orjson
 from msgspec import Meta
 
-from miniclaw_sessions.core.history.compaction import count_tokens, tokens_of
+from miniclaw_sessions.core.history.compaction import KEEP_TOKENS, count_tokens, tokens_of
 from miniclaw_sessions.core.history.transcript import Transcript
 from miniclaw_sessions.core.protocol.encoding import encode_entry, message_document
 from miniclaw_sessions.core.protocol.entries import Custom, Entry, Label, LeafMove
@@ -18,15 +18,13 @@ from miniclaw_sessions.service.api.messages import checked_message
 from miniclaw_sessions.service.api.operation import Stream, document_in_pieces, large_reply, operation
 from miniclaw_sessions.service.api.sessions import ONE, OneSession, session_reply
 from miniclaw_sessions.service.api.shapes import (
-    BranchReply,
-    Compact,
-    CompactionReply,
-    ContextReply,
-    EntryIdReply,
-    GoTo,
-    MovedReply,
-    SetLabel,
-    TreeReply,
+    MAX_MESSAGES_PER_REQUEST,
+    Body,
+    Count,
+    EncodedEntry,
+    MessageDocument,
+    Reply,
+    SessionReply,
 )
 
 if TYPE_CHECKING:
@@ -34,6 +32,85 @@ if TYPE_CHECKING:
 
 MAX_BRANCH = 10_000
 """Entries of a branch in one reply."""
+
+
+# --- shapes ----------------------------------------------------------------------------------------------------------
+
+
+class TreeReply(Reply, kw_only=True):
+    """Who follows whom: `children` has the ids of those that follow an entry, by its id."""
+
+    session_id: str
+    leaf_id: str | None
+    labels: dict[str, str]
+    problems: list[str]
+    roots: list[str]
+    children: dict[str, list[str]]
+
+
+class BranchReply(Reply, kw_only=True):
+    """The newest entries of a branch, from the root on; `truncated` says that earlier ones were left out."""
+
+    truncated: bool
+    entries: list[EncodedEntry]
+
+
+class ContextReply(Reply, kw_only=True):
+    """What may be sent to a model at the leaf, what is in force there, and what is wrong with the branch."""
+
+    provider: str | None
+    model: str | None
+    thinking_level: str | None
+    problems: list[str]
+    messages: list[MessageDocument]
+
+
+class MovedReply(Reply, kw_only=True):
+    """Where the conversation goes on now."""
+
+    leaf_id: str | None
+    session: SessionReply
+    entries: list[str] = []
+
+
+class EntryIdReply(Reply, kw_only=True):
+    """The id of a new entry."""
+
+    id: str
+
+
+class CompactionReply(Reply, kw_only=True):
+    """What became of a compaction: done, skipped, failed or aborted; `detail` says why."""
+
+    status: str
+    detail: str = ""
+    entry_id: str | None = None
+    tokens_before: int = 0
+    tokens_after: int = 0
+
+
+class GoTo(Body, kw_only=True):
+    """Go back to an entry, null is the root; `then` follows it there as one turn, `summary` tells what was left."""
+
+    entry_id: str | None
+    summary: str | None = None
+    then: Annotated[list[Any], Meta(max_length=MAX_MESSAGES_PER_REQUEST)] = []
+
+
+class SetLabel(Body, kw_only=True):
+    """An empty label removes."""
+
+    entry_id: str
+    label: str
+
+
+class Compact(Body, kw_only=True):
+    """The fields after `keep_tokens` are for a summary that the client brings."""
+
+    keep_tokens: Count = KEEP_TOKENS
+    summary: str | None = None
+    first_kept_entry_id: str | None = None
+    tokens_before: Count | None = None
 
 
 # --- looking ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from miniclaw_sessions.service.api.error_table import invalid
 from miniclaw_sessions.service.api.operation import operation
 from miniclaw_sessions.service.api.service import Nothing
 from miniclaw_sessions.service.api.sessions import ONE, OneSession, session_reply
-from miniclaw_sessions.service.api.shapes import AcknowledgedReply, BackUp, BackupReply, Reply, SessionReply, SweepReply
+from miniclaw_sessions.service.api.shapes import Body, Reply, SessionReply
 
 if TYPE_CHECKING:
     from miniclaw_sessions.files.transfer.backup import BackupReport
@@ -22,6 +22,56 @@ if TYPE_CHECKING:
 
 
 _RESTORING = ("session_exists", "not_archived")
+
+
+class BackUp(Body, kw_only=True):
+    """Where to: a directory on the machine of whoever holds the workspace, which is not there yet or is empty."""
+
+    directory: str
+
+
+class BackupReply(Reply, kw_only=True):
+    """What a backup holds; `problems` tells what was damaged already when it was made; once verified, `losses` does."""
+
+    directory: str
+    made_at: datetime
+    store: str
+    key: str | None
+    sessions: int
+    entries: int
+    snapshots: int
+    files: int
+    bytes: int
+    problems: list[str]
+    losses: list[str] = []
+
+
+class SweepReply(Reply, kw_only=True):
+    """What a sweep did, or in a dry run would do; `postponed` says why nothing was done: the clock is in doubt.
+
+    Attributes:
+        freed_bytes: how large the entries of those that expired were, as the store had them.
+        held: those that were idle for too long and stay, because they are under legal hold.
+        forgotten: the archived files that were kept for long enough, and are gone for good.
+        remains: what may still have the words of those that are gone for good, one sentence each.
+    """
+
+    scanned: int
+    expired: int
+    archived: int
+    sessions: list[str]
+    dry_run: bool
+    postponed: str | None
+    freed_bytes: int = 0
+    held: list[str] = []
+    forgotten: list[str] = []
+    remains: list[str] = []
+
+
+class AcknowledgedReply(Reply, kw_only=True):
+    """Of how many sessions the losses are told no more."""
+
+    acknowledged: int
 
 
 class BackUpRequest(msgspec.Struct, frozen=True):

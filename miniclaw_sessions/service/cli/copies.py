@@ -15,8 +15,7 @@ from miniclaw_sessions.files.transfer.backup import back_up_closed, store_of, ve
 from miniclaw_sessions.files.transfer.backup import restore as put_back
 from miniclaw_sessions.files.transfer.migrating import Change, Moved, location
 from miniclaw_sessions.files.transfer.migrating import migrate as move
-from miniclaw_sessions.service.api.shapes import BackupReply
-from miniclaw_sessions.service.api.upkeep import backup_reply
+from miniclaw_sessions.service.api.upkeep import BackupReply, backup_reply
 from miniclaw_sessions.service.cli.invocation import Invocation
 from miniclaw_sessions.service.cli.opening import find_daemon, refused
 from miniclaw_sessions.service.cli.output import counted, one_line

@@ -16,7 +16,7 @@ from miniclaw_sessions.errors import SessionsError
 from miniclaw_sessions.printable import printable
 
 if TYPE_CHECKING:
-    from miniclaw_sessions.service.api.shapes import TreeReply
+    from miniclaw_sessions.service.api.tree import TreeReply
 
 LEAF = "leaf"
 """The name of the entry that the conversation goes on from; it wins over labels."""

@@ -19,7 +19,8 @@ from miniclaw_sessions.service.cli.output import counted, local_time, message_bl
 from miniclaw_sessions.service.cli.tables import Rows
 
 if TYPE_CHECKING:
-    from miniclaw_sessions.service.api.shapes import CheckReply, SessionReply
+    from miniclaw_sessions.service.api.service import CheckReply
+    from miniclaw_sessions.service.api.shapes import SessionReply
     from miniclaw_sessions.service.client import Client, ClientSession
     from miniclaw_sessions.statistics import SessionSummary
 

@@ -27,7 +27,8 @@ from miniclaw_sessions.service.cli.tree_lists import (
 )
 
 if TYPE_CHECKING:
-    from miniclaw_sessions.service.api.shapes import CompactionReply, SessionReply
+    from miniclaw_sessions.service.api.shapes import SessionReply
+    from miniclaw_sessions.service.api.tree import CompactionReply
     from miniclaw_sessions.service.client import ClientSession
 
 app = typer.Typer()

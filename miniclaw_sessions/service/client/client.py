@@ -17,19 +17,10 @@ from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.errors import ImportRefused, SessionNotFound
 from miniclaw_sessions.service.api import forgetting, search, service, sessions, transfer, upkeep, usage
 from miniclaw_sessions.service.api.openai import models
-from miniclaw_sessions.service.api.shapes import (
-    BackUp,
-    BackupReply,
-    CheckReply,
-    CreateSession,
-    FlushReply,
-    FormatRow,
-    HealthReply,
-    ImportReply,
-    OpenedReply,
-    RepairReply,
-    SweepReply,
-)
+from miniclaw_sessions.service.api.service import CheckReply, FlushReply, HealthReply, RepairReply
+from miniclaw_sessions.service.api.shapes import CreateSession, OpenedReply
+from miniclaw_sessions.service.api.transfer import FormatRow, ImportReply
+from miniclaw_sessions.service.api.upkeep import BackUp, BackupReply, SweepReply
 from miniclaw_sessions.service.client.following import End, SessionEvents
 from miniclaw_sessions.service.client.session import ClientSession, new_key
 from miniclaw_sessions.service.client.transport import LocalTransport, Transport

@@ -19,7 +19,8 @@ from miniclaw_sessions.errors import SessionsError, TurnCutOff, Unreachable
 from miniclaw_sessions.service.api.chat import Chat, chat
 from miniclaw_sessions.service.api.error_table import UNREACHABLE, error_of, invalid
 from miniclaw_sessions.service.api.operation import BODY, HEADERS, Operation
-from miniclaw_sessions.service.api.shapes import ChatEvent, ChatRequest, HealthReply
+from miniclaw_sessions.service.api.service import HealthReply
+from miniclaw_sessions.service.api.shapes import ChatEvent, ChatRequest
 from miniclaw_sessions.service.client.connection import (
     CONNECT_TIMEOUT_S,
     Connection,

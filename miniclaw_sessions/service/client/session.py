@@ -30,12 +30,8 @@ from miniclaw_sessions.service.api.shapes import (
     AppendedReply,
     ChatEvent,
     ChatRequest,
-    Compact,
-    CompactionReply,
     EntriesAppendedReply,
     Fork,
-    GoTo,
-    MovedReply,
     NewCustom,
     NewEntries,
     NewEntry,
@@ -45,13 +41,12 @@ from miniclaw_sessions.service.api.shapes import (
     NewThinkingLevel,
     SaveTurn,
     SessionReply,
-    SetLabel,
     ShownReply,
-    TreeReply,
     TurnReply,
     UpdateSession,
     UsageReply,
 )
+from miniclaw_sessions.service.api.tree import Compact, CompactionReply, GoTo, MovedReply, SetLabel, TreeReply
 from miniclaw_sessions.service.client.following import resumed
 from miniclaw_sessions.service.client.transport import Transport
 

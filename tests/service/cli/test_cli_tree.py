@@ -18,7 +18,7 @@ from miniclaw_sessions import Message, SessionManager, ToolCall
 from miniclaw_sessions.core.history import compaction as planner
 from miniclaw_sessions.core.history.transcript import Transcript
 from miniclaw_sessions.errors import SessionsError
-from miniclaw_sessions.service.api.shapes import TreeReply
+from miniclaw_sessions.service.api.tree import TreeReply
 from miniclaw_sessions.service.cli.branches import branches_of
 from miniclaw_sessions.service.cli.entry_names import LONGEST, SHORTEST, EntryNames, ShortIds
 from miniclaw_sessions.service.cli.tree import KEEP_TOKENS

@@ -12,8 +12,7 @@ from miniclaw_sessions.core.persistence.quarantine import Quarantine
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.service.api.context import Context
 from miniclaw_sessions.service.api.service import Nothing
-from miniclaw_sessions.service.api.shapes import BackUp
-from miniclaw_sessions.service.api.upkeep import BackUpRequest, back_up, list_backups, list_quarantine
+from miniclaw_sessions.service.api.upkeep import BackUp, BackUpRequest, back_up, list_backups, list_quarantine
 
 pytestmark = pytest.mark.anyio
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
