@@ -29,7 +29,7 @@ SHORT = (
     ("io.BufferedReader.read", "zoneinfo/_common.py", "load_data"),  # a time zone, once
     ("io.BufferedReader.read", "miniclaw_sessions/secret.py", "_secret_from"),  # a key, once
     ("io.BufferedReader.read", "miniclaw_sessions/config/loading.py", "_from_file"),  # the settings, at a SIGHUP
-    ("io.BufferedReader.read", "service/gateway/tokens.py", "_read"),  # the tokens, when they have changed
+    ("io.BufferedReader.read", "service/gateway/tokens.py", "read_tokens"),  # the tokens, when they have changed
     ("threading.Lock.acquire", "coverage/collector.py", "lock_data"),  # the measurement itself
     ("threading.Lock.acquire_lock", "coverage/collector.py", "lock_data"),
     ("os.unlink", "service/gateway/listeners.py", "unlink"),  # a socket's name

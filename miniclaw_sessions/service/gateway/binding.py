@@ -95,11 +95,9 @@ class Binding:
             RequestError: the request is wrong.
             SessionsError: as the operation does.
         """
-        answer = self._upload if asked.operation.uploads else self._answer
-        return await answer(asked, exchange, context)
-
-    async def _answer(self, asked: Asked, exchange: Exchange, context: Context) -> Reply:
         operation = asked.operation
+        if operation.uploads:
+            return await self._upload(asked, exchange, context)
         given = fields_given(operation, exchange, asked.names)
         timeout_s = self._limits.request_timeout_s
         with anyio.move_on_after(timeout_s) as patience:  # one for body and work: each takes a tenth of a request

@@ -164,7 +164,10 @@ async def _serve(
         tasks.start_soon(app.watch_tokens, name="tokens")
         app.context.problems = server.problems
         tasks.start_soon(_on_hangup, app, listeners, life, name="SIGHUP")
-        tasks.start_soon(_watch, manager, life.phase.notifier, name="watchdog")
+        notifier, clock = life.phase.notifier, manager.clock
+        deadline_s = min(STEP_DEADLINE_S, notifier.watchdog_s)
+        watch = partial(watchdog, notifier, lambda: clock.monotonic() - manager.progressed_at, deadline_s=deadline_s)
+        tasks.start_soon(watch, name="watchdog")
         life.phase.ready([listener.address for listener in listeners])
         life.announce()
         await life.signals.stop.wait()
@@ -213,10 +216,10 @@ async def _on_hangup(app: Gateway, listeners: Sequence[Listener], life: Life) ->
     """Flush, and take over what can be changed while running; what is wrong with it is logged and changes nothing."""
     while True:
         await life.signals.next_hangup()
-        life.phase.notifier.send("STATUS=reading the settings anew")
+        life.phase.notifier.send("STATUS=reading the settings again")
         try:
             take_over(life.reload(), app, listeners)
-            log.info("the settings were read anew: log, token, hosts and origins", action="daemon.reloaded")
+            log.info("the settings were read again: log, token, hosts and origins", action="daemon.reloaded")
         except (errors.SessionsError, OSError) as error:
             log.error(str(error), action="daemon.not_reloaded", error_type=type(error).__name__)
         try:
@@ -239,13 +242,6 @@ def take_over(loaded: LoadedSettings, app: Gateway, listeners: Sequence[Listener
         app.audit.close()
     app.audit = audit
     configure_logging(loaded.settings.log)
-
-
-async def _watch(manager: SessionManager, notifier: Notifier) -> None:
-    def silence() -> float:
-        return manager.clock.monotonic() - manager.progressed_at
-
-    await watchdog(notifier, silence, deadline_s=min(STEP_DEADLINE_S, notifier.watchdog_s))
 
 
 class Life(NamedTuple):

@@ -308,22 +308,16 @@ async def read_body(exchange: Exchange, *, limit: int) -> bytes:
     """
     chunks = exchange.pieces()
     declared = exchange.header(b"content-length")
-    body = None if declared.isdigit() and int(declared) > limit else await _collect(chunks, limit)
-    if body is None:
-        if not exchange.header(b"expect"):  # a client that asked first need not send it
-            await drain(chunks, most=limit * _DRAIN_FACTOR)
-        raise RequestError(413, "body_too_large", f"the body is longer than {limit} bytes", close=True)
-    return body
-
-
-async def _collect(chunks: AsyncIterator[bytes], limit: int) -> bytes | None:
-    """The body, or None as soon as it is longer than `limit`."""
+    size = int(declared) if declared.isdigit() else 0
     body = bytearray()
-    async for chunk in chunks:
+    while size <= limit:
+        if not (chunk := await anext(chunks, b"")):  # pieces are never empty
+            return bytes(body)
         body += chunk
-        if len(body) > limit:
-            return None
-    return bytes(body)
+        size = max(size, len(body))
+    if not exchange.header(b"expect"):  # a client that asked first need not send it
+        await drain(chunks, most=limit * _DRAIN_FACTOR)
+    raise RequestError(413, "body_too_large", f"the body is longer than {limit} bytes", close=True)
 
 
 async def body_pieces(exchange: Exchange, *, stall_s: float) -> AsyncGenerator[bytes, None]:

@@ -38,7 +38,7 @@ async def keep_up(context: Context, settings: FollowSettings) -> None:
             follower = Follower(client, programs, environ=os.environ, home=Path.home(), clock=clock)
             await follower.follow(_note)
         except Exception as error:  # noqa: BLE001 - another program's file must not end the daemon
-            sentence = "other programs' sessions cannot be followed; it is begun anew after a while"
+            sentence = "other programs' sessions cannot be followed; this starts again after a while"
             log.error(sentence, action="follow.failed", error_type=type(error).__name__)
         await clock.sleep(AGAIN_S)
 

@@ -105,29 +105,28 @@ class Gateway:
         """Answer one request."""
         exchange = Exchange(scope, receive, send)
         with in_request(exchange.request_id), self.telemetry.request(exchange):
-            await self._reply(exchange)
-
-    async def _reply(self, exchange: Exchange) -> None:
-        try:
-            reply = await self._answer(exchange)
-            self._write_down(exchange, reply.status)  # a stream may go on for weeks, and the daemon be killed meanwhile
-            await exchange.reply(reply)
-        except ClientGone:
-            log.debug("a client went away before its request was complete", action="http.disconnected")
-        except Exception as error:  # noqa: BLE001 - this is the edge: every error becomes a reply
-            refused = exchange.form_of_errors(as_reply(error))
-            self._write_down(exchange, refused.status)
-            if exchange.status:
-                exchange.break_off()
-            else:
-                await exchange.reply(Reply.of_error(refused))
-        finally:
-            self._admitted.pop(exchange, None)
-            self._write_down(exchange, exchange.status)
+            try:
+                reply = await self._answer(exchange)
+                self._write_down(exchange, reply.status)  # a stream may last for weeks, and the daemon be killed then
+                await exchange.reply(reply)
+            except ClientGone:
+                log.debug("a client went away before its request was complete", action="http.disconnected")
+            except Exception as error:  # noqa: BLE001 - this is the edge: every error becomes a reply
+                refused = exchange.form_of_errors(as_reply(error))
+                self._write_down(exchange, refused.status)
+                if exchange.status:
+                    exchange.break_off()
+                else:
+                    await exchange.reply(Reply.of_error(refused))
+            finally:
+                self._admitted.pop(exchange, None)
+                self._write_down(exchange, exchange.status)
 
     async def _answer(self, exchange: Exchange) -> Reply:
-        if (permission := self._preflight(exchange)) is not None:
-            return permission
+        if not exchange.is_trusted and is_preflight(exchange.method, exchange.headers):  # it shows no token
+            if (refused := self._policy_of(exchange).elsewhere(exchange.headers)) is not None:
+                raise refused
+            return Reply(200, b"", "text/plain", permission(exchange.headers))
         if exchange.path == METRICS and self._metrics_scope is not None:
             return self._metrics(exchange, self._admit(exchange, self._metrics_scope))
         if exchange.path == MCP:
@@ -175,14 +174,6 @@ class Gateway:
             raise RequestError(403, "forbidden", "this daemon does not serve TCP", close=True)
         exchange.sharing = sharing(exchange.headers, self.policy.origins)
         return self.policy
-
-    def _preflight(self, exchange: Exchange) -> Reply | None:
-        """The answer to a browser that asks whether a page may send a request: it has no token to show."""
-        if exchange.is_trusted or not is_preflight(exchange.method, exchange.headers):
-            return None
-        if (refused := self._policy_of(exchange).elsewhere(exchange.headers)) is not None:
-            raise refused
-        return Reply(200, b"", "text/plain", permission(exchange.headers))
 
     async def sample(self) -> None:
         """Sample the numbers for the page's plots until cancelled."""

@@ -1,8 +1,8 @@
 """The sockets that the daemon listens on: made here, or inherited from systemd.
 
 A Unix socket has mode 0600 from the moment it exists. A stale one is removed only when a connection attempt shows that
-nobody listens, and only by a process that holds the workspace's lock. TCP sockets state their protocol number, because
-asyncio switches Nagle's algorithm off for no others, and every answer would take 44 ms.
+no process listens, and only by a process that holds the workspace's lock. TCP sockets state their protocol number,
+because asyncio switches Nagle's algorithm off for no others, and every answer would take 44 ms.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import ipaddress
 import os
 import socket
 import stat
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,8 +71,10 @@ class Listener:
     def unlink(self) -> None:
         """Remove a Unix socket of ours, so that no client finds a dead one; open connections stay."""
         try:
-            if self.path is not None and _inode(self.path) == self.inode:
-                self.path.unlink()
+            if self.path is not None:
+                found = self.path.lstat()
+                if (found.st_dev, found.st_ino) == self.inode:
+                    self.path.unlink()
         except OSError:
             log.debug("the socket file is already gone", action="listener.unlink_failed")
 
@@ -140,7 +142,11 @@ def listen_tcp(address: str) -> list[Listener]:
         AddressInUseError: the port is taken.
         ConfigError: the address is not one, or cannot be bound.
     """
-    host, port = _parse_address(address)
+    host, _, digits = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (host and digits.isascii() and digits.isdigit() and int(digits) <= _MAX_PORT):
+        raise ConfigError(f"listen.tcp is {address!r}; write it like 127.0.0.1:8080 or [::1]:8080")
+    port = int(digits)
     if host != "localhost":
         return [_bind_tcp(host, port)]
     first = _bind_tcp(_LOOPBACK[0], port)
@@ -151,14 +157,6 @@ def listen_tcp(address: str) -> list[Listener]:
     except AddressInUseError:
         first.close()
         raise
-
-
-def _parse_address(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not (host and port.isascii() and port.isdigit() and int(port) <= _MAX_PORT):
-        raise ConfigError(f"listen.tcp is {address!r}; write it like 127.0.0.1:8080 or [::1]:8080")
-    return host, int(port)
 
 
 def _bind_tcp(host: str, port: int) -> Listener:
@@ -190,15 +188,12 @@ def inherited(environ: MutableMapping[str, str]) -> list[Listener]:
     Raises:
         ConfigError: a descriptor is not a listening stream socket.
     """
-    count = _count_for_this_process(environ)
+    is_for_us = environ.get("LISTEN_PID") == str(os.getpid())
+    given = environ.get("LISTEN_FDS", "0")
+    count = int(given) if is_for_us and given.isdigit() else 0
     for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"):
         environ.pop(name, None)
     return [_adopt(descriptor) for descriptor in range(_FIRST_INHERITED, _FIRST_INHERITED + count)]
-
-
-def _count_for_this_process(environ: Mapping[str, str]) -> int:
-    count = environ.get("LISTEN_FDS", "0")
-    return int(count) if environ.get("LISTEN_PID") == str(os.getpid()) and count.isdigit() else 0
 
 
 def _adopt(descriptor: int) -> Listener:
@@ -211,8 +206,3 @@ def _adopt(descriptor: int) -> Listener:
         raise ConfigError(f"inherited descriptor {descriptor} is not a listening stream socket; check the socket unit")
     os.set_inheritable(descriptor, False)  # noqa: FBT003 - its only argument
     return Listener(adopted)
-
-
-def _inode(path: Path) -> tuple[int, int]:
-    status = path.lstat()
-    return status.st_dev, status.st_ino

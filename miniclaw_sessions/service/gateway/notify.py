@@ -54,7 +54,7 @@ class Notifier:
         try:
             self._socket.sendto(text.encode("utf-8", "backslashreplace"), socket.MSG_DONTWAIT, self._address)
         except OSError as error:
-            log.warning("the service manager could not be told", action="notify.failed", errno=error.errno)
+            log.warning("the service manager could not be reached", action="notify.failed", errno=error.errno)
 
     def progress(self, status: str) -> None:
         """Say what is being done and ask for more time to do it; call it only when something really advanced (R27)."""

@@ -84,7 +84,10 @@ class OpenTelemetrySpans(Spans):
         self, name: str, attributes: Attributes, *, kind: Kind = "internal", caller: Headers | None = None
     ) -> Span:
         """Begin a span; see `Spans.start`."""
-        parent = None if caller is None else _CALLER.extract(_of_trace(caller))
+        parent = None
+        if caller is not None:
+            named = {name.decode(): value.decode("latin-1") for name, value in caller if name in _OF_TRACE}
+            parent = _CALLER.extract(named)
         return _OpenSpan(self._tracer.start_span(name, parent, _KINDS[kind], attributes))
 
     def record(self, name: str, attributes: Attributes, seconds: float) -> None:
@@ -137,10 +140,6 @@ class _OpenSpan(Span):
         if anyio.get_current_task().id == self._task:  # else that task has ended, or will, and its context with it
             contexts.detach(self._before)
         self._span.end()
-
-
-def _of_trace(headers: Headers) -> dict[str, str]:
-    return {name.decode(): value.decode("latin-1") for name, value in headers if name in _OF_TRACE}
 
 
 @contextmanager

@@ -159,7 +159,10 @@ class _Responder:
 
         def on_event(event: AgentEvent) -> None:
             if isinstance(event, MessageAccepted):
-                self._begin()
+                self.mark = next(entry for entry in self._opening.entries if isinstance(entry, Custom))
+                self._model.mark_id = self.mark.id
+                if self.delivery is not None:
+                    self._running[self.mark.id] = self.delivery
             tell(event)
 
         try:
@@ -185,12 +188,6 @@ class _Responder:
         if self.session is None or self._place.again is None:
             return UNSET
         return await place_again(self.session, self._place.again)
-
-    def _begin(self) -> None:
-        self.mark = next(entry for entry in self._opening.entries if isinstance(entry, Custom))
-        self._model.mark_id = self.mark.id
-        if self.delivery is not None:
-            self._running[self.mark.id] = self.delivery
 
     async def _note_failure(self, session: Session, mark: Custom, error: Exception) -> None:
         """Write down why it failed; a conversation is then where it was before, unless others have gone on there."""

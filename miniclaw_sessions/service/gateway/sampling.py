@@ -35,22 +35,19 @@ async def sample(
     while True:
         memory = await to_thread.run_sync(_memory_bytes)
         numbers = statistics()
+        sums = [one.value for metric in commit_seconds.collect() for one in metric.samples if one.name.endswith("_sum")]
         series.add(
             {
                 "at": clock.now().timestamp(),
                 "appended": numbers.appended,
                 "commits": numbers.commits,
-                "commit_seconds": _sum_of(commit_seconds),
+                "commit_seconds": sum(sums),
                 "flush_seconds": numbers.last_flush_seconds,
                 "memory_bytes": memory,
                 "loop_delay_s": delay.take_worst(),
             }
         )
         await anyio.sleep(EVERY_S)
-
-
-def _sum_of(histogram: Histogram) -> float:
-    return sum(one.value for metric in histogram.collect() for one in metric.samples if one.name.endswith("_sum"))
 
 
 def _memory_bytes() -> int:

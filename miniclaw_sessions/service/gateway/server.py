@@ -46,7 +46,7 @@ _REPLY_S = 1.0  # turns are cut off when the grace is over; this is for telling 
 _RETRY_S = 1.0  # until it is tried again to accept a client
 _PROBLEM_FOR_S = 5.0  # a shortage of descriptors is a problem of health so long after it was last seen
 _LOGGED_EVERY_S = 60.0
-_RESERVED_DESCRIPTORS = 32
+_RESERVED_DESCRIPTORS = 32  # for the store and the logs
 _UPGRADE_TOKENS = frozenset({b"upgrade", b"http2-settings"})
 _HEADER_OVERHEAD = len(": \r\n")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -442,7 +442,8 @@ class EmbeddedServer(uvicorn.Server):
             connection.setblocking(False)  # noqa: FBT003 - its only argument
             with anyio.CancelScope(shield=True):
                 await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
-            if connection.fileno() >= _last_descriptor():
+            soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            if connection.fileno() >= soft - min(_RESERVED_DESCRIPTORS, soft // 4):
                 await self._wait_for_room(errno.EMFILE)
 
     def _protocol(self) -> asyncio.Protocol:
@@ -516,9 +517,3 @@ class EmbeddedServer(uvicorn.Server):
         """Wait no longer for the requests in flight."""
         self._grace.cancel()
         self.stop()
-
-
-def _last_descriptor() -> int:
-    """The number up to which clients may use descriptors; beyond it the store and the logs need them."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return soft - min(_RESERVED_DESCRIPTORS, soft // 4)

@@ -78,7 +78,7 @@ class Signals:
 
     def _stop_received(self, number: signal.Signals) -> None:
         self._count += 1
-        log.info("told to stop", action="daemon.stopping", signal=number.name, count=self._count)
+        log.info("a signal to stop came", action="daemon.stopping", signal=number.name, count=self._count)
         self.stop.set()
         if self._interrupts is not None:
             self._interrupts.cancel()

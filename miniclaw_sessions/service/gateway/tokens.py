@@ -126,17 +126,13 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
         ConfigError: it cannot be read, is not such a file, or others may write or read it.
     """
     try:
-        return _read(path)
+        with open_regular(path) as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return ()
     except OSError as error:
         raise ConfigError(f"cannot read the tokens in {path}: {error.strerror or error}") from None
-
-
-def _read(path: Path) -> tuple[Token, ...]:
-    with open_regular(path) as file:
-        mode = os.fstat(file.fileno()).st_mode
-        content = file.read(MAX_BYTES + 1)
     if mode & _ONLY_ITS_OWNER:
         raise ConfigError(f"others may read or change the tokens in {path}; run chmod 600 on it")
     if len(content) > MAX_BYTES:
