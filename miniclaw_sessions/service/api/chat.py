@@ -173,7 +173,7 @@ def _encoded(event: ChatEvent) -> bytes:
 
 @operation("POST", f"{ONE}/stop", OneSession, StoppedReply)
 async def stop_turn(context: Context, request: OneSession) -> StoppedReply:
-    """Stop the turn under way in a session, whoever asked for it; what was said so far is kept."""
+    """Stop the turn under way in a session, of any client; what was said so far is kept."""
     session = await context.find(request.session_id)
     stopped = session.stop_turn() if context.chats is None else context.chats.stop(session)
     return StoppedReply(stopped=stopped)

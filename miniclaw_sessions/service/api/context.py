@@ -264,7 +264,7 @@ class Context:
             ConfigError: nothing does.
         """
         if self.chats is None:
-            raise ConfigError("nobody answers chats here; start the daemon, or open the workspace with an assistant")
+            raise ConfigError("nothing answers chats here; start the daemon, or open the workspace with an assistant")
         return self.chats
 
     def responding(self) -> Responses:
@@ -274,7 +274,7 @@ class Context:
             ConfigError: nothing does.
         """
         if self.responses is None:
-            raise ConfigError("nobody makes responses here; start the daemon")
+            raise ConfigError("nothing makes responses here; start the daemon")
         return self.responses
 
     def was_deleted(self, session_id: str, idempotency_key: str | None) -> bool:

@@ -1,4 +1,4 @@
-"""What goes with an event of a stream, by its kind: for the interface's description; those who tell make documents."""
+"""The data of a stream's events, by kind, for the interface's description; other modules make the documents."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class DoneEvent(Reply, kw_only=True):
 
 
 class StoppedEvent(DoneEvent, kw_only=True):
-    """The end: somebody stopped the answer, and this much of it is kept."""
+    """The end: a person stopped the answer, and this much of it is kept."""
 
 
 class PendingCallRow(Reply, kw_only=True):
@@ -95,7 +95,7 @@ class SuspendedEvent(Reply, kw_only=True):
 
 
 class ObeyedEvent(Reply, kw_only=True):
-    """The message was a command: what a person is told, and whether it was `/stop` and stopped something."""
+    """The message was a command: the reply to a person in `told`, and whether it was `/stop` and stopped something."""
 
     told: str
     stopped: bool

@@ -20,7 +20,7 @@ Age = Annotated[float, Meta(ge=0, le=1e11)]
 
 
 class Seen(Body, kw_only=True):
-    """A session as somebody has seen it: with so many entries."""
+    """A session as a person has seen it: with this number of entries."""
 
     session_id: str
     entries: int
@@ -31,10 +31,10 @@ class Forget(Body, kw_only=True):
 
     Attributes:
         channel: they are of this channel.
-        older_than_s: nobody has used them for longer than so many seconds.
+        older_than_s: they were not used for longer than this, in seconds.
         user: this person is their chat, or the author of a message in them.
-        only: of these, only those that somebody has seen in a dry run and agreed to, and that are still as they were.
-        dry_run: delete nothing, and tell what would go.
+        only: of these, only those that a person has seen in a dry run and agreed to, and that are still as they were.
+        dry_run: delete nothing, and report what would go.
     """
 
     channel: Text | None = None
@@ -107,7 +107,7 @@ async def forget_sessions(context: Context, request: ForgetRequest) -> ForgetRep
     """Delete all sessions of a channel, of a person, or that were not used for long, those that have expired included.
 
     Nothing is left of them in store, files, archive and search index; what is under legal hold stays, and so does what
-    is used meanwhile. In a dry run only told.
+    is used meanwhile. A dry run only reports.
 
     Raises:
         InvalidSearch: nothing says which sessions are meant.
@@ -210,7 +210,7 @@ async def hold_session(context: Context, request: HoldRequest) -> SessionReply:
 
 @operation("DELETE", f"{ONE}/hold", OneSession, SessionReply, scope="admin")
 async def release_session(context: Context, request: OneSession) -> SessionReply:
-    """End the legal hold of a session; nothing happens where there is none."""
+    """End the legal hold of a session; nothing happens to a session without one."""
     session = await context.find(request.session_id)
     if session.journal.legal_hold is None:
         return session_reply(session)

@@ -1,6 +1,6 @@
 """A conversation for looking at: articles and the tree as HTML, made with the parts of the exported page.
 
-What anybody wrote is escaped there, in one place; whoever shows these fragments writes no markup of his own.
+Text of people and models is escaped there, in one place; a page that shows these fragments adds no markup of its own.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class ShowArticles(msgspec.Struct, frozen=True):
         entry_id: where the branch ends; by default at the leaf, with `before` at the entry that stands there.
         before: the newest articles before this sequence number.
         after: the oldest articles after this sequence number.
-        limit: at most so many articles.
+        limit: at most this many articles.
     """
 
     session_id: str
@@ -182,7 +182,7 @@ class ShowOutline(msgspec.Struct, frozen=True):
     """The tree, or what of it is folded away.
 
     Attributes:
-        first: the place of the entry with which a fold begins: only that is told, a part of it at a time.
+        first: the place of the entry with which a fold begins: the reply has only this fold, a part of it at a time.
         last: the place of the entry with which it ends.
     """
 

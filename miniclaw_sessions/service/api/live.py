@@ -63,9 +63,9 @@ class FollowSession(msgspec.Struct, frozen=True):
 async def follow_session(context: Context, request: FollowSession) -> Stream:
     """Each entry as it is acknowledged, whichever process has written it: server-sent events named `entry`.
 
-    An event's `id` is the entry's sequence: whoever was cut off goes on behind it with `Last-Event-ID`, or `after`.
-    Beside them comes what is told of an answer that is under way here, as of `POST /v1/chat`, without an id. When the
-    session is deleted, or was while nobody was connected, there is an event `gone`, and the stream ends.
+    An event's `id` is the entry's sequence: a client that was cut off goes on behind it with `Last-Event-ID`, or
+    `after`. Beside them come the events of an answer that is under way here, as of `POST /v1/chat`, without an id.
+    When the session is deleted, or was while no client was connected, there is an event `gone`, and the stream ends.
     """
     after, last = request.after, request.last_event_id
     if last is not None:
@@ -102,13 +102,13 @@ async def _gone() -> AsyncGenerator[bytes, None]:
 
 
 class FollowAll(msgspec.Struct, frozen=True):
-    """Which sessions are told of, from where on (the header wins), and how much is said of them.
+    """Which sessions, from where on (the header wins), and how much of them.
 
     Attributes:
         channel: of this channel only.
         prefix: whose ids begin so, in any case.
         content: entries come whole.
-        sessions: all sessions are told of first, unless what was missed is told.
+        sessions: all sessions come first, unless the stream resumes with what was missed.
         after: behind the event of this `id`.
     """
 
@@ -121,7 +121,7 @@ class FollowAll(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """Which sessions somebody is told of."""
+    """Which sessions a stream is about."""
 
     channel: str | None
     prefix: str | None
@@ -140,9 +140,9 @@ async def follow_all(context: Context, request: FollowAll) -> Stream:
     """What happens in all sessions: server-sent events, whose `id` is the place to go on from with `Last-Event-ID`.
 
     `ready` comes first: `resumed` says whether everything since then follows, nothing missing and nothing twice. Else
-    (at first, after a restart, at another gateway, after long) read how things are, or let `sessions` tell where each
-    session ends. Whoever keeps the last sequence of each session, leaves out what is not above it, and reads what lies
-    between, has every entry once, whatever breaks.
+    (at first, after a restart, at another gateway, after long) read how things are, or have with `sessions` where each
+    session ends. A client that keeps the last sequence of each session, leaves out what is not above it, and reads what
+    lies between, has every entry once, also if anything breaks.
     """
     after = request.after if request.last_event_id is None else request.last_event_id
     wanted = Wanted(request.channel or None, request.prefix)

@@ -60,7 +60,7 @@ class AccessReply(Reply, kw_only=True):
 class HealthReply(ProbeReply, kw_only=True):
     """Whether messages are accepted and saved; and, for those who may see all sessions, what is known of it.
 
-    `losses` tells what was lost with a former store, until somebody acknowledges it. `workspace` is no path: who sees
+    `losses` has what was lost with a former store, until a person acknowledges it. `workspace` is no path: who sees
     the directory can compare it (`disk.lock_identity`). `channels` are those that the settings turn on; why one is
     not listening is in the log, and all else is as well as `status` says.
     """
@@ -98,7 +98,7 @@ class CheckReply(Reply, kw_only=True):
 
 
 class RepairReply(Reply, kw_only=True):
-    """How many damaged entries are right again; and whether the store's files are to be made anew by the next start."""
+    """How many damaged entries are right again; and whether the next start must rebuild the store's files."""
 
     mended: int
     needs_start: bool
@@ -189,7 +189,7 @@ class ShowSeries(msgspec.Struct, frozen=True):
 
 @operation("GET", "/v1/statistics/series", ShowSeries, SeriesReply, reads=False)
 async def show_series(context: Context, request: ShowSeries) -> SeriesReply:
-    """The daemon's numbers of the last hour, one sample every five seconds; empty where nobody samples."""
+    """The daemon's numbers of the last hour, one sample every five seconds; empty where none are taken."""
     context.manager.statistics()  # refuses who may not see what is about all sessions
     return context.series.reply(request.after)
 

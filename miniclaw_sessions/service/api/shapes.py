@@ -74,7 +74,7 @@ class SessionReply(Reply, kw_only=True):
         entries: the sequence number of the newest entry; of a store that several gateways share, of the newest that is
             acknowledged.
         leaf_id: where the conversation goes on; null at the root.
-        chosen_model: the model that was chosen last, whichever has answered since, and on whatever branch.
+        chosen_model: the model that was chosen last, on any branch, whichever has answered since.
         committed_sequence: up to which entry the store has acknowledged it.
         dirty: whether its file lacks something.
         incarnation: what a deleted and recreated session does not share with its predecessor.
@@ -175,7 +175,7 @@ class Fork(Body, kw_only=True):
 
 
 class MessagesReply(Reply, kw_only=True):
-    """Messages, oldest first, each with its entry's id and sequence; `earlier` and `later` tell whether there are more.
+    """Messages, oldest first, each with its entry's id and sequence; `earlier` and `later` say whether there are more.
 
     A message that is a summary has `summary: true`, and the id of the compaction.
     """
@@ -299,9 +299,9 @@ class ChatRequest(Body, kw_only=True):
     Attributes:
         approvals: a person's yes or no to calls that wait for it (`list_approvals`), by their ids there; those that are
             left out wait on. Where one of them waits no more, none counts, and what waits by now is asked again.
-        author: whose yes or no it is, where the message names nobody; empty: the token's name. It is kept with it.
+        author: whose yes or no it is, where the message names no person; empty: the token's name. It is kept with it.
         commands: whether a message such as `/new` or `/help` is obeyed, as in a chat network, and not said to the
-            model. `/help` tells of all of them; `/stop` is always obeyed.
+            model. `/help` lists all of them; `/stop` is always obeyed.
     """
 
     channel: str

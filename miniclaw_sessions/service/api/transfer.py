@@ -1,7 +1,7 @@
 """Session files: in from every format, out in every format, both as streams of any size.
 
-Nothing is held: a file is read as fast as it can be stored, and written as fast as the client takes it. Whatever ends
-an import before it is complete, its client included, leaves nothing of it behind.
+Nothing is held: a file is read as fast as it can be stored, and written as fast as the client takes it. An
+import that ends before it is complete, for any reason, leaves nothing of it behind.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class FindingRow(Reply, kw_only=True):
 
 
 class ImportReply(Reply, kw_only=True):
-    """What became of an imported file; what was set aside is counted and told of, not repeated."""
+    """What became of an imported file; what was set aside is counted and reported, not repeated."""
 
     session_id: str
     format: str
@@ -123,8 +123,8 @@ class ImportSession(msgspec.Struct, frozen=True):
         dry_run: only read it, and report.
         update: a session that was made of this file before gets what it lacks of it; otherwise that is refused.
         place: a JSON object that is kept with the session (`metadata["session.followed"]`): where the file lies, and
-            how far it was read, for whoever keeps up with it. A session that was kept up with, and was deleted, is
-            not made again with it; one that has expired comes back if `modified` (nanoseconds since 1970) is later.
+            how far it was read, for a program that keeps up with it. A session that was kept up with, and was deleted,
+            is not made again with it; one that has expired comes back if `modified` (nanoseconds since 1970) is later.
     """
 
     body: Upload
@@ -238,7 +238,7 @@ async def _written(context: Context, session_id: str, form: Format) -> AsyncGene
 
 
 def file_name(session_id: str, suffix: str) -> str:
-    """What an exported file is called: safe in a header and on any disk, whatever the session is called."""
+    """What an exported file is called: safe in a header and on any disk, for any session id."""
     plain = re.sub(r"[^A-Za-z0-9@+=,._-]", "_", session_id)[:_MAX_FILE_NAME].lstrip(".-")
     return f"{plain or 'session'}{suffix}"
 

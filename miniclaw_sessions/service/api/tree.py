@@ -90,7 +90,7 @@ class CompactionReply(Reply, kw_only=True):
 
 
 class GoTo(Body, kw_only=True):
-    """Go back to an entry, null is the root; `then` follows it there as one turn, `summary` tells what was left."""
+    """Go back to an entry, null is the root; `then` follows it there as one turn, `summary` says what was left."""
 
     entry_id: str | None
     summary: str | None = None

@@ -1,4 +1,4 @@
-"""Upkeep of a workspace: back it up, expire what nobody uses, bring that back, acknowledge what was lost."""
+"""Upkeep of a workspace: back it up, expire what is not used, bring that back, acknowledge what was lost."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _RESTORING = ("session_exists", "not_archived")
 
 
 class BackUp(Body, kw_only=True):
-    """Where to: a directory on the machine of whoever holds the workspace, which is not there yet or is empty."""
+    """Where to: a directory on the machine that holds the workspace, which is not there yet or is empty."""
 
     directory: str
 
 
 class BackupReply(Reply, kw_only=True):
-    """What a backup holds; `problems` tells what was damaged already when it was made; once verified, `losses` does."""
+    """What a backup holds; `problems` has what was damaged already when it was made; once verified, `losses` too."""
 
     directory: str
     made_at: datetime
@@ -69,7 +69,7 @@ class SweepReply(Reply, kw_only=True):
 
 
 class AcknowledgedReply(Reply, kw_only=True):
-    """Of how many sessions the losses are told no more."""
+    """The number of sessions whose losses are reported no more."""
 
     acknowledged: int
 
@@ -177,7 +177,7 @@ class Sweep(msgspec.Struct, frozen=True):
     """How.
 
     Attributes:
-        dry_run: change nothing, and tell what would expire.
+        dry_run: change nothing, and report what would expire.
     """
 
     dry_run: bool = False
@@ -211,7 +211,7 @@ class AcknowledgeLosses(msgspec.Struct, frozen=True):
 
 @operation("POST", "/v1/losses/acknowledge", AcknowledgeLosses, AcknowledgedReply, scope="admin")
 async def acknowledge_losses(context: Context, request: AcknowledgeLosses) -> AcknowledgedReply:
-    """Tell no more of what was lost with a former store."""
+    """Report no more what was lost with a former store."""
     return AcknowledgedReply(acknowledged=await context.manager.acknowledge_losses(request.session_id))
 
 

@@ -24,7 +24,7 @@ class ShowUsage(msgspec.Struct, frozen=True):
         until: up to this day, which counts as well.
         channel: of this channel only.
         session_id: of this session only.
-        limit: at most so many rows: the newest days, or what cost most.
+        limit: at most this many rows: the newest days, or what cost most.
     """
 
     by: Literal["day", "model", "channel", "chat"] = "day"

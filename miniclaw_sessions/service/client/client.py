@@ -403,8 +403,8 @@ class Client:
         """Copy the whole workspace into a directory, consistently, while it is used; `transfer.backup` restores it.
 
         Args:
-            directory: the whole path of one that is not there yet, on the machine of whoever holds the workspace, who
-                must be allowed to make it.
+            directory: the whole path of one that is not there yet, on the machine of the process that holds the
+                workspace; that process must be allowed to make it.
 
         Raises:
             ConfigError: it is there already, or cannot be written.
@@ -426,6 +426,6 @@ class Client:
         return ClientSession(self.transport, info.session_id, info)
 
     async def acknowledge_losses(self, session_id: str | None = None) -> int:
-        """Let `check`, `list` and `health` tell no more of what one session, or all, lost; of how many that was."""
+        """Let `check`, `list` and `health` report no more what one session, or all, lost; returns how many that was."""
         wanted = upkeep.AcknowledgeLosses(session_id)
         return (await self.transport.call(upkeep.acknowledge_losses, wanted)).acknowledged

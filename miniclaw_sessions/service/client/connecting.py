@@ -114,9 +114,8 @@ async def _of_workspace(
             if (daemon := await _found(stack, workspace, candidates, patience_s)) is not None:
                 yield daemon
                 return
-            failure: SessionsError = Unreachable(
-                f"nobody serves {_shown(workspace)}; start the daemon: miniclaw-sessions serve"
-            )
+            shown = workspace if isinstance(workspace, Path) else _place_of(workspace).shown
+            failure: SessionsError = Unreachable(f"no daemon serves {shown}; start it: miniclaw-sessions serve")
             if here is not None:
                 try:
                     local = await stack.enter_async_context(here(workspace))
@@ -193,10 +192,6 @@ def _require_http() -> None:
     """Raise ConfigError where what parses HTTP is not installed: a library that opens its workspace does without."""
     if find_spec("httptools") is None:
         raise ConfigError(f"asking a daemon needs httptools: {to_install('client')}")
-
-
-def _shown(workspace: Path | str) -> str:
-    return str(workspace) if isinstance(workspace, Path) else _place_of(workspace).shown
 
 
 def _place_of(store: str) -> StorePlace:

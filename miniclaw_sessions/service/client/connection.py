@@ -245,7 +245,7 @@ class Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         """A reply begins; there is one for each request."""
         if not self._is_asked:
-            self._fail(RequestFailed("a reply came that nobody had asked for"))
+            self._fail(RequestFailed("a reply came without a request"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header of a reply, or one of its trailers."""
@@ -359,18 +359,15 @@ class Connections:
         while self._idle:
             if (connection := self._idle.pop()).is_open:
                 return connection
+        loop, address = asyncio.get_running_loop(), self._address
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                return await self._connect()
+                if address.socket is not None:
+                    return (await loop.create_unix_connection(Connection, address.socket))[1]
+                if address.is_tls and self._tls is None:
+                    self._tls = await asyncio.to_thread(ssl.create_default_context)
+                return (await loop.create_connection(Connection, address.host, address.port, ssl=self._tls))[1]
         except TimeoutError:
             raise NotConnected(f"no connection within {CONNECT_TIMEOUT_S:g} s") from None
         except OSError as error:
             raise NotConnected(_reason(error)) from error
-
-    async def _connect(self) -> Connection:
-        loop, address = asyncio.get_running_loop(), self._address
-        if address.socket is not None:
-            return (await loop.create_unix_connection(Connection, address.socket))[1]
-        if address.is_tls and self._tls is None:
-            self._tls = await asyncio.to_thread(ssl.create_default_context)
-        return (await loop.create_connection(Connection, address.host, address.port, ssl=self._tls))[1]

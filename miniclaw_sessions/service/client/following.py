@@ -63,7 +63,7 @@ async def resumed(
     loop, pause_s = asyncio.get_running_loop(), _PAUSE_S
     heard = loop.time()
     while True:
-        failure: SessionsError = Unreachable("the events broke off: whoever told them is stopping")
+        failure: SessionsError = Unreachable("the events broke off: their daemon is stopping")
         try:
             async with transport.stream(operation, ask(place)) as pieces:
                 was_there = True

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from miniclaw_sessions.errors import SessionsError, TurnCutOff, Unreachable
+from miniclaw_sessions.errors import ManagerClosed, SessionsError, TurnCutOff, Unreachable
 from miniclaw_sessions.service.api.chat import Chat, chat
 from miniclaw_sessions.service.api.error_table import UNREACHABLE, error_of, invalid
 from miniclaw_sessions.service.api.operation import BODY, HEADERS, Operation
@@ -100,7 +100,7 @@ class HttpTransport:
                 refused = _refusal(reply.status, content)
                 if refused is None:
                     return content
-                failure, may_repeat = refused, _is_stopping(content)
+                failure, may_repeat = refused, isinstance(refused, ManagerClosed)
             if not may_repeat or operation.uploads or asyncio.get_running_loop().time() + pause_s > give_up:
                 raise failure
             await asyncio.sleep(pause_s)
@@ -159,12 +159,17 @@ def asked_for(operation: Operation[Any, Any], request: msgspec.Struct) -> Asked:
         target = f"{target}?{urlencode(query, errors='surrogatepass')}"
     headers: dict[str, str] = {}
     for name in operation.in_headers:
-        if values[name] is not None:
-            headers[HEADERS[name]] = _in_header(values[name], name)
+        header, text = HEADERS[name], values[name]
+        if text is None:
+            continue
+        if not text.isprintable() or text != text.strip():
+            raise invalid(f"the header {header} holds no control characters, and no spaces at its ends", header)
+        headers[header] = text
     if len(target) + sum(map(len, headers.values())) > MAX_ADDRESS_BYTES:
-        name, longest = max(((name, str(value)) for name, value in values.items() if name != BODY), key=_length)
-        said = f"{name} has {len(longest):,} characters; the address and the headers of a request"
-        raise invalid(f"{said} have room for {MAX_ADDRESS_BYTES:,} bytes, with everything else in them", name)
+        lengths = {name: len(str(value)) for name, value in values.items() if name != BODY}
+        name = max(lengths, key=lengths.__getitem__)
+        sentence = f"{name} has {lengths[name]:,} characters; the address and the headers of a request"
+        raise invalid(f"{sentence} have room for {MAX_ADDRESS_BYTES:,} bytes, with everything else in them", name)
     body: bytes | AsyncIterator[bytes] = b""
     if BODY in values:
         headers["Content-Type"] = "application/octet-stream" if operation.uploads else "application/json"
@@ -172,21 +177,10 @@ def asked_for(operation: Operation[Any, Any], request: msgspec.Struct) -> Asked:
     return Asked(operation.method, target, headers, body, PATIENT_TIMEOUT_S if operation.patient else ANSWER_TIMEOUT_S)
 
 
-def _length(named: tuple[str, str]) -> int:
-    return len(named[1])
-
-
 def _in_query(value: Any) -> str:
     if isinstance(value, datetime):
         return value.isoformat()
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _in_header(text: str, name: str) -> str:
-    if not text.isprintable() or text != text.strip():
-        header = HEADERS[name]
-        raise invalid(f"the header {header} holds no control characters, and no spaces at its ends", header)
-    return text
 
 
 def _refusal(status: int, content: bytes) -> SessionsError | None:
@@ -204,11 +198,6 @@ def _document(content: bytes) -> dict[str, Any]:
         return msgspec.json.decode(content, type=dict[str, Any])
     except msgspec.MsgspecError:
         return {}
-
-
-def _is_stopping(content: bytes) -> bool:
-    about = _document(content).get("error")
-    return isinstance(about, dict) and about.get("type") == "manager_closed"
 
 
 async def _pieces(reply: Connection) -> AsyncIterator[bytes]:

@@ -1,12 +1,12 @@
 """Sessions as an MCP server: some of the typed operations as tools, so that other agents have recall over all of them.
 
-What a tool takes, does and replies is the operation's (`api.table`); here is only which ones there are, what a model is
-told of when to use them, and how a long reply is made short enough for a model.
+What a tool takes, does and replies is the operation's (`api.table`); here is only which ones there are, when a
+model should use them, and how a long reply is made short enough for a model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Literal, NamedTuple, Protocol
@@ -40,7 +40,7 @@ INSTRUCTIONS = (
 )
 
 TOOLS: tuple[tuple[Operation[Any, Any], str], ...] = (
-    (search.search, "Use this first to find what was said, decided or done before, in whatever conversation."),
+    (search.search, "Use this first to find what was said, decided or done before, in any conversation."),
     (sessions.list_sessions, "Use this to see which conversations there are; `part` finds them by their id."),
     (sessions.resolve, "Use this where you know a part of a session's id or title, and need its session_id."),
     (sessions.show_session, ""),
@@ -52,10 +52,10 @@ TOOLS: tuple[tuple[Operation[Any, Any], str], ...] = (
 """The operations that are tools, and when a model is to use them."""
 
 _FIELDS = {
-    "session_id": "The session's id, as search and list_sessions tell it.",
+    "session_id": "The session's id, as search and list_sessions have it.",
     "messages": "What was said, in its order.",
     "entry_id": "The entry after which the conversation goes on; null: before everything.",
-    "summary": "What is left behind, in a few sentences; it is told to the model on the new branch.",
+    "summary": "What is left behind, in a few sentences; the model reads it on the new branch.",
     "then": "Messages that follow there, as one turn.",
     "new_session_id": "The new session's id; made by the server if none is named.",
     "leaf_id": "Copy only the branch that ends at this entry.",
@@ -108,7 +108,12 @@ def sessions_server(access: Callable[[Any], Access]) -> Server[Any]:
         return protocol.ListToolsResult(tools=[tool for one, tool in tools if caller.may(one.scope)])
 
     async def call_tool(context: Any, asked: protocol.CallToolRequestParams) -> protocol.CallToolResult:
-        return await _answered(lambda: _called(access(context), asked.name, asked.arguments or {}))
+        try:
+            text = await _called(access(context), asked.name, asked.arguments or {})
+            return protocol.CallToolResult(content=[protocol.TextContent(text=text)])
+        except Exception as error:  # noqa: BLE001 - the edge: every error becomes a result, of one sentence
+            refused = as_reply(error)
+            return protocol.CallToolResult(content=[protocol.TextContent(text=refused.message)], is_error=True)
 
     async def list_resources(
         context: Any, params: protocol.PaginatedRequestParams | None
@@ -242,15 +247,6 @@ def _as_protocol_errors() -> Iterator[None]:
         yield
     except Exception as error:
         raise MCPError(protocol.INVALID_PARAMS, as_reply(error).message) from error
-
-
-async def _answered(work: Callable[[], Awaitable[str]]) -> protocol.CallToolResult:
-    """A tool's result; an error is one sentence."""
-    try:
-        return protocol.CallToolResult(content=[protocol.TextContent(text=await work())])
-    except Exception as error:  # noqa: BLE001 - the edge: every error becomes a result
-        refused = as_reply(error)
-        return protocol.CallToolResult(content=[protocol.TextContent(text=refused.message)], is_error=True)
 
 
 def _short(document: Any) -> str:

@@ -236,7 +236,9 @@ class ClientSession:
         Raises:
             LeafMoved, InvalidMessage, StoreUnavailable, StoreFull, UnsavedLimit, Unreachable: as for `add_message`.
         """
-        cost = None if usage is None else _usage_dict(usage)
+        cost = None
+        if usage is not None:
+            cost = message_to_dict(msgspec.structs.replace(Message.assistant(), usage=usage))["usage"]
         wanted = messages.SaveTurnRequest(
             session_id=self.session_id,
             body=SaveTurn(messages=[as_dict(message) for message in several], usage=cost),
@@ -345,10 +347,10 @@ class ClientSession:
                     yield one
 
     async def watch(self, *, after: int | None = None) -> AsyncGenerator[Entry | ChatEvent, None]:
-        """What `follow` gives, and what is told of an answer under way, whoever asked for it, as `chat` tells it.
+        """What `follow` gives, and the events of an answer under way, of any client's, as `chat` gives them.
 
-        `typing` begins an answer, also for those who come in the middle of one or are connected anew: what follows is
-        told from its beginning. The pieces of a text come before the entry that holds it; once that is there, they do
+        `typing` begins an answer, also for a client that comes in the middle of one or connects again: then the events
+        come from its beginning. The pieces of a text come before the entry that holds it; once that is there, they do
         not come again.
         """
         incarnation = (await self.info()).incarnation
@@ -569,11 +571,6 @@ def new_key() -> str:
 def as_dict(message: Said) -> dict[str, Any]:
     """A message as it is sent."""
     return message_to_dict(message) if isinstance(message, Message) else dict(message)
-
-
-def _usage_dict(usage: Usage) -> dict[str, Any]:
-    fields: dict[str, Any] = message_to_dict(msgspec.structs.replace(Message.assistant(), usage=usage))["usage"]
-    return fields
 
 
 def _shown(document: dict[str, Any]) -> ShownMessage:

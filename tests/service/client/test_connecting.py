@@ -53,7 +53,7 @@ async def test_the_daemon_of_the_original_is_not_asked_for_a_copy(short_path: Pa
         async with connect(short_path / "copy", sockets=[socket]) as client:
             assert client.is_local
             assert await client.delete("a_1")
-        with pytest.raises(Unreachable, match="nobody serves"):
+        with pytest.raises(Unreachable, match="no daemon serves"):
             async with connect(short_path / "nowhere", sockets=[socket], in_process=False, patience_s=0.1):
                 pass
         assert [message.text for message in (await manager.find("a_1")).messages()] == ["x"]
@@ -69,7 +69,7 @@ async def test_a_holder_who_does_not_answer_is_named(tmp_path: Path) -> None:
 
 
 async def test_there_must_be_a_daemon_where_that_is_demanded(tmp_path: Path) -> None:
-    with pytest.raises(Unreachable, match="nobody serves"):
+    with pytest.raises(Unreachable, match="no daemon serves"):
         async with connect(tmp_path / "w", in_process=False, patience_s=0.1):
             pass
     assert not (tmp_path / "w").exists()

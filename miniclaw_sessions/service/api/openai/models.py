@@ -22,7 +22,7 @@ class Model(Reply, kw_only=True):
 
 
 class ModelList(Reply, kw_only=True):
-    """The models; the first one answers where nobody has chosen another."""
+    """The models; the first one answers unless a request chooses another."""
 
     object: Literal["list"] = "list"
     data: list[Model]
@@ -30,7 +30,7 @@ class ModelList(Reply, kw_only=True):
 
 @operation("GET", "/v1/models", Nothing, ModelList, openai=True)
 async def list_models(context: Context, request: Nothing) -> ModelList:
-    """The models that a chat may choose, first the one that answers unless it does; none where nobody answers."""
+    """The models that a chat may choose, first the one that answers unless it does; none where nothing answers."""
     del request
     known = {} if context.chats is None else await context.chats.models()
     return ModelList(data=[Model(id=name, owned_by=provider) for name, provider in known.items()])

@@ -2,7 +2,7 @@
 
 A response without `conversation` begins a session of channel `resp`, and the one that names it as the previous one goes
 on behind it, in the same session: where that has gone on already, there are two branches. A response in a conversation
-is the next turn of that session, whoever else speaks there. Who goes on from such a response without the conversation
+is the next turn of that session, also if others speak there. Who goes on from such a response without the conversation
 gets a session of his own with a copy of that branch, because a conversation has one place where it goes on.
 """
 
@@ -108,7 +108,7 @@ class InputItems(msgspec.Struct, frozen=True):
 
     Attributes:
         after: behind the item of this id.
-        limit: at most so many.
+        limit: at most this many.
         order: the newest first, or the oldest.
     """
 

@@ -84,7 +84,7 @@ class UpdateConversation(msgspec.Struct, kw_only=True):
 
 
 class CreateItems(msgspec.Struct, kw_only=True):
-    """What is to be added, all of it or nothing."""
+    """New items: all of them are added, or none."""
 
     items: Annotated[list[Item], Meta(min_length=1, max_length=MAX_ITEMS_PER_REQUEST)]
 
@@ -99,7 +99,7 @@ class NamedConversation(msgspec.Struct):
 
 
 class Reasoning(msgspec.Struct, kw_only=True):
-    """How much the model thinks; of its thinking, what it shows is shown, whatever summary is wanted."""
+    """How much the model thinks; of its thinking, what it shows is shown, with any summary that is wanted."""
 
     effort: str | None = None
     summary: str | None = None
@@ -115,7 +115,7 @@ class WantedReasoning(Reasoning, kw_only=True):
 
 
 class TextConfig(msgspec.Struct, kw_only=True):
-    """What the text of the answer is to be."""
+    """The form of the answer's text."""
 
     format: Document | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -339,7 +339,7 @@ EVENTS: dict[str, type[msgspec.Struct]] = {
     "response.failed": ResponseStateEvent,
     "error": StreamErrorEvent,
 }
-"""What a stream tells, by its names."""
+"""The events of a stream, by their names."""
 
 
 class ResponseDeleted(Reply, kw_only=True):

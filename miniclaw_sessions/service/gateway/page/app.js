@@ -140,7 +140,7 @@ function showBeginning() {
  * @param {string} kind
  * @param {any} data
  */
-function told(kind, data) {
+function onEvent(kind, data) {
   if (kind === "ready") {
     list.answering = new Set(data.turns ?? []);
     list.refreshSoon();
@@ -234,7 +234,7 @@ async function start() {
   if (isAtOne) await shown; // then the list comes behind what was asked for
   await Promise.all([shown, list.refresh()]);
   events?.close();
-  events = new Live("v1/events", {}, { event: told, state: stateChanged });
+  events = new Live("v1/events", {}, { event: onEvent, state: stateChanged });
 }
 
 /** Show what the token may do, and what the address names. */

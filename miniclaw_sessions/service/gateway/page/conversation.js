@@ -14,7 +14,7 @@ import { TreePanel } from "./tree.js";
 import { Turn } from "./turn.js";
 import { clockTime, compact, count, counted, moment, nameOf } from "./words.js";
 
-const TOLD_BY_TURN = new Set(["typing", "accepted", "text", "tool_started", "done", "stopped", "suspended", "error"]);
+const OF_TURN = new Set(["typing", "accepted", "text", "tool_started", "done", "stopped", "suspended", "error"]);
 
 export class Conversation {
   /**
@@ -61,7 +61,7 @@ export class Conversation {
     await (place === null ? this.articles.showEnd() : this.articles.showPlace(place));
     if (this.isClosed) return;
     this.live = new Live(sessionPath(this.id, "follow"), { after: this.session.entries }, {
-      event: (kind, data) => this.told(kind, data),
+      event: (kind, data) => this.onEvent(kind, data),
       state: (state) => this.stateChanged(state),
       gone: (error) => error.status === 404 && this.hooks.gone(),
     });
@@ -84,10 +84,10 @@ export class Conversation {
    * @param {string} kind
    * @param {any} data
    */
-  told(kind, data) {
+  onEvent(kind, data) {
     if (kind === "gone") this.hooks.gone();
     else if (kind === "entry") this.saved(data);
-    else if (TOLD_BY_TURN.has(kind)) this.turn.tell(kind, data);
+    else if (OF_TURN.has(kind)) this.turn.onEvent(kind, data);
   }
 
   /** @param {any} entry */

@@ -81,7 +81,7 @@ async function tried(file, dry) {
     return { report: await (await request("POST", "v1/import", { query, headers, body: file })).json() };
   } catch (error) {
     const isHere = error instanceof Refused && error.type === "session_exists";
-    return { problem: isHere ? "This session is here already. Delete it first to import it anew." : error instanceof Error ? error.message : String(error) };
+    return { problem: isHere ? "This session is here already. Delete it first to import it again." : error instanceof Error ? error.message : String(error) };
   }
 }
 

@@ -113,12 +113,12 @@ export class Live {
     for (let piece = await reader.read(); !piece.done; piece = await reader.read()) {
       const blocks = (rest + piece.value).split("\n\n");
       rest = blocks.pop() ?? "";
-      for (const block of blocks) this.tell(block);
+      for (const block of blocks) this.emit(block);
     }
   }
 
   /** @param {string} block */
-  tell(block) {
+  emit(block) {
     let kind = "message";
     let data = "";
     for (const line of block.split("\n")) {

@@ -113,11 +113,11 @@ export class ServiceView {
 
   /**
    * @param {string} path
-   * @param {(reply: any) => string} told
+   * @param {(reply: any) => string} sentenceOf
    */
-  act(path, told) {
+  act(path, sentenceOf) {
     return attempt(async () => {
-      notify(told(await send("POST", path)));
+      notify(sentenceOf(await send("POST", path)));
       await this.refresh();
     });
   }

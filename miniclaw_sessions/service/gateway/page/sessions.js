@@ -40,7 +40,7 @@ export class SessionList {
     this.sight = { top: 0, height: screen.height };
     this.scroll.addEventListener("scroll", () => this.look(), { passive: true });
     new ResizeObserver(() => this.look()).observe(this.scroll);
-    setInterval(() => this.draw({ anew: true }), 60_000); // "5 min" gets older
+    setInterval(() => this.draw({ stale: true }), 60_000); // "5 min" gets older
   }
 
   /** Read the newest sessions again; those further down stay as they were. */
@@ -88,7 +88,7 @@ export class SessionList {
   choose(id) {
     if (id === this.chosen) return;
     this.chosen = id;
-    this.draw({ anew: true });
+    this.draw({ stale: true });
   }
 
   /**
@@ -98,7 +98,7 @@ export class SessionList {
   setAnswering(id, isAnswering) {
     if (isAnswering) this.answering.add(id);
     else this.answering.delete(id);
-    this.draw({ anew: true });
+    this.draw({ stale: true });
   }
 
   /**
@@ -110,9 +110,9 @@ export class SessionList {
     return this.rows[Math.min(Math.max(at + by, 0), this.rows.length - 1)];
   }
 
-  /** @param {{anew?: boolean}} [how] `anew`: rows that are drawn may have changed */
-  draw({ anew = false } = {}) {
-    this.isStale ||= anew;
+  /** @param {{stale?: boolean}} [how] `stale`: rows that are drawn may have changed */
+  draw({ stale = false } = {}) {
+    this.isStale ||= stale;
     this.frame ||= requestAnimationFrame(() => {
       this.frame = 0;
       this.drawNow();

@@ -24,7 +24,7 @@ export class Turn {
    * @param {string} kind
    * @param {any} data
    */
-  tell(kind, data) {
+  onEvent(kind, data) {
     if (ENDS.has(kind)) {
       this.end();
       if (kind === "error" && !this.box.querySelector(".failed")) this.fail(data.message);
@@ -141,7 +141,7 @@ export class Turn {
         { class: "suspended", "aria-label": `${call.name} waits for an approval` },
         make("p", {}, visible(call.reason) || "May it be done?"),
         make("pre", { class: "code", tabindex: 0 }, make("b", {}, visible(call.name)), " ", visible(call.arguments)),
-        make("div", { class: "buttons" }, ...(buttons ?? ["It waits for somebody who may write here."])),
+        make("div", { class: "buttons" }, ...(buttons ?? ["It waits for a person who may write here."])),
       );
       this.box.append(question);
     }
