@@ -59,7 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except Exception as error:  # noqa: BLE001 - the last edge: every error becomes one line
         if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _OF_THE_EXTRA:
-            return _tell_what_to_install(error.name)
+            from miniclaw_sessions.errors import to_install  # noqa: PLC0415 - only a failure pays for it
+
+            sentence = f"commands need {error.name}, which the library does without: {to_install('daemon')}"
+            print(f"error: {sentence}", file=sys.stderr)  # noqa: T201 - for the person who called
+            return 1
         from miniclaw_sessions.service.cli.failures import print_error  # noqa: PLC0415 - only a failure pays for it
 
         return print_error(error, debug="--debug" in given)
@@ -67,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_what_was_closed() -> None:
-    """Let standard streams that the caller has closed lead nowhere: the next file opened would take their place."""
+    """Open /dev/null for closed standard streams; else the next file opened would take their place."""
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(descriptor)
@@ -78,11 +82,3 @@ def _open_what_was_closed() -> None:
                 os.close(nowhere)
         if getattr(sys, name) is None:
             setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 - for the process's life
-
-
-def _tell_what_to_install(lacking: str | None) -> int:
-    from miniclaw_sessions.errors import to_install  # noqa: PLC0415 - only a failure pays for it
-
-    sentence = f"commands need {lacking}, which the library does without: {to_install('daemon')}"
-    print(f"error: {sentence}", file=sys.stderr)  # noqa: T201 - this is what the function is for
-    return 1

@@ -46,9 +46,9 @@ class Answer:
         elif event.kind == "text":
             self._write(event.data["text"])
         elif self._is_watched:
-            self._tell(event)
+            self._show_step(event)
 
-    def _tell(self, event: ChatEvent) -> None:
+    def _show_step(self, event: ChatEvent) -> None:
         match event.kind:
             case "compacted" if event.data["status"] == "done":
                 self._note("(the older part of this conversation was summarized)", "dim")
@@ -73,7 +73,12 @@ class Answer:
             self._invocation.print_json({**document, **about})
             return
         if pending:
-            self._ask(pending)
+            from miniclaw_sessions.agent.calls import question  # noqa: PLC0415 - only where something waits
+
+            asked = [(call["name"], call["arguments"]) for call in pending if call["needs_approval"]]
+            names = ", ".join(one_line(call["name"]) for call in pending)
+            waits = f"(waits for {names}; /retry goes on when that is done)"
+            self._note(question(asked) if asked else waits, "yellow")
             return
         if not self._has_text:  # a model that does not stream
             self._write(text_of(reply))
@@ -82,14 +87,6 @@ class Answer:
             self._invocation.note("(stopped; what was said so far is kept)")
         if self._is_watched:
             self._console.print()
-
-    def _ask(self, pending: list[dict[str, Any]]) -> None:
-        """What the turn waits for."""
-        from miniclaw_sessions.agent.calls import question  # noqa: PLC0415 - only where something waits
-
-        asked = [(call["name"], call["arguments"]) for call in pending if call["needs_approval"]]
-        names = ", ".join(one_line(call["name"]) for call in pending)
-        self._note(question(asked) if asked else f"(waits for {names}; /retry goes on when that is done)", "yellow")
 
     def _write(self, text: str) -> None:
         if not text:

@@ -6,7 +6,7 @@ import msgspec
 
 from miniclaw_sessions.core.history.transcript import Transcript
 from miniclaw_sessions.core.protocol.entries import Entry, Label
-from miniclaw_sessions.files.formats.outline import Branches, Row, outline
+from miniclaw_sessions.files.formats.outline import Branches, outline
 
 
 class Branch(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,19 +36,16 @@ def branches_of(transcript: Transcript) -> list[Branch]:
     places = {entry.id: place for place, entry in enumerate(transcript.entries)}
     found: list[Branch] = []
     for numbers in filter(None, (branches.current, *branches.left)):
-        fork = branches.parents[numbers[0]]
-        found.append(_branch([rows[number] for number in numbers], None if fork < 0 else rows[fork].entry.id))
+        fork, own = branches.parents[numbers[0]], [rows[number] for number in numbers]
+        last = own[-1]
+        ends = [last.entry, *(entry for entry in last.folded if not isinstance(entry, Label))]
+        branch = Branch(
+            entry_id=ends[-1].id,
+            last=last.entry,
+            goes_off_at=None if fork < 0 else rows[fork].entry.id,
+            entries=sum(row.count for row in own),
+            label=last.label,
+            is_current=last.is_leaf,
+        )
+        found.append(branch)
     return sorted(found, key=lambda branch: (branch.is_current, places[branch.entry_id]), reverse=True)
-
-
-def _branch(rows: list[Row], goes_off_at: str | None) -> Branch:
-    last = rows[-1]
-    ends = [last.entry, *(entry for entry in last.folded if not isinstance(entry, Label))]
-    return Branch(
-        entry_id=ends[-1].id,
-        last=last.entry,
-        goes_off_at=goes_off_at,
-        entries=sum(row.count for row in rows),
-        label=last.label,
-        is_current=last.is_leaf,
-    )

@@ -22,8 +22,6 @@ from miniclaw_sessions.service.cli.output import message_block, one_line
 from miniclaw_sessions.service.cli.sessions import shown_messages
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from miniclaw_sessions.service.cli.keyboard import Keyboard
     from miniclaw_sessions.service.client import Client, ClientSession
 
@@ -87,7 +85,11 @@ async def chat(  # noqa: PLR0913 - one for each option
     """Talk to the model; the conversation is kept. Without a terminal, each line of standard input is a message."""
     if sum((session_id is not None, continues, resumes, chat_id is not None)) > 1:
         raise typer.BadParameter("name one conversation: SESSION, --continue, --resume or --chat-id")
-    text = None if message is None else _whole(sys.stdin.read() if message == "-" else message)
+    text = sys.stdin.read() if message == "-" else message
+    if text is not None:
+        text = _checked(text.strip(), "the message")
+        if not text:
+            raise InvalidMessage("the message is empty; say something")
     if session_id is None and not continues and not resumes:
         SessionKey.of(_channel(channel), _chat_id(chat_id))  # refused before anything is opened
     async with invocation.sessions(create=True) as client:
@@ -127,24 +129,11 @@ async def _picked(client: Client, channel: str | None) -> ClientSession:
     return await pick_session(client, channel)
 
 
-def _whole(text: str) -> str:
-    """A message given at once, which must not be empty."""
-    if not text.strip():
-        raise InvalidMessage("the message is empty; say something")
-    return _checked(text.strip(), "the message")
-
-
 def _checked(text: str, place: str) -> str:
     """Text from a pipe or an argument; bytes that are not UTF-8 are in it as lone surrogates."""
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise InvalidMessage(f"{place} is not valid UTF-8; convert it first, for example with iconv")
     return text
-
-
-async def _lines() -> AsyncIterator[str]:
-    """Standard input, line by line; nothing else waits meanwhile."""
-    while line := await to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
-        yield line.rstrip("\n")
 
 
 class Conversation:
@@ -178,7 +167,7 @@ class Conversation:
     async def read_lines(self) -> None:
         """Take each line of standard input, until one of them says to leave."""
         number = 0
-        async for line in _lines():
+        while line := await to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
             number += 1
             if not await self.obey(_checked(line, f"line {number}").strip()):
                 return
@@ -205,7 +194,8 @@ class Conversation:
             case "/resume":
                 await self._change_to(rest)
             case "/rename":
-                await self._rename(rest)
+                await self._session.update(title=rest or None)
+                self._invocation.note(f"called {one_line(rest)}" if rest else "without a title")
             case "/retry":
                 await self._moves.to_newest_question()
                 await self.say(None)
@@ -347,7 +337,3 @@ class Conversation:
         self._session = await (find_session(self._client, name) if name else _picked(self._client, None))
         self._moves = Moves(self._invocation, self._session)
         await self._greet()
-
-    async def _rename(self, title: str) -> None:
-        await self._session.update(title=title or None)
-        self._invocation.note(f"called {one_line(title)}" if title else "without a title")

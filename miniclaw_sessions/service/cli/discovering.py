@@ -20,7 +20,7 @@ from miniclaw_sessions.service.cli.output import counted, local_time, one_line
 from miniclaw_sessions.service.cli.tables import Rows
 
 if TYPE_CHECKING:
-    from miniclaw_sessions.files.discovery.follower import Follower, SourceUpdate
+    from miniclaw_sessions.files.discovery.follower import SourceUpdate
     from miniclaw_sessions.files.discovery.overview import Overview
 
 Document = dict[str, Any]
@@ -124,7 +124,9 @@ async def _import(
             raise SessionNotFound(only)
         _tell(invocation, kept, document)
         if follow:
-            await _follow(invocation, follower)
+            if not invocation.as_json:
+                invocation.note("following them; Ctrl-C ends it")
+            await follower.follow(partial(_print, invocation))
     if not follow and any(one.problem for one in kept):
         raise typer.Exit(1)
 
@@ -145,12 +147,6 @@ def _tell(invocation: Invocation, kept: Sequence[SourceUpdate], document: Docume
     for one in kept:
         if one.problem:
             _print(invocation, one)
-
-
-async def _follow(invocation: Invocation, follower: Follower) -> None:
-    if not invocation.as_json:
-        invocation.note("following them; Ctrl-C ends it")
-    await follower.follow(partial(_print, invocation))
 
 
 def _print(invocation: Invocation, one: SourceUpdate) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -96,7 +95,13 @@ def decrypt(
     """Write what is in an encrypted file to standard output: a session's, an archive, one in quarantine."""
     from miniclaw_sessions.core.persistence.whole_files import opened_file  # noqa: PLC0415 - help does not need it
 
-    _write(opened_file(_keys(invocation), file, name))
+    content = opened_file(_keys(invocation), file, name)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    sys.stdout.flush()
+    for piece in content:
+        shown = printable_json(decoder.decode(piece)).encode() if sys.stdout.isatty() else piece
+        sys.stdout.buffer.write(shown)
+    sys.stdout.buffer.flush()
 
 
 def _keys(invocation: Invocation) -> KeyRing:
@@ -106,13 +111,3 @@ def _keys(invocation: Invocation) -> KeyRing:
     if keys is None:
         raise ConfigError("there is no key: name a file with --key-file, or set encryption.key_file")
     return keys
-
-
-def _write(content: Iterator[bytes]) -> None:
-    """As it is, but on a terminal with its control characters escaped."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    sys.stdout.flush()
-    for piece in content:
-        shown = printable_json(decoder.decode(piece)).encode() if sys.stdout.isatty() else piece
-        sys.stdout.buffer.write(shown)
-    sys.stdout.buffer.flush()

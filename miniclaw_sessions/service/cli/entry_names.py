@@ -73,7 +73,9 @@ class EntryNames:
         if name in self._ids:
             return name
         if name == LEAF:
-            return self._leaf()
+            if self._leaf_id is None:
+                raise SessionsError(f"session {self._session_id} has no leaf: its conversation begins anew")
+            return self._leaf_id
         labelled = [entry_id for entry_id, label in self._labels.items() if label == name]
         if labelled:
             return self._only(labelled, f"the label {name!r} is on")
@@ -83,11 +85,6 @@ class EntryNames:
         if not alike:
             raise SessionsError(self._unknown(name))
         return self._only(alike, f"{name!r} begins or ends the ids of")
-
-    def _leaf(self) -> str:
-        if self._leaf_id is None:
-            raise SessionsError(f"session {self._session_id} has no leaf: its conversation begins anew")
-        return self._leaf_id
 
     def _only(self, candidates: list[str], sentence: str) -> str:
         if len(candidates) == 1:

@@ -122,7 +122,7 @@ class Invocation:
 
     @functools.cached_property
     def local(self) -> LoadedSettings:
-        """`loaded`, for opening the workspace in this process: with the store that lies in it, where nobody named one.
+        """`loaded`, for opening the workspace in this process: with the store that lies in it, where none is named.
 
         Raises:
             ConfigError: one of them is wrong.
@@ -180,7 +180,11 @@ class Invocation:
             sys.stdout.write(rows.text())
             return
         lines = rows.lines(self.console)
-        with self._pager() if paged and len(lines) >= self.console.height else nullcontext():
+        pager: AbstractContextManager[object] = nullcontext()
+        if paged and len(lines) >= self.console.height:
+            os.environ.setdefault("LESS", "FRX")  # as git does: colours, and nothing to leave where all fits
+            pager = self.console.pager(styles=True)
+        with pager:
             for line in lines:
                 self.console.print(line, soft_wrap=True)
 
@@ -190,10 +194,6 @@ class Invocation:
         for name, value in facts.items():
             rows.add(one_line(name), one_line(value), style=style)
         self.print_rows(rows)
-
-    def _pager(self) -> AbstractContextManager[object]:
-        os.environ.setdefault("LESS", "FRX")  # as git does: colours, and nothing to leave where all fits
-        return self.console.pager(styles=True)
 
     def print_json(self, document: Any) -> None:
         """One JSON document, indented on a terminal and on one line otherwise."""
@@ -243,10 +243,14 @@ def command(
     shared = SHARED if talks else {**_IN_FILES, **_EVERYWHERE}
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        text, epilog = verbatim(_in_paragraphs(inspect.getdoc(function) or "")), _epilog(examples)
+        paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+        text = verbatim("\n\n".join(one.replace("\n", " ") for one in paragraphs))  # a terminal wraps by its width
+        epilog = _epilog(examples)
         own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
         for parameter in own:
-            _hide_nothing(parameter)
+            info = parameter.annotation.__metadata__[0]
+            if parameter.default is None and info.show_default is True:
+                info.show_default = False  # help would say `default: None`
 
         @functools.wraps(function)
         def run(context: typer.Context, **given: Any) -> None:
@@ -268,18 +272,6 @@ def command(
         return function
 
     return register
-
-
-def _in_paragraphs(text: str) -> str:
-    """The same with each paragraph on one line: a terminal wraps it by its own width."""
-    return "\n\n".join(paragraph.replace("\n", " ") for paragraph in text.split("\n\n"))
-
-
-def _hide_nothing(parameter: inspect.Parameter) -> None:
-    """Let the help of a parameter that can be left out say no default, unless it says one in words."""
-    info = parameter.annotation.__metadata__[0]
-    if parameter.default is None and info.show_default is True:
-        info.show_default = False
 
 
 def parameters_of(options: Mapping[str, Any]) -> list[inspect.Parameter]:

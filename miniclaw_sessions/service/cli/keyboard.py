@@ -132,7 +132,7 @@ class Presses:
 
 @contextmanager
 def stop_presses(keys: Input | None) -> Iterator[Presses]:
-    """Watch for Ctrl-C, and at a terminal for Esc; whatever else is typed meanwhile stands at the next prompt.
+    """Watch for Ctrl-C, and at a terminal for Esc; what else is typed meanwhile stands at the next prompt.
 
     Args:
         keys: the terminal's keyboard; None: there is none.
@@ -149,15 +149,15 @@ def stop_presses(keys: Input | None) -> Iterator[Presses]:
         if keys is None:
             yield presses
             return
-        with keys.raw_mode(), keys.attach(lambda: _take(keys, presses, loop)):
+
+        def take() -> None:
+            _sort(keys, keys.read_keys(), presses)
+            loop.call_later(ESCAPE_S, lambda: _sort(keys, keys.flush_keys(), presses))
+
+        with keys.raw_mode(), keys.attach(take):
             yield presses
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _take(keys: Input, presses: Presses, loop: asyncio.AbstractEventLoop) -> None:
-    _sort(keys, keys.read_keys(), presses)
-    loop.call_later(ESCAPE_S, lambda: _sort(keys, keys.flush_keys(), presses))
 
 
 def _sort(keys: Input, pressed: list[KeyPress], presses: Presses) -> None:

@@ -194,17 +194,11 @@ def _keys(loaded: LoadedSettings) -> KeyRing | None:
 def _sockets(loaded: LoadedSettings) -> list[Path]:
     """Where the daemon of this workspace may listen, beside the workspace itself."""
     configured = socket_path(loaded, os.environ)
-    return [*([configured] if configured else []), *(SERVICE_SOCKETS if _may_be_the_services(loaded) else ())]
-
-
-def _may_be_the_services(loaded: LoadedSettings) -> bool:
-    """Whether the system's service may be meant: no workspace was named, or it is one that only root can look into."""
-    if loaded.sources["workspace"] == "default":
-        return True
     try:
-        return (loaded.workspace / ".lock").exists()
-    except PermissionError:
-        return True
+        may_be_service = loaded.sources["workspace"] == "default" or (loaded.workspace / ".lock").exists()
+    except PermissionError:  # the service's own workspace, into which only root can look
+        may_be_service = True
+    return [*([configured] if configured else []), *(SERVICE_SOCKETS if may_be_service else ())]
 
 
 def refused(loaded: LoadedSettings, *, create: bool) -> SessionsError | None:
@@ -212,10 +206,8 @@ def refused(loaded: LoadedSettings, *, create: bool) -> SessionsError | None:
 
     Opening it would make a workspace by mistake, or files in it that its owner's daemon could not read.
     """
-    return None if loaded.shared_store is not None else _refused_directory(loaded, create=create)
-
-
-def _refused_directory(loaded: LoadedSettings, *, create: bool) -> SessionsError | None:
+    if loaded.shared_store is not None:
+        return None
     workspace = loaded.workspace
     try:
         owner = workspace.stat().st_uid
@@ -225,11 +217,8 @@ def _refused_directory(loaded: LoadedSettings, *, create: bool) -> SessionsError
                 f"the service at {path} does not answer: see `systemctl status miniclaw-sessions`; "
                 "--workspace names a workspace of your own"
             )
-        if create:
-            return None
-        return ConfigError(
-            f"there is no workspace at {workspace}; `serve`, `chat` and `import` make one, --workspace names another"
-        )
+        missing = f"there is no workspace at {workspace}; `serve`, `chat` and `import` make one"
+        return None if create else ConfigError(f"{missing}, --workspace names another")
     except OSError as error:
         return ConfigError(f"cannot open the workspace {workspace}: {error.strerror}; run this as its owner")
     if owner != os.geteuid():

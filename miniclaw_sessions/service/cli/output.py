@@ -186,20 +186,15 @@ class _Bar:
             self._progress.start()
 
     def _update(self, progress: Progress) -> None:
+        from rich.filesize import decimal  # noqa: PLC0415 - only a bar needs it
+
         stage, done, total = self._latest
         description = _STAGES.get(stage, stage.capitalize())
-        amount = _amount(stage, done, total)
+        numbers = [done] if total is None else [done, total]
+        amount = " of ".join(decimal(number) if stage in _IN_BYTES else f"{number:,}" for number in numbers)
+        if total is None and not done:  # nothing is counted
+            amount = ""
         progress.update(progress.task_ids[0], description=description, completed=done, total=total, amount=amount)
-
-
-def _amount(stage: str, done: int, total: int | None) -> str:
-    """How much is done of how much, in entries or in bytes; nothing where nothing is counted."""
-    from rich.filesize import decimal  # noqa: PLC0415 - only a bar needs it
-
-    if total is None and not done:
-        return ""
-    numbers = [done] if total is None else [done, total]
-    return " of ".join(decimal(number) if stage in _IN_BYTES else f"{number:,}" for number in numbers)
 
 
 def unwatched(stage: str, done: int, total: int | None) -> None:

@@ -17,8 +17,6 @@ from miniclaw_sessions.service.cli.output import counted, local_time, one_line, 
 from miniclaw_sessions.service.cli.tables import Rows
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from miniclaw_sessions.core.history.search import SearchPage, SearchResult
     from miniclaw_sessions.service.client import Client
 
@@ -110,7 +108,7 @@ async def search(  # noqa: PLR0913 - each can be left out
         invocation.print_json(page)
         return
     _print(invocation, results)
-    _tell(invocation, results, last, query or [], wanted)
+    _note_rest(invocation, results, last, query or [], wanted)
 
 
 async def _found(
@@ -157,7 +155,8 @@ def _print(invocation: Invocation, results: list[SearchResult]) -> None:
     if not sys.stdout.isatty():
         rows = Rows("SESSION", "NUMBER", "WHEN", "WHO", "WHAT")
         for one in (one for found in groups.values() for one in found):
-            rows.add(one.session_id, str(one.sequence), one.said_at, speaker(one), _plain(one))
+            text = "".join(piece.text for piece in one.snippet)
+            rows.add(one.session_id, str(one.sequence), one.said_at, speaker(one), text)
         invocation.print_rows(rows)
         return
     for number, (session_id, found) in enumerate(groups.items()):
@@ -176,7 +175,12 @@ def _print_group(invocation: Invocation, session_id: str, found: list[SearchResu
     for one in found:
         when, who = Text(f"  {local_time(one.said_at)[:16]}", style="dim"), Text(speaker(one), style="green")
         who.truncate(LONGEST_NAME, overflow="ellipsis")
-        rows.add(when, who, _snippet(one), Text(str(one.sequence), style="dim"))
+        what = Text(style="" if one.current else "dim")
+        for piece in one.snippet:
+            what.append(one_line(piece.text), style=_MATCH if piece.match else "")
+        if not one.current and one.role != "title":
+            what.append("  (on a branch that was left)", style="italic dim")
+        rows.add(when, who, what, Text(str(one.sequence), style="dim"))
     invocation.print_rows(rows)
 
 
@@ -188,22 +192,7 @@ def speaker(result: SearchResult) -> str:
     return one_line(result.author or who)
 
 
-def _snippet(result: SearchResult) -> Text:
-    from rich.text import Text  # noqa: PLC0415 - `--json` does not need it
-
-    text = Text(style="" if result.current else "dim")
-    for piece in result.snippet:
-        text.append(one_line(piece.text), style=_MATCH if piece.match else "")
-    if not result.current and result.role != "title":
-        text.append("  (on a branch that was left)", style="italic dim")
-    return text
-
-
-def _plain(result: SearchResult) -> str:
-    return "".join(piece.text for piece in result.snippet)
-
-
-def _tell(
+def _note_rest(
     invocation: Invocation, results: list[SearchResult], last: SearchPage, query: list[str], wanted: dict[str, Any]
 ) -> None:
     """What people should know beside the results."""

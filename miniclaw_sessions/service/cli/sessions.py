@@ -81,7 +81,13 @@ async def list_sessions(
         fold={"SESSION"},
     )
     for row in rows:
-        table.add(row.session_id, _title(row), f"{row.messages:,}", f"{row.entries:,}", row.last_accessed)
+        table.add(
+            row.session_id,
+            row.title or row.first_words or "",
+            f"{row.messages:,}",
+            f"{row.entries:,}",
+            row.last_accessed,
+        )
     invocation.print_rows(table, paged=True)
     for row in rows:
         if row.lost:
@@ -105,11 +111,6 @@ async def _rows(
         if after is None or len(found) == limit:
             return found, after
         invocation.report("listing", len(found), None)
-
-
-def _title(row: SessionSummary) -> str:
-    """A session's title; without one, its first words."""
-    return row.title or row.first_words or ""
 
 
 @command(
@@ -296,15 +297,19 @@ async def check(
         if repair:
             await _repair(invocation)
         if acknowledge:
-            await _acknowledge(invocation)
-        found = await _found(invocation)
+            async with invocation.sessions() as client:
+                known = await client.acknowledge_losses()
+            invocation.note(f"the losses of {counted(known, 'session', 'sessions')} are told no more")
+        async with invocation.sessions(reads=True) as client:
+            invocation.report("checking", 0, None)
+            found = await client.check()
     except (SessionsError, OSError) as error:
         print_error(error, debug=invocation.debug)
         raise typer.Exit(COULD_NOT_LOOK) from None
     if invocation.as_json:
         invocation.print_json(found)
     else:
-        _tell_check(invocation, found, verbose=verbose)
+        _print_check(invocation, found, verbose=verbose)
     if not found.sound:
         raise typer.Exit(1)
 
@@ -335,19 +340,7 @@ async def _repair(invocation: Invocation) -> None:
     invocation.note(sentence)
 
 
-async def _acknowledge(invocation: Invocation) -> None:
-    async with invocation.sessions() as client:
-        known = await client.acknowledge_losses()
-    invocation.note(f"the losses of {counted(known, 'session', 'sessions')} are told no more")
-
-
-async def _found(invocation: Invocation) -> CheckReply:
-    async with invocation.sessions(reads=True) as client:
-        invocation.report("checking", 0, None)
-        return await client.check()
-
-
-def _tell_check(invocation: Invocation, found: CheckReply, *, verbose: bool) -> None:
+def _print_check(invocation: Invocation, found: CheckReply, *, verbose: bool) -> None:
     for problem in found.problems if verbose else summed_up(found.problems):
         invocation.console.print(f"problem: {one_line(problem)}", style="red")
     for note in found.notes:

@@ -118,6 +118,7 @@ def list_tokens(invocation: Invocation) -> None:
         return
     rows = Rows("NAME", "ID", "SCOPE", "FOR", "RATE", "MADE", "EXPIRES (UTC)", fold={"FOR"})
     for one in found:
+        over = "" if one.is_valid(now) else ", over"
         rows.add(
             one.name,
             one.id,
@@ -125,7 +126,7 @@ def list_tokens(invocation: Invocation) -> None:
             str(one.caller.bounds or "everything"),
             f"{one.rate:g}/s" if one.rate is not None else "",
             f"{one.created_at:%Y-%m-%d}",
-            _end(one, now),
+            "" if one.expires_at is None else f"{one.expires_at:%Y-%m-%d %H:%M}{over}",
         )
     invocation.print_rows(rows)
 
@@ -180,12 +181,6 @@ def _moment(text: str, now: datetime) -> datetime:
     if moment <= now:
         raise ConfigError(f"{text!r} is over already; the token would never be valid")
     return moment.astimezone(UTC).replace(microsecond=0)
-
-
-def _end(token: Token, now: datetime) -> str:
-    if token.expires_at is None:
-        return ""
-    return f"{token.expires_at:%Y-%m-%d %H:%M}{'' if token.is_valid(now) else ', over'}"
 
 
 def _document(token: Token, now: datetime) -> dict[str, Any]:

@@ -104,7 +104,12 @@ class _Drawing:
         line.append(self._marker(row), style)
         line.append(f" {name:<10}", style)
         line.append(f" {self._encodable(first_words(row.entry))}", "" if weight == "bold" else "dim")
-        return self._justified(line, self._signs(row), self._when(row))
+        signs, moment = self._signs(row), row.entry.timestamp.astimezone(self._zone)
+        is_new_day, self._day = moment.date() != self._day, moment.date()
+        when = Text(moment.strftime("  %Y-%m-%d %H:%M" if is_new_day else "  %H:%M"), "dim")
+        line = self._cut(line, self._width - signs.cell_len - when.cell_len).append(signs)
+        line.append(" " * (self._width - line.cell_len - when.cell_len))
+        return line.append(when)
 
     def fold(self, fold: Fold) -> Text:
         line = self._id(None).append_text(self._graph(fold))
@@ -145,18 +150,6 @@ class _Drawing:
         if row.is_leaf:
             signs.append(f" {self._characters.leaf}", "bold")
         return signs
-
-    def _when(self, row: Row) -> Text:
-        moment = row.entry.timestamp.astimezone(self._zone)
-        is_new_day, self._day = moment.date() != self._day, moment.date()
-        return Text(moment.strftime("  %Y-%m-%d %H:%M" if is_new_day else "  %H:%M"), "dim")
-
-    def _justified(self, line: Text, signs: Text, when: Text) -> Text:
-        """The words as far as there is room, the signs right after them, the time at the right."""
-        line = self._cut(line, self._width - signs.cell_len - when.cell_len)
-        line.append(signs)
-        line.append(" " * (self._width - line.cell_len - when.cell_len))
-        return line.append(when)
 
     def _cut(self, line: Text, width: int) -> Text:
         if line.cell_len > width:
