@@ -1,6 +1,6 @@
 """The audit log: who did what, to which session, with what outcome, when; never what was said.
 
-One JSON object in ASCII for each request, by whatever way it came. It knows no texts but names that were checked: of
+One JSON object in ASCII for each request. It has no texts but names that were checked: of
 tokens, operations and sessions. Lines are gathered for one turn of the event loop and written together, so that it
 costs a request next to nothing.
 """

@@ -34,7 +34,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "stats": ("sessions", "Show the numbers of the daemon, or of the files if no daemon runs."),
     "check": ("sessions", "Compare every snapshot with the store."),
-    "stop": ("upkeep", "End the answer that is under way in a session, whoever asked for it."),
+    "stop": ("upkeep", "End the answer that is under way in a session, no matter who asked for it."),
     "backup": ("upkeep", "Copy the whole workspace into a directory, consistently, while it is used."),
     "restore": ("upkeep", "Put a backup where no workspace is."),
     "sweep": ("upkeep", "Expire the sessions that were idle for longer than sessions.ttl_days, or list them."),
@@ -50,7 +50,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "formats": ("transfer", "List the formats of session files, and what a round trip through each loses."),
     "rekey": (
         "encryption",
-        "Encrypt everything in the workspace with the first key, whatever it was encrypted with before, or not at all.",
+        "Encrypt everything in the workspace with the first key, also what another key encrypted; or decrypt it.",
     ),
     "decrypt": ("encryption", "Write what is in an encrypted file to standard output."),
     "tokens": ("tokens", "Make, list and revoke the tokens of those who may ask the daemon by TCP."),

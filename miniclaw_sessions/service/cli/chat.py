@@ -53,7 +53,7 @@ _KEYS = "Enter sends, Alt-Enter begins a new line, Tab completes, Esc or Ctrl-C 
     app,
     examples={
         "chat": "go on with your own conversation",
-        "chat --continue": "go on with the one that was used last, in whatever channel",
+        "chat --continue": "go on with the one that was used last, in any channel",
         "chat --resume": "choose one",
         "chat 'trip to rome'": "the one that has this in its title",
         "chat --message 'What did I ask yesterday?'": "one answer, and out",

@@ -34,10 +34,10 @@ async def rekey(
     invocation: Invocation,
     decrypt: Annotated[bool, typer.Option("--decrypt", help="Leave nothing encrypted.")] = False,
 ) -> None:
-    """Encrypt everything in the workspace with the first key, whatever it was encrypted with before, or not at all.
+    """Encrypt everything in the workspace with the first key, also what another key encrypted; or decrypt it.
 
-    Nobody else may have the workspace open: stop the daemon first. If this is interrupted, run it again. It needs room
-    on the disk for a second copy of the store, and old bytes may stay on it until their place is used again.
+    No other process may have the workspace open: stop the daemon first. If this is interrupted, run it again. It needs
+    room on the disk for a second copy of the store, and old bytes may stay on it until their place is used again.
     """
     keys = _keys(invocation)
     from miniclaw_sessions.files.transfer.rekeying import Rekey  # noqa: PLC0415 - loads the persistence layer

@@ -40,7 +40,7 @@ _MAX_TEXT = 160
 async def follow(
     invocation: Invocation,
     session_id: OneOrAll = None,
-    last: Annotated[int, typer.Option(min=0, help="Begin with so many of the session's newest entries.")] = 0,
+    last: Annotated[int, typer.Option(min=0, help="Begin with this many of the session's newest entries.")] = 0,
     after: Annotated[int | None, typer.Option(min=0, help="Begin behind this entry of the session.")] = None,
     channel: Annotated[str | None, typer.Option(help="Only this channel.")] = None,
 ) -> None:
@@ -52,7 +52,7 @@ async def follow(
         raise SessionsError("--last and --after are places in one session: name the session")
     async with invocation.sessions() as client:
         if isinstance(client.transport, LocalTransport) and not client.transport.context.manager.store.shared:
-            raise SessionsError("no daemon runs, so nobody says anything here; start it with `serve`")
+            raise SessionsError("no daemon runs, so nothing is said here; start it with `serve`")
         if session_id is None:
             await _follow_all(invocation, client, channel)
         else:
@@ -150,6 +150,6 @@ def _print_event(invocation: Invocation, event: SessionEvent) -> None:
 
 
 def _print_line(document: bytes) -> None:
-    """One JSON document on one line, at once: whoever reads it waits for it."""
+    """One JSON document on one line, at once: its reader waits for it."""
     write_bytes(document + b"\n")
     sys.stdout.buffer.flush()

@@ -27,8 +27,8 @@ app = typer.Typer()
     examples={
         "delete telegram_123": "asks first; says where its words may still be, such as a backup",
         "delete telegram_123 --yes": "does not",
-        "delete --channel telegram --older-than 90d --dry-run": "what nobody has used there for 90 days",
-        "delete --user 4711": "whatever a person has said, or was told, anywhere; shows it, and asks first",
+        "delete --channel telegram --older-than 90d --dry-run": "what was not used there for 90 days",
+        "delete --user 4711": "all that a person has said or was answered; shows it, and asks first",
     },
 )
 async def delete(  # noqa: PLR0913 - one for each option
@@ -37,7 +37,7 @@ async def delete(  # noqa: PLR0913 - one for each option
     *,
     channel: Annotated[str | None, typer.Option(help="All of this channel.")] = None,
     older_than: Annotated[
-        str | None, typer.Option(metavar="AGE", help="All that nobody has used for so long: 12h, 90d, 1y.")
+        str | None, typer.Option(metavar="AGE", help="All that was not used for so long: 12h, 90d, 1y.")
     ] = None,
     user: Annotated[
         str | None, typer.Option(help="All in which this person is the chat, or an author, by that very name.")
@@ -59,7 +59,7 @@ async def delete(  # noqa: PLR0913 - one for each option
     if is_rule == (session_id is not None):
         raise typer.BadParameter("name a session, or say which by --channel, --older-than or --user")
     if dry_run and not is_rule:
-        raise typer.BadParameter("one session is deleted or not; `show` tells what it has", param_hint="'--dry-run'")
+        raise typer.BadParameter("one session is deleted or not; `show` says what it has", param_hint="'--dry-run'")
     if is_rule or session_id is None:
         await _delete_by_rule(invocation, rule, dry_run=dry_run, yes=yes)
         return

@@ -15,7 +15,7 @@ from miniclaw_sessions.service.cli.tables import Rows
 Document = dict[str, Any]
 
 SHOWN_FINDINGS = 20
-"""So many findings of a file are shown unless all are wanted."""
+"""At most this many findings of a file are shown, unless all are wanted."""
 
 NARROW = 72
 """On a terminal of fewer columns each file stands by itself."""
@@ -38,7 +38,7 @@ def report_lines(imported: Sequence[Document], console: Console) -> Iterator[Tex
     """The same for a terminal: of each file its numbers, and on the line below the session.
 
     Args:
-        imported: what became of each file, as `POST /v1/import` tells it, with its `path` and its `seconds`.
+        imported: what became of each file, as `POST /v1/import` gives it, with its `path` and its `seconds`.
         console: the terminal.
     """
     width = console.width
@@ -90,7 +90,7 @@ def _numbers(document: Document) -> tuple[str, ...]:
 
 
 def _ending(name: str, width: int) -> str:
-    """A name in exactly so many columns; of a longer one the end, which tells files of one directory apart."""
+    """A name in exactly `width` columns; of a longer one the end, in which files of a directory differ."""
     if cell_len(name) <= width:
         return set_cell_size(name, width)
     while cell_len(name) > width - 1:

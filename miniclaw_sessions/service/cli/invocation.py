@@ -131,7 +131,7 @@ class Invocation:
 
         loaded, lying = self.loaded, []
         if loaded.sources["sessions.store"] == "default":
-            with suppress(OSError):  # whoever opens it says what is wrong
+            with suppress(OSError):  # opening it says what is wrong
                 lying = [f"{place.kind}:" for place in stores_in(loaded.workspace)]
         if not lying or loaded.settings.sessions.store in lying:
             return loaded
@@ -154,7 +154,7 @@ class Invocation:
         return load_settings(self.config or config_path(os.environ), os.environ, flags, channels=self.channels)
 
     def sessions(self, *, create: bool = False, reads: bool = False) -> AbstractAsyncContextManager[Client]:
-        """The sessions, whoever holds them; see `cli.opening.open_client`."""
+        """The sessions, of the daemon or in the files; see `cli.opening.open_client`."""
         from miniclaw_sessions.service.cli.opening import open_client  # noqa: PLC0415 - commands without sessions
 
         return open_client(self, create=create, reads=reads)
@@ -202,7 +202,7 @@ class Invocation:
         sys.stdout.buffer.flush()
 
     def note(self, sentence: object, style: str = "dim") -> None:
-        """Say something beside the answer, on one line of standard error, whatever strangers wrote into it."""
+        """Print a remark on one line of standard error; line ends and control characters in it are shown."""
         self.errors.print(one_line(sentence), style=style, soft_wrap=True)
 
     def done(self, document: Any, sentence: object) -> None:

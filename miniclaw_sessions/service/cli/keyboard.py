@@ -30,7 +30,7 @@ HISTORY = Path("~/.miniclaw/chat_history")
 """What was typed, for the next time; not written where the conversations are encrypted."""
 
 ESCAPE_S = 0.05
-"""A lone Esc is told from the beginning of another key's code by nothing following it for so long."""
+"""An Esc that nothing follows for so long is a key of its own, and not the beginning of another key's code."""
 
 
 class Keyboard:
@@ -135,7 +135,7 @@ def stop_presses(keys: Input | None) -> Iterator[Presses]:
     """Watch for Ctrl-C, and at a terminal for Esc; what else is typed meanwhile stands at the next prompt.
 
     Args:
-        keys: the terminal's keyboard; None: there is none.
+        keys: the terminal's keyboard; None: it has none.
     """
     presses = Presses()
     loop = asyncio.get_running_loop()

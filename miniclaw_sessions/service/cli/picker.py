@@ -81,7 +81,7 @@ class _Picker:
         for place, row in enumerate(found[first : first + SHOWN], first):
             line = f"{one_line(_name(row))}  {row.messages} messages, {age(row.last_accessed, self._now)}"
             lines.append(("reverse" if place == self._at else "", f" {line} \n"))
-        return lines or [("italic", " there is none like that")]
+        return lines or [("italic", " nothing matches")]
 
     def _bindings(self) -> KeyBindings:
         bindings = KeyBindings()

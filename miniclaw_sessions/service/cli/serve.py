@@ -76,7 +76,7 @@ def serve(  # noqa: PLR0913 - one parameter per flag
         loaded = invocation.local
     except ConfigError as error:
         print_error(error)
-        raise typer.Exit(int(ExitStatus.CONFIG)) from None  # tells systemd that starting again cannot help
+        raise typer.Exit(int(ExitStatus.CONFIG)) from None  # by which systemd knows that starting again cannot help
     from miniclaw_sessions.service.gateway.daemon import run  # noqa: PLC0415 - loads everything
 
     raise typer.Exit(run(loaded, invocation.load))

@@ -51,7 +51,7 @@ Document = dict[str, Any]
     "list",
     examples={
         "list": "newest first; in a terminal a page at a time",
-        "list --limit 20": "the newest 20; tells what to give --after for the next",
+        "list --limit 20": "the newest 20; says what to give --after for the next",
         "list --channel telegram --json": "for a script",
     },
 )
@@ -92,7 +92,7 @@ async def list_sessions(
     for row in rows:
         if row.lost:
             lost = (
-                f"{row.session_id} has lost {counted(row.lost, 'older message', 'older messages')}; `check` tells more"
+                f"{row.session_id} has lost {counted(row.lost, 'older message', 'older messages')}; `check` says more"
             )
             invocation.note(lost, "red")
     if following is not None:
@@ -277,13 +277,13 @@ def _figure(name: str, value: Any) -> str:
         "check --workspace /mnt/backup": "a copy",
         "check --json | jq .problems": "for a script",
         "check --repair": "first, write what the session files have over damaged entries of the store",
-        "check --acknowledge-losses": "you know what was lost with a former store: it is told no more",
+        "check --acknowledge-losses": "you know what was lost with a former store: it is reported no more",
     },
 )
 async def check(
     invocation: Invocation,
     acknowledge: Annotated[
-        bool, typer.Option("--acknowledge-losses", help="First, let what was lost before be told no more.")
+        bool, typer.Option("--acknowledge-losses", help="First, let what was lost before be reported no more.")
     ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Every problem on a line of its own, however many are alike.")
@@ -299,7 +299,7 @@ async def check(
         if acknowledge:
             async with invocation.sessions() as client:
                 known = await client.acknowledge_losses()
-            invocation.note(f"the losses of {counted(known, 'session', 'sessions')} are told no more")
+            invocation.note(f"the losses of {counted(known, 'session', 'sessions')} are reported no more")
         async with invocation.sessions(reads=True) as client:
             invocation.report("checking", 0, None)
             found = await client.check()
@@ -335,7 +335,9 @@ async def _repair(invocation: Invocation) -> None:
         if not done.needs_start:
             break
     else:
-        invocation.note("the database itself is damaged: restart whoever has it open, which makes it anew", "bold red")
+        invocation.note(
+            "the database itself is damaged: restart the process that has it open, which rebuilds it", "bold red"
+        )
     sentence = counted(mended, "damaged entry was mended", "damaged entries were mended")
     invocation.note(sentence)
 

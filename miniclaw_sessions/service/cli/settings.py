@@ -124,7 +124,7 @@ def init(
     talks=False,
     examples={
         "systemd install --print": "shows the units and where they would go",
-        "systemd install": "writes them, and the configuration file where there is none",
+        "systemd install": "writes them, and the configuration file if it is missing",
         "systemd install --no-network": "for a daemon that asks no model",
     },
 )

@@ -65,7 +65,7 @@ def _one_of(ours: Sequence[str], text: str) -> Any:
         "import ~/.pi/agent/sessions --recursive --skip-existing": "what is new in it since the last time",
         "import backup.jsonl --as telegram_123": "under this id",
         "import --discover": "what pi, Claude Code, Codex and others said on this machine; asks what to take",
-        "import --discover --all --follow": "all of it, and whatever they say from now on; Ctrl-C ends it",
+        "import --discover --all --follow": "all of it, and what they say from now on; Ctrl-C ends it",
     },
 )
 async def import_files(  # noqa: PLR0913 - one for each option
@@ -84,7 +84,7 @@ async def import_files(  # noqa: PLR0913 - one for each option
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only read, and report.")] = False,
     recursive: Annotated[bool, typer.Option("--recursive", help="Directories within directories, too.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Tell everything that was wrong with a file.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show everything that was wrong with a file.")] = False,
     discover: Annotated[bool, typer.Option("--discover", help="Find other programs' sessions, and ask.")] = False,
     programs: _Programs = None,
     everything: Annotated[bool, typer.Option("--all", help="With --discover: all of them.")] = False,

@@ -106,7 +106,7 @@ def short_ids(transcript: Transcript) -> ShortIds:
     examples={
         "branch telegram_123": "the branches, and which is current",
         "branch telegram_123 4be21f": "go on from there",
-        "branch telegram_123 start --summary 'The cache is not it.'": "and tell the model why",
+        "branch telegram_123 start --summary 'The cache is not it.'": "and give the model the reason",
     },
 )
 async def branch(

@@ -186,7 +186,7 @@ async def unarchive(
 
 @command(app, examples={"stop telegram_123": "ends what is being answered there; what was said so far is kept"})
 async def stop(invocation: Invocation, session_id: SessionId) -> None:
-    """End the answer that is under way in a session, whoever asked for it; what was said so far is kept."""
+    """End the answer that is under way in a session, no matter who asked for it; what was said so far is kept."""
     from miniclaw_sessions.service.cli.opening import find_daemon  # noqa: PLC0415 - help does not need it
 
     async with find_daemon(invocation) as daemon:

@@ -44,7 +44,7 @@ async def usage(  # noqa: PLR0913 - each can be left out
     until: Annotated[str | None, option("Up to this day, which counts as well.", "TIME")] = None,
     channel: Annotated[str | None, option("Only this channel.")] = None,
     chat: Chat = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many rows.")] = 1_000,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most this many rows.")] = 1_000,
 ) -> None:
     """Show what models were sent and what they said, in tokens, and what it cost; days are those of UTC."""
     if by not in _BY:
