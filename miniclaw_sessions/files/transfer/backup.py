@@ -332,13 +332,9 @@ def _manifest(path: Path) -> BackupReport:
         raise ConfigError(f"{path / MANIFEST} is damaged: {error}") from None
     if report.version > VERSION:
         raise ConfigError(f"a newer version of miniclaw-sessions made the backup {path}; install that")
-    if any(_leads_elsewhere(name) for name in report.files):
+    if any(name.startswith("/") or ".." in Path(name).parts or "\0" in name for name in report.files):
         raise ConfigError(f"{path / MANIFEST} names files outside of the backup")
     return report
-
-
-def _leads_elsewhere(name: str) -> bool:
-    return name.startswith("/") or ".." in Path(name).parts or "\0" in name
 
 
 def _names_below(path: Path) -> list[str]:

@@ -175,7 +175,10 @@ class _Places:
             if entry.id == leaf_id:
                 leaf = entry.sequence
                 break
-        places._mark(leaf)
+        places._is_on_branch = bytearray(leaf + 1)
+        while 0 < leaf < len(places._parents):
+            places._is_on_branch[leaf] = 1
+            leaf = min(places._parents[leaf], leaf - 1)  # never in a circle
         return places
 
     def __contains__(self, place: int) -> bool:
@@ -189,13 +192,6 @@ class _Places:
         self._parents.append(place)
         if not self.has_user and (message := shown_message(entry)) is not None:
             self.has_user = is_shown_as_user(message)
-
-    def _mark(self, leaf: int) -> None:
-        self._is_on_branch = bytearray(leaf + 1)
-        place = leaf
-        while 0 < place < len(self._parents):
-            self._is_on_branch[place] = 1
-            place = min(self._parents[place], place - 1)  # never in a circle
 
 
 async def _entries(session: Session, places: _Places | None) -> AsyncIterator[Entry]:

@@ -116,10 +116,12 @@ async def select_sessions(reader: Archiving, which: Selection) -> AsyncIterator[
         yield one
     is_its = of_channel(which.channel) if which.channel is not None else bool
     for name in await archive.names():
-        if is_its(session_of(name)):
-            expired = await _looked_into_archived(archive, name, which)
-            if expired is not None and expired.is_of(which) and (before is None or expired.last_used < before):
-                yield await _with_hold(reader, expired)
+        expired = await _looked_into_archived(archive, name, which) if is_its(session_of(name)) else None
+        if expired is not None and expired.is_of(which) and (before is None or expired.last_used < before):
+            with suppress(SessionNotFound):  # where it is in use again, and held, this copy is held with it
+                in_use = await find(reader, expired.session_id)
+                expired = msgspec.structs.replace(expired, held=in_use.journal.legal_hold)
+            yield expired
 
 
 def _ago(now: datetime, seconds: float) -> datetime:
@@ -205,13 +207,6 @@ async def _looked_into_archived(archive: Archive, name: str, which: Selection) -
         archived=name,
         problems=problems,
     )
-
-
-async def _with_hold(reader: Archiving, one: SelectedSession) -> SelectedSession:
-    """An archived copy of a session that is in use again, and held, is held with it."""
-    with suppress(SessionNotFound):
-        return msgspec.structs.replace(one, held=(await find(reader, one.session_id)).journal.legal_hold)
-    return one
 
 
 class _Authored:

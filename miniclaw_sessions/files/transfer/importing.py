@@ -190,7 +190,12 @@ async def _store(
     elif transfer.is_part or (place is not None and await source.storage.was_mirrored(session_id)):
         raise await source.missing(session_id)
     else:
-        await _make(manager, key, transfer)
+        made = source.registry.new_journal(key, purpose="import", created_at=transfer.created_at)
+        async with made as journal:
+            await transfer.store(Session.of(journal))
+        report = transfer.report
+        counts = {"entries": report.entries, "repaired": report.repaired, "set_aside": report.set_aside}
+        log.info("imported", action="session.imported", session_id=report.session_id, **counts)
     if place is not None:
         await source.storage.note_mirrored(session_id)
 
@@ -198,15 +203,6 @@ async def _store(
 async def fork_from(manager: SessionManager, path: str | Path, *, key: SessionKey | None = None) -> Session:
     """A session made of a file's history, in the Go manager's words. Raises as `import_file`."""
     return await manager.find((await import_file(manager, path, key=key)).session_id)
-
-
-async def _make(manager: SessionManager, key: SessionKey, transfer: Import) -> None:
-    created_at = transfer.created_at
-    async with manager.source.registry.new_journal(key, purpose="import", created_at=created_at) as journal:
-        await transfer.store(Session.of(journal))
-    report = transfer.report
-    counts = {"entries": report.entries, "repaired": report.repaired, "set_aside": report.set_aside}
-    log.info("imported", action="session.imported", session_id=report.session_id, **counts)
 
 
 async def _add_to(manager: SessionManager, session: Session, transfer: Import) -> None:

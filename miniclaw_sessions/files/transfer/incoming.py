@@ -254,7 +254,10 @@ class Import:
         if not keeps_all:
             await _go_to_leaf(whole, self._reader.facts, self.report)
             await copy_branch(whole.journal, session.journal)
-            _tell_kept(session, self.report)
+            kept, total = len(session.journal.conversation.window), self.report.messages
+            if kept < total:
+                text = f"{kept} of {total} messages are kept: the store `none:` keeps no transcript"
+                self.report.note(Finding(0, Outcome.SET_ASIDE, text))
         _describe(session, self._reader.facts, self._form, self.report)
         if keeps_all:
             await _go_to_leaf(session, self._reader.facts, self.report)
@@ -357,7 +360,8 @@ class Import:
         """Everything that the reader makes of the file, some entries at a time; no batch is empty."""
         try:
             async for entries in self._read_all(form, reader, document):
-                self._is_understood = self._is_understood or not all(map(_is_kept_whole, entries))
+                if not self._is_understood:  # what a reader does not understand, it only keeps
+                    self._is_understood = not all(isinstance(entry, Custom | OtherEntry) for entry in entries)
                 yield entries
         except ImportRefused as error:
             if not self._doubt:
@@ -433,11 +437,6 @@ class Import:
 
 def _fed(reader: Reader, lines: Iterable[bytes]) -> list[Entry]:
     return [entry for line in lines for entry in reader.feed(line)]
-
-
-def _is_kept_whole(entry: Entry) -> bool:
-    """Whether a reader only kept what it did not understand."""
-    return isinstance(entry, Custom | OtherEntry)
 
 
 def _some(entries: Iterator[Entry]) -> list[Entry]:
@@ -526,23 +525,20 @@ def _describe(session: Session, facts: SessionFacts, form: Format, report: Impor
     }
     if facts.title and not session.title:
         changes["title"] = facts.title
-    try:
-        session.update(**changes)
-        session.journal.note({SOURCE: facts.source or _about(facts, form)})
-    except InvalidMessage as error:
-        report.note(Finding(0, Outcome.SET_ASIDE, f"the file's header could not be kept: {error}"))
-        session.journal.note({SOURCE: {"format": form.name}})
-    report.title = session.title
-
-
-def _about(facts: SessionFacts, form: Format) -> dict[str, Any]:
     about = {
         "format": form.name,
         "id": facts.source_id or None,
         "parent_session": facts.parent_session,
         "header": facts.header or None,
     }
-    return {name: value for name, value in about.items() if value is not None}
+    source = facts.source or {name: value for name, value in about.items() if value is not None}
+    try:
+        session.update(**changes)
+        session.journal.note({SOURCE: source})
+    except InvalidMessage as error:
+        report.note(Finding(0, Outcome.SET_ASIDE, f"the file's header could not be kept: {error}"))
+        session.journal.note({SOURCE: {"format": form.name}})
+    report.title = session.title
 
 
 async def _go_to_leaf(session: Session, facts: SessionFacts, report: ImportReport) -> None:
@@ -553,11 +549,3 @@ async def _go_to_leaf(session: Session, facts: SessionFacts, report: ImportRepor
         except EntryNotFound:
             text = "the place where the conversation was to go on is missing; it goes on from the last entry"
             report.note(Finding(0, Outcome.REPAIRED, text))
-
-
-def _tell_kept(session: Session, report: ImportReport) -> None:
-    """Say what the session lacks of the file."""
-    kept = len(session.journal.conversation.window)
-    if kept < report.messages:
-        text = f"{kept} of {report.messages} messages are kept: the store `none:` keeps no transcript"
-        report.note(Finding(0, Outcome.SET_ASIDE, text))

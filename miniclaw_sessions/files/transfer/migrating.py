@@ -179,7 +179,8 @@ async def migrate(  # noqa: PLR0913 - both houses, and how to move
         if here is None or around is None or here.root == around.root:
             moved.copied = await copy()
             return moved
-        opens, seals = _keys_of(was, keys, change)
+        opens = None if was.is_sealed is False else keys
+        seals = opens if change is Change.NONE else keys if change is Change.ENCRYPT else None
         ours = await stack.enter_async_context(here.checkpoints(opens, settings, read_only=True))
         theirs = await stack.enter_async_context(around.checkpoints(seals, settings))
         moved.copied = await copy(before_deletion=theirs.forget)
@@ -346,12 +347,6 @@ def _refuse_mixture(was: _Sealed, there: _Sealed, keys: KeyRing | None, change: 
             f"cannot migrate: the target is encrypted with the key {there.key}, and this would be with {will_be.key}; "
             "say --encrypt, with a --key-file that has the target's key first and the source's behind it"
         )
-
-
-def _keys_of(was: _Sealed, keys: KeyRing | None, change: Change) -> tuple[KeyRing | None, KeyRing | None]:
-    """What the source is opened with, and the target sealed with; None where nothing is sealed, or no key is held."""
-    opens = None if was.is_sealed is False else keys
-    return opens, opens if change is Change.NONE else keys if change is Change.ENCRYPT else None
 
 
 def _sealed_as_wanted(

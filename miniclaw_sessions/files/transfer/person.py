@@ -17,7 +17,6 @@ import msgspec
 from anyio import to_thread
 
 from miniclaw_sessions.errors import SessionNotFound
-from miniclaw_sessions.files.formats.codec import Format
 from miniclaw_sessions.files.formats.entry_line import ENTRY_LINE
 from miniclaw_sessions.files.formats.html import HTML
 from miniclaw_sessions.files.transfer.exporting import export_session
@@ -69,7 +68,10 @@ async def person_archive(sessions: Archiving, user: str, found: list[SelectedSes
             contents = (
                 [(f"archive/{one.archived}", sessions.archive.read(one.archived))]
                 if one.archived is not None
-                else [(_name(one, form), export_session(sessions, one.session_id, form)) for form in (HTML, ENTRY_LINE)]
+                else [
+                    (f"sessions/{one.session_id}{form.suffix}", export_session(sessions, one.session_id, form))
+                    for form in (HTML, ENTRY_LINE)
+                ]
             )
             for name, pieces in contents:
                 entry = ZipInfo(name, _zip_time(one.last_used))
@@ -95,10 +97,6 @@ def _zip_time(moment: datetime) -> tuple[int, int, int, int, int, int]:
     """The nearest time that a ZIP archive can have."""
     parts = (moment.year, moment.month, moment.day, moment.hour, moment.minute, moment.second)
     return min(max(parts, (1980, 1, 1, 0, 0, 0)), (2107, 12, 31, 23, 59, 58))
-
-
-def _name(one: SelectedSession, form: Format) -> str:
-    return f"sessions/{one.session_id}{form.suffix}"
 
 
 def _index(user: str, found: list[SelectedSession]) -> str:
