@@ -195,17 +195,12 @@ class ArchiveDirectory:
             WrongKey, DamagedSeal: it does not open with the keys that are held.
         """
         file = self.path / name
+        pieces = _plain(file) if self._encryption is None else _opened(self._encryption, file)
         try:
-            pieces = await to_thread.run_sync(self._pieces, file)
             while (piece := await to_thread.run_sync(next, pieces, None)) is not None:
                 yield piece
         except OSError as error:
             raise StoreUnavailable(f"cannot read the archived session {file}: {error.strerror}") from error
-
-    def _pieces(self, file: Path) -> Iterator[bytes]:
-        if self._encryption is not None:
-            return _opened(self._encryption, file)
-        return _plain(file)
 
 
 def name_of(head: SessionHead, at: datetime) -> str:

@@ -14,15 +14,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from copy import copy
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 
 from miniclaw_sessions.clock import Clock, sleep_unless
 from miniclaw_sessions.core.events.listeners import Commit, Topic
+from miniclaw_sessions.core.persistence.receipts import IN_PLACE, Receipt
 from miniclaw_sessions.core.persistence.refusals import Refusals
-from miniclaw_sessions.core.persistence.rounds import Round
 from miniclaw_sessions.core.protocol.entries import Entry
 from miniclaw_sessions.core.stores.base import Append, SessionHead, Store, StoredEntry
 from miniclaw_sessions.errors import ManagerClosed, StoreConflict, StoreError, StoreUnavailable, UnsavedLimit
@@ -39,7 +39,6 @@ RARELY = 10
 """The wait before one session is retried, at least, as a multiple of the time that its failed commit took."""
 
 E = TypeVar("E", bound=StoreError)
-M = TypeVar("M", bound=Entry)
 
 
 class Shrunk(NamedTuple):
@@ -50,56 +49,6 @@ class Shrunk(NamedTuple):
 
 
 log = get_logger(__name__)
-
-
-class Receipt(Protocol):
-    """What a call holds of entries that were accepted together, to read after their acknowledgement how they stand."""
-
-    @property
-    def known(self) -> Entry | None:
-        """The entry that had their idempotency key before: none of them is stored then. None: there was none."""
-        ...
-
-    @property
-    def is_given_up(self) -> bool:
-        """Whether they are not stored, and never will be."""
-        ...
-
-    def check(self) -> None:
-        """Raise the reason if they were given up."""
-        ...
-
-    def final(self, entry: M) -> M:
-        """An entry as it is stored. Raises the reason if it was given up."""
-        ...
-
-    def stored(self, entries: list[Entry]) -> list[Entry]:
-        """The entries as they are stored; given up or not."""
-        ...
-
-
-class _InPlace:
-    """The receipt of entries that are stored as they were made."""
-
-    __slots__ = ()
-
-    known = None
-    is_given_up = False
-
-    def check(self) -> None:
-        """They are stored."""
-
-    def final(self, entry: M) -> M:
-        """The entry itself."""
-        return entry
-
-    def stored(self, entries: list[Entry]) -> list[Entry]:
-        """The entries themselves."""
-        return entries
-
-
-IN_PLACE: Receipt = _InPlace()
-"""The receipt of everything that only this process can store."""
 
 
 class CommitQueue:
@@ -230,6 +179,47 @@ async def _refuse(_: CommitQueue, conflict: StoreConflict) -> Shrunk:
 def bytes_of(entries: Iterable[StoredEntry]) -> int:
     """How many bytes entries have together."""
     return sum(len(entry.encoded) for entry in entries)
+
+
+class Round:
+    """One group's commit, to be waited for by many.
+
+    Each waiter has a future of its own, so that a cancelled one does not cancel others. This is what `anyio.Event` does
+    in three layers; a hundred waiters per commit feel the difference.
+    """
+
+    __slots__ = ("_is_over", "_loop", "_waiters")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        self._is_over = False
+        self._loop = loop  # a future that has to look for its loop asks the system for the process's id
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def wait(self) -> asyncio.Future[None]:
+        """A future that is done when the round is."""
+        future: asyncio.Future[None] = asyncio.Future(loop=self._loop)
+        if self._is_over:
+            future.set_result(None)
+        else:
+            self._waiters.append(future)
+        return future
+
+    async def ended(self) -> None:
+        """Return when the round is over."""
+        while not self._is_over:
+            await self.wait()
+
+    def over(self) -> None:
+        """Let everybody go who waits."""
+        self._is_over = True
+        self.look()
+
+    def look(self) -> None:
+        """Let those who wait look whether what they wait for is decided already."""
+        for future in self._waiters:
+            if not future.done():
+                future.set_result(None)
+        self._waiters.clear()
 
 
 class CommitCounts(NamedTuple):
@@ -410,7 +400,12 @@ class Committer:
         """Commit what waits until `close`; then cancel the scope, in which conflicts may still be resolved."""
         backoff = FIRST_RETRY_S
         while True:
-            await self._work()
+            if not self._delayed:
+                await self._wake.wait()
+            elif not self._wake.is_set():
+                await sleep_unless(self._clock, max(0.0, self._retry_at - self._clock.monotonic()), self._wake)
+            if self._delayed and self._clock.monotonic() >= self._retry_at:
+                self._retry_delayed()
             self._wake = anyio.Event()
             if self._queued:
                 await self._commit()
@@ -424,15 +419,6 @@ class Committer:
                 self._wake.set()
             else:
                 backoff = FIRST_RETRY_S
-
-    async def _work(self) -> None:
-        """Return when there is something to commit, or to be tried again."""
-        if self._delayed and not self._wake.is_set():
-            await sleep_unless(self._clock, max(0.0, self._retry_at - self._clock.monotonic()), self._wake)
-        elif not self._delayed:
-            await self._wake.wait()
-        if self._delayed and self._clock.monotonic() >= self._retry_at:
-            self._retry_delayed()
 
     def _retry_delayed(self) -> None:
         """Let the sessions that could not be written go with the next commit."""
@@ -486,9 +472,12 @@ class Committer:
             if isinstance(outcome, StoreUnavailable):
                 self._delay(queue, outcome)
                 continue
-            if isinstance(outcome, StoreConflict):
+            if isinstance(outcome, StoreConflict):  # it is resolved while the commits of all others go on
+                assert self._tasks is not None  # noqa: S101 - nothing is committed outside of `run`
                 queue.put_back()
-                self._resolve_later(queue, outcome)
+                self._queued.pop(queue, None)
+                self._in_conflict[queue] = None
+                self._tasks.start_soon(self._resolve, queue, outcome, name=f"conflict of {queue.head.session_id}")
                 continue
             sent, queue.sending = queue.sending or [], None
             self._unsaved_entries -= len(sent)
@@ -504,13 +493,6 @@ class Committer:
             else:
                 self._reject(queue, outcome)
         return appended
-
-    def _resolve_later(self, queue: CommitQueue, conflict: StoreConflict) -> None:
-        """Resolve the conflict of one session, while the commits of all others go on."""
-        assert self._tasks is not None  # noqa: S101 - nothing is committed outside of `run`
-        self._queued.pop(queue, None)
-        self._in_conflict[queue] = None
-        self._tasks.start_soon(self._resolve, queue, conflict, name=f"conflict of {queue.head.session_id}")
 
     async def _resolve(self, queue: CommitQueue, conflict: StoreConflict) -> None:
         """Wait until what waits of a session fits, and let it go with the next commit."""

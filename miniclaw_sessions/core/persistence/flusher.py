@@ -153,7 +153,18 @@ class Flusher:
                 report = await self._write_dirty(started)
             finally:
                 self.busy_since = None
-        self._account(report)
+        self.counts.flushes += 1
+        self.counts.failures += report.failed
+        self.counts.written += report.written
+        self.counts.last_seconds = report.seconds
+        if report.written:
+            log.info(
+                "flushed",
+                action="flush.done",
+                written=report.written,
+                bytes=report.bytes_written,
+                seconds=round(report.seconds, 4),
+            )
         if self._flushes.listeners:
             self._flushes.publish(Flush(report.written, report.seconds))
         return report
@@ -212,17 +223,3 @@ class Flusher:
             session_id=first.session_id,
             error=str(first.error),
         )
-
-    def _account(self, report: FlushReport) -> None:
-        self.counts.flushes += 1
-        self.counts.failures += report.failed
-        self.counts.written += report.written
-        self.counts.last_seconds = report.seconds
-        if report.written:
-            log.info(
-                "flushed",
-                action="flush.done",
-                written=report.written,
-                bytes=report.bytes_written,
-                seconds=round(report.seconds, 4),
-            )

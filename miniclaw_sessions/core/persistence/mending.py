@@ -13,7 +13,6 @@ import msgspec
 from anyio import to_thread
 
 from miniclaw_sessions.core.history.state import Snapshot
-from miniclaw_sessions.core.history.window import Kept
 from miniclaw_sessions.core.stores.base import (
     LOST,
     Store,
@@ -105,16 +104,12 @@ def _candidates(damaged: StoredEntry, snapshot: Snapshot) -> Iterator[StoredEntr
         if kept.sequence != damaged.sequence:
             continue
         if damaged.encoded != LOST:
-            yield from _with_message(without_mark(damaged.encoded), kept)
+            was = without_mark(damaged.encoded)
+            begin = was.find(_MESSAGE) + len(_MESSAGE)
+            encoded = was[:begin] + kept.encoded + was[begin + len(kept.encoded) :]
+            if encoded != was:  # nearly all of its bytes are the message
+                yield StoredEntry(kept.sequence, kept.id, encoded, idempotency_key_in(encoded))
             yield stored_entry(msgspec.structs.replace(kept.entry, continues=True))
         elif kept.calls_tools and kept.sequence <= snapshot.state.newest_evicted:
             continue  # some of its calls may have left the window
         yield stored_entry(kept.entry)
-
-
-def _with_message(damaged: bytes, kept: Kept) -> Iterator[StoredEntry]:
-    """The damaged entry with the right message in it, unless it has that: nearly all of its bytes are the message."""
-    begin = damaged.find(_MESSAGE) + len(_MESSAGE)
-    encoded = damaged[:begin] + kept.encoded + damaged[begin + len(kept.encoded) :]
-    if encoded != damaged:
-        yield StoredEntry(kept.sequence, kept.id, encoded, idempotency_key_in(encoded))

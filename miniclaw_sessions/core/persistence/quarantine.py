@@ -45,7 +45,13 @@ class Quarantine:
             OSError: it could not be moved; it is where it was.
         """
         with Directory(self.path) as target:
-            self._check_room(target)
+            names = [one for one in target.names() if not one.endswith(_REASON)]
+            size = sum(os.stat(one, dir_fd=target.fd, follow_symlinks=False).st_size for one in names)
+            if len(names) >= self._max_files or size >= self._max_bytes:
+                raise QuarantineFull(
+                    f"{self.path} holds {len(names)} files, {size} bytes: its bound is reached. Look at them, move "
+                    "them away, and start again; the damaged file was left where it is."
+                )
             new_name = f"{at:%Y%m%dT%H%M%S.%fZ}-{os.urandom(4).hex()}-{name}"
             directory.move(name, target, new_name)
             record = {"file": name, "quarantined_as": new_name, "reason": reason, "at": at}
@@ -81,15 +87,6 @@ class Quarantine:
         if not self.path.exists():
             return 0
         return sum(not name.endswith(_REASON) and not name.startswith(".") for name in os.listdir(self.path))
-
-    def _check_room(self, target: Directory) -> None:
-        names = [name for name in target.names() if not name.endswith(_REASON)]
-        size = sum(os.stat(name, dir_fd=target.fd, follow_symlinks=False).st_size for name in names)
-        if len(names) >= self._max_files or size >= self._max_bytes:
-            raise QuarantineFull(
-                f"{self.path} holds {len(names)} files, {size} bytes: its bound is reached. Look at them, move them "
-                "away, and start again; the damaged file was left where it is."
-            )
 
 
 def _described(entry: os.DirEntry[str]) -> QuarantinedFile:

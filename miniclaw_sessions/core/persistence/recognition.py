@@ -72,9 +72,13 @@ def _refuse_others(path: Path) -> None:
     names = sorted(os.listdir(path))
     if not names:
         return
-    files = _session_files(path)
+    directory, files = path / SESSIONS, []
+    if directory.is_dir() and not directory.is_symlink():
+        names_of_files = (name for name in sorted(os.listdir(directory)) if name.endswith(_SUFFIX) and name[0] != ".")
+        found = [directory / name for name in names_of_files]
+        files = [file for file in found if stat.S_ISREG(file.lstat().st_mode)]
     others = [name for name in names if _OURS.fullmatch(name) is None and not is_temporary(name)]
-    is_an_agents = (path / SESSIONS).is_dir() and not os.listdir(path / SESSIONS)
+    is_an_agents = directory.is_dir() and not os.listdir(directory)
     if others and not files and not is_an_agents:
         raise NotAWorkspace(
             f"{path} is neither empty nor a workspace ({others[0]} is not ours, no sessions are in `sessions`); "
@@ -82,14 +86,6 @@ def _refuse_others(path: Path) -> None:
         )
     for file in files:
         _refuse_unsound(file)
-
-
-def _session_files(path: Path) -> list[Path]:
-    directory = path / SESSIONS
-    if not directory.is_dir() or directory.is_symlink():
-        return []
-    files = [directory / name for name in sorted(os.listdir(directory)) if name.endswith(_SUFFIX) and name[0] != "."]
-    return [file for file in files if stat.S_ISREG(file.lstat().st_mode)]
 
 
 def _refuse_unsound(file: Path) -> None:

@@ -162,7 +162,8 @@ class Recovery:
             names = await self._snapshots.names()
             with _collector_paused():
                 if len(names) <= self._max_cached:
-                    await self._load_all(names)
+                    await self._load_files(names)
+                    await self._settle_loaded({stored.head.session_id: stored async for stored in self._store.heads()})
                 else:
                     await self._learn_names(names)
             await self._snapshots.clean()
@@ -196,10 +197,6 @@ class Recovery:
                 f"session {session_id} cannot be loaded from {self._snapshots.path}: {error.strerror or error}. "
                 "Nothing is lost; mend the directory or the disk and try again."
             ) from error
-
-    async def _load_all(self, names: Sequence[str]) -> None:
-        await self._load_files(names)
-        await self._settle_loaded({stored.head.session_id: stored async for stored in self._store.heads()})
 
     async def _learn_names(self, names: Sequence[str]) -> None:
         """Which sessions there are; those that only a file knows are given to the store, as if it had been lost."""
@@ -490,7 +487,10 @@ def missing_entries(snapshot: Snapshot, conversation: Conversation, last: int, c
     a former store, so that the gap in the sequence numbers is known for what it is, and carries the metadata that those
     entries had set. Its parent is where the conversation goes on.
     """
-    left = rejoined(_entries_of(snapshot), stored=last)
+    found: list[Entry] = [*snapshot.entries]
+    if snapshot.state.compaction is not None:
+        found.append(snapshot.state.compaction)
+    left = rejoined(sorted(found, key=lambda entry: entry.sequence), stored=last)
     if conversation.state.leaf_sequence > last and all(entry.id != conversation.state.leaf_id for entry in left):
         conversation.state.leaf_id = left[-1].id if left else None
         conversation.state.leaf_sequence = left[-1].sequence if left else 0
@@ -510,13 +510,6 @@ def missing_entries(snapshot: Snapshot, conversation: Conversation, last: int, c
         snapshot.state.session_id, snapshot.state.key, snapshot.state.incarnation, snapshot.state.created_at
     )
     return Append(head, [stored_entry(entry) for entry in entries], after_loss=True)
-
-
-def _entries_of(snapshot: Snapshot) -> list[Entry]:
-    entries: list[Entry] = [*snapshot.entries]
-    if snapshot.state.compaction is not None:
-        entries.append(snapshot.state.compaction)
-    return sorted(entries, key=lambda entry: entry.sequence)
 
 
 @contextmanager

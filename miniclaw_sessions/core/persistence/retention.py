@@ -87,13 +87,13 @@ class Retention:
         """
         if not any(rule.archived_for for rule in self.rules):
             return [], []
-        names = [name for name in await archive.names() if self._is_outdated(name, now)]
+        names = []
+        for name in await archive.names():
+            kept_for, archived_at = self.of_id(session_of(name)).archived_for, time_of(name)
+            if kept_for and archived_at is not None and now - archived_at > kept_for:
+                names.append(name)
         kept = await held(list(dict.fromkeys(map(session_of, names))))
         return [name for name in names if session_of(name) not in kept], kept
-
-    def _is_outdated(self, name: str, now: datetime) -> bool:
-        kept_for, archived_at = self.of_id(session_of(name)).archived_for, time_of(name)
-        return bool(kept_for) and archived_at is not None and now - archived_at > kept_for
 
 
 class ClockGuard:

@@ -100,9 +100,10 @@ def _with_window(state: State, kept: Sequence[Kept]) -> State:
     if isinstance(kept, Packed):
         file = _decoder.decode(kept.data)
         window = {"messages": file.messages, "sequences": file.sequences, "ids": file.ids, "parents": file.parents}
-    else:
+    else:  # as miniclaw writes a message: with a null where it calls no tools
+        messages = [one.encoded if one.calls_tools else one.encoded[:-1] + _NULL for one in kept]
         window = {
-            "messages": msgspec.Raw(b"[%s]" % b",".join(map(_with_null, kept))),
+            "messages": msgspec.Raw(b"[%s]" % b",".join(messages)),
             "sequences": [one.sequence for one in kept],
             "ids": [one.id for one in kept],
             "parents": _unusual_parents(kept),
@@ -119,11 +120,6 @@ def _unusual_parents(entries: Sequence[Kept]) -> dict[str, tuple[str | None, int
             parents[entry.id] = (entry.parent_id, place_of_parent(entry))
         before = entry.id
     return parents
-
-
-def _with_null(kept: Kept) -> bytes:
-    """The message as miniclaw writes it: with a null where it calls no tools."""
-    return kept.encoded if kept.calls_tools else kept.encoded[:-1] + _NULL
 
 
 def _without_null(message: Message, encoded: msgspec.Raw | bytes) -> bytes:
@@ -155,7 +151,9 @@ def decode_snapshot(data: bytes, *, stem: str, now: datetime, new_id: Callable[[
     is_as_written = _check_checksum(data)
     try:
         file = _decoder.decode(data)
-        kept: Sequence[Kept] | None = _packed(file, data) if is_as_written else None
+        is_one_branch = len(file.ids) == len(file.sequences) and file.parents.keys() <= set(file.ids[:1])
+        stays_packed = is_as_written and is_one_branch
+        kept: Sequence[Kept] | None = Packed(data, len(file.ids), _unpack) if stays_packed else None
         pieces = _pieces_decoder.decode(file.messages) if kept is None else []
         messages = [_message_decoder.decode(piece) for piece in pieces]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -182,13 +180,6 @@ def _check_checksum(data: bytes) -> bool:
     if text[-_CRC_BYTES:] != b'%s%08x"}' % (_CRC, crc32(b"}", crc32(memoryview(text)[:-_CRC_BYTES]))):
         raise DamagedSnapshot("it contradicts its checksum")
     return True
-
-
-def _packed(file: State, data: bytes) -> Packed | None:
-    """The messages as they are in a file that is as it was written; None where they are of several branches."""
-    if len(file.ids) != len(file.sequences) or not file.parents.keys() <= set(file.ids[:1]):
-        return None
-    return Packed(data, len(file.ids), _unpack)
 
 
 def _unpack(data: bytes) -> list[Kept]:

@@ -192,7 +192,10 @@ class Snapshots:
             return encode
 
         # A file's time is when its session was last used: sessions are listed and expire by it without being read.
-        used = {one.state.session_id + SUFFIX: _nanoseconds(one.state.last_accessed) for one in snapshots}
+        used = {
+            one.state.session_id + SUFFIX: (one.state.last_accessed - _EPOCH) // timedelta(microseconds=1) * 1000
+            for one in snapshots
+        }
         files = [(name + SUFFIX, encoder(index)) for index, name in enumerate(ids)]
         outcomes = self._directory.replace(files, modified_ns=used)
         return [Written(*row) for row in zip(ids, sizes, outcomes, strict=True)]
@@ -209,10 +212,6 @@ def largest_snapshot(settings: SessionSettings) -> int:
     """How many bytes a snapshot gets: the setting, but enough to read our own."""
     least = settings.max_metadata_bytes + settings.max_message_bytes + SNAPSHOT_REST
     return max(settings.snapshot_max_bytes, least)
-
-
-def _nanoseconds(moment: datetime) -> int:
-    return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
 
 
 def _is_session_file(name: str) -> bool:

@@ -34,7 +34,7 @@ from miniclaw_sessions.core.persistence.recognition import recognize
 from miniclaw_sessions.core.persistence.recovery import Progress, Recovered, Recovery, RecoveryReport, read_snapshot
 from miniclaw_sessions.core.persistence.snapshots import Snapshots, largest_snapshot
 from miniclaw_sessions.core.stores import SALVAGE, SALVAGE_PART, open_store, refuse_another_store, store_place
-from miniclaw_sessions.core.stores.base import Store, StorePlace
+from miniclaw_sessions.core.stores.base import Store
 from miniclaw_sessions.core.stores.copying import copy_store
 from miniclaw_sessions.core.stores.encrypted import encrypted
 from miniclaw_sessions.core.stores.files import read_through
@@ -248,8 +248,14 @@ class Workspace:
         """Open what is in the directory, once it is ours."""
         try:
             self._marker = check_marker(self.path, self._encryption)
-            refuse_another_store(self._place, self.path)
-            self._clean()
+            choice = self._store_choice
+            place = store_place(choice, self.path) if isinstance(choice, str) else choice.place
+            refuse_another_store(place, self.path)
+            # what a crash left half-written where recovery does not look
+            for path in (self.path, self.path / "archive", self.path / "quarantine"):
+                if path.exists():
+                    with Directory(path) as directory:
+                        directory.remove_temporaries()
             self._losses = Losses(self.path)
             snapshots = open_snapshots(self.path, self._settings, clock=self._clock, encryption=self._encryption)
             return stack.enter_context(closing(snapshots))
@@ -258,13 +264,6 @@ class Workspace:
 
     def _unusable(self, error: OSError) -> ConfigError:
         return ConfigError(f"the workspace {self.path} cannot be used: {error.strerror}; mend it or choose another one")
-
-    def _clean(self) -> None:
-        """Delete what a crash left half-written where recovery does not look."""
-        for path in (self.path, self.path / "archive", self.path / "quarantine"):
-            if path.exists():
-                with Directory(path) as directory:
-                    directory.remove_temporaries()
 
     async def _open_store(self, stack: AsyncExitStack) -> WatchedStore:
         if await to_thread.run_sync(self._new_store().found_damaged):
@@ -316,7 +315,10 @@ class Workspace:
                 return False
         if files:
             log.error("the store is damaged and was set aside", action="recovery.store_quarantined", error=reason)
-        self._set_aside(files, reason)
+        for file in files:
+            if file.exists():
+                with Directory(file.parent, is_ours=file.parent == self.path) as directory:
+                    self.snapshots.quarantine.take(directory, file.name, reason, at=self._clock.now())
         return bool(files)
 
     def _keep_for_salvage(self, files: Sequence[Path]) -> None:
@@ -389,11 +391,6 @@ class Workspace:
             on_progress=self._on_progress,
         )
 
-    @property
-    def _place(self) -> StorePlace:
-        choice = self._store_choice
-        return store_place(choice, self.path) if isinstance(choice, str) else choice.place
-
     def _new_store(self) -> Store:
         choice = self._store_choice
         if isinstance(choice, str):
@@ -418,12 +415,6 @@ class Workspace:
         if self._encryption is not None:
             self._marker = Marker(key=self._encryption.ids[0])
             await to_thread.run_sync(write_marker, self.path, self._marker)
-
-    def _set_aside(self, files: Sequence[Path], reason: str) -> None:
-        for file in files:
-            if file.exists():
-                with Directory(file.parent, is_ours=file.parent == self.path) as directory:
-                    self.snapshots.quarantine.take(directory, file.name, reason, at=self._clock.now())
 
 
 def open_snapshots(

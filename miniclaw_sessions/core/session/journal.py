@@ -19,7 +19,8 @@ from miniclaw_sessions.core.history.branch import Branch, summary_messages
 from miniclaw_sessions.core.history.branches import BranchMap
 from miniclaw_sessions.core.history.conversation import REMEMBERED_KEYS, Conversation
 from miniclaw_sessions.core.history.state import Snapshot, State
-from miniclaw_sessions.core.persistence.committer import CommitQueue, Receipt, renewed
+from miniclaw_sessions.core.persistence.committer import CommitQueue, renewed
+from miniclaw_sessions.core.persistence.receipts import Receipt
 from miniclaw_sessions.core.protocol.encoding import (
     encode_json,
     encode_message,
