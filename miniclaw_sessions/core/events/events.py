@@ -42,9 +42,9 @@ class Events(Topics):
         clock: time.
         locate: finds a session; raises SessionNotFound, or ManagerClosed.
         store: the manager's store; raises ManagerClosed unless it is open, and WrongThread.
+        making: the ids of sessions that are being put together: the feed has nothing of one until it is created.
 
     Attributes:
-        making: the ids of sessions that are being put together; the feed has none of it until it is created.
         tails: the live tails of single sessions; from `open` on.
         feed: the feed of all sessions; from `open` on.
     """
@@ -52,13 +52,15 @@ class Events(Topics):
     tails: Tails
     feed: Feed
 
-    def __init__(self, clock: Clock, *, locate: Locate, store: Callable[[], Store]) -> None:
+    def __init__(
+        self, clock: Clock, *, locate: Locate, store: Callable[[], Store], making: Collection[str] = ()
+    ) -> None:
         super().__init__()
         self._clock = clock
         self._locate = locate
         self._store = store
         self._heartbeat = Heartbeat(clock)
-        self.making: set[str] = set()
+        self._making = making
 
     def __repr__(self) -> str:
         return f"<Events, {len(self.commits.listeners)} listeners to commits>"
@@ -140,7 +142,7 @@ class Events(Topics):
             if listed and not subscription.resumed:
                 async for stored in store.heads():
                     head = stored.head
-                    if head.session_id not in self.making and only(head.session_id, head.key):
+                    if head.session_id not in self._making and only(head.session_id, head.key):
                         data = {"incarnation": head.incarnation, "last_sequence": stored.last_sequence}
                         yield [Event("session", {"session_id": head.session_id, **data}, head.session_id, head.key)]
             turns = [session_id for session_id, key in self.tails.turns.items() if only(session_id, key)]
@@ -179,7 +181,7 @@ class Events(Topics):
             make_feed: makes the feed where other processes write the store, too; None: they do not.
         """
         self.tails = Tails(store, self._clock, self._heartbeat, self)
-        common = self, self.making, self._clock, self._heartbeat
+        common = self, self._making, self._clock, self._heartbeat
         self.feed = Feed(*common) if make_feed is None else make_feed(*common, self.tails)
 
     async def run(self) -> None:

@@ -140,6 +140,7 @@ class SessionCache:
     Attributes:
         limit: how many may be in memory.
         names: what is known of the sessions that are not in memory.
+        making: sessions that are being put together by a fork or an import: not among those in memory, and in no list.
         loads: how many were loaded from disk after the start.
         evictions: how many left the memory.
         knows_times: it was looked up when those on disk were last used.
@@ -149,6 +150,7 @@ class SessionCache:
     def __init__(self, limit: int, names: Names) -> None:
         self.limit = limit
         self.names = names
+        self.making: dict[str, Journal] = {}
         self.loads = 0
         self.evictions = 0
         self._cached: OrderedDict[str, Journal] = OrderedDict()

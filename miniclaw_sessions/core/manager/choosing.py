@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.config import DEFAULT_WORKSPACE, SessionSettings
+from miniclaw_sessions.core.manager.cache import NamesOnDisk, SessionCache
 from miniclaw_sessions.core.manager.local import LocalMode
 from miniclaw_sessions.core.manager.mode import Mode
 from miniclaw_sessions.core.persistence.recovery import Progress
 from miniclaw_sessions.core.persistence.workspace import Workspace
+from miniclaw_sessions.core.sharing.census import StoredNames
 from miniclaw_sessions.core.sharing.database import Database
 from miniclaw_sessions.core.sharing.mode import SharedMode
 from miniclaw_sessions.core.stores import names_server, open_store
@@ -60,15 +62,21 @@ def mode_of(  # noqa: PLR0913 - what a user may choose
     on_progress: Callable[[Progress], None],
     create: bool,
     wait_s: float,
-) -> Mode:
-    """The mode for sessions that lie there; nothing is opened yet. The arguments are those of `SessionManager`."""
+) -> tuple[Mode, SessionCache]:
+    """The mode and the cache of sessions that lie there; nothing is opened yet. Arguments are those of a manager."""
     if choice.directory is None:
-        database = partial(_database, choice.store, settings, clock, encryption)
-        return SharedMode(database, clock, lease_s=settings.turn_lease_s)
+
+        def new_database() -> Database:
+            store = choice.store
+            opened = open_store(store, postgresql=settings.postgresql) if isinstance(store, str) else store
+            return Database(opened, settings, clock=clock, encryption=encryption)
+
+        names = StoredNames()
+        cache = SessionCache(settings.max_cached, names)
+        shared = SharedMode(
+            new_database, names, cache.in_memory, cache.making, clock=clock, lease_s=settings.turn_lease_s
+        )
+        return shared, cache
     workspace = partial(Workspace, choice.directory, settings, choice.store, clock=clock, encryption=encryption)
-    return LocalMode(partial(workspace, on_progress=on_progress, create=create, wait_s=wait_s))
-
-
-def _database(store: str | Store, settings: SessionSettings, clock: Clock, encryption: KeyRing | None) -> Database:
-    opened = open_store(store, postgresql=settings.postgresql) if isinstance(store, str) else store
-    return Database(opened, settings, clock=clock, encryption=encryption)
+    cache = SessionCache(settings.max_cached, NamesOnDisk())
+    return LocalMode(partial(workspace, on_progress=on_progress, create=create, wait_s=wait_s), cache), cache

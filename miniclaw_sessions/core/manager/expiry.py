@@ -12,7 +12,7 @@ back.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 
 import anyio
@@ -67,6 +67,7 @@ class Expiry:
 
     Attributes:
         expired: how many it has expired.
+        renewed: to be called when a session is used: `Population.renewed`.
         is_to_be_purged: whether the store's log may have words of what is gone for good.
     """
 
@@ -84,6 +85,7 @@ class Expiry:
         newest = max((journal.last_accessed for journal in registry.cache.in_memory()), default=None)
         self._clock_guard = ClockGuard(clock, newest_access=newest, patience_s=settings.sweep_interval_s)
         self._population = registry.mode.population(registry, self._retention, self._clock_guard)
+        self.renewed = self._population.renewed
 
     def __repr__(self) -> str:
         return f"<Expiry {self._settings.ttl_days:g} days, {self.expired} expired>"
@@ -104,10 +106,6 @@ class Expiry:
         """Make `run` return after the sweep that is under way."""
         self.forgive_jump()
         self._stop.set()
-
-    async def renewed(self, session_id: str, used_before: datetime) -> None:
-        """A session is used that was last used at a moment: let every process know that may expire it."""
-        await self._population.renewed(session_id, used_before)
 
     def forgive_jump(self) -> None:
         """If the wall clock jumped ahead since the last look, let no session age by it."""

@@ -10,14 +10,15 @@ from typing import Any
 from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.core.history.conversation import Conversation
-from miniclaw_sessions.core.manager.cache import Listing, Names, NamesOnDisk, SessionCache
-from miniclaw_sessions.core.manager.mode import Population, Sessions, Task
+from miniclaw_sessions.core.manager.cache import Listing, SessionCache
+from miniclaw_sessions.core.manager.mode import Population, Task
 from miniclaw_sessions.core.manager.sources import load_each, newest_of
 from miniclaw_sessions.core.persistence.committer import CommitQueue, Shrunk
 from miniclaw_sessions.core.persistence.retention import ClockGuard, Looked, Retention
 from miniclaw_sessions.core.persistence.workspace import Workspace
 from miniclaw_sessions.core.protocol.encoding import encode_entry
 from miniclaw_sessions.core.session import Home, Journal, Session
+from miniclaw_sessions.core.session.home import ManagedHome
 from miniclaw_sessions.core.session.restoring import restore_lost
 from miniclaw_sessions.core.session.turn import sole_owner
 from miniclaw_sessions.core.stores.positions import ListPosition
@@ -35,18 +36,17 @@ class LocalMode:
     """This process alone writes the store: what it knows is all there is.
 
     Attributes:
-        cache: the sessions, once it is open.
+        cache: the sessions.
     """
 
     ownership = staticmethod(sole_owner)
     absence_is_deletion = False
     make_feed = None
     look_s: float | None = None
-    cache: SessionCache
     _workspace: Workspace
 
-    def __init__(self, new_storage: Callable[[], Workspace]) -> None:
-        self.names: Names = NamesOnDisk()
+    def __init__(self, new_storage: Callable[[], Workspace], cache: SessionCache) -> None:
+        self.cache = cache
         self._new_storage = new_storage
 
     def __repr__(self) -> str:
@@ -56,10 +56,6 @@ class LocalMode:
         """A directory."""
         self._workspace = self._new_storage()
         return self._workspace
-
-    def opened(self, cache: SessionCache) -> None:
-        """Names and sessions are in the cache."""
-        self.cache = cache
 
     def journal(self, conversation: Conversation, home: Home[Journal]) -> Journal:
         """The journal of a session."""
@@ -96,13 +92,13 @@ class LocalMode:
         """A part of all sessions, the most recently used first."""
         return await newest_of(await self.listing(), **part)
 
-    async def load_listed(self, session_ids: Sequence[str], home: Sessions) -> dict[str, Session]:
+    async def load_listed(self, session_ids: Sequence[str], home: ManagedHome[Journal]) -> dict[str, Session]:
         """Those of these sessions that there are, loaded if need be."""
         return await load_each(home.load, session_ids)
 
-    def population(self, sessions: Sessions, retention: Retention, guard: ClockGuard) -> Population:
+    def population(self, home: ManagedHome[Journal], retention: Retention, guard: ClockGuard) -> Population:
         """Those in memory and those on disk."""
-        return LocalPopulation(self, sessions, self._workspace, retention, guard)
+        return LocalPopulation(self, home, self._workspace, retention, guard)
 
     async def begin(self, journal: Journal) -> bool:  # noqa: ARG002 - the mode's
         """It is stored with its first entry."""
@@ -117,9 +113,6 @@ class LocalMode:
 
     def complete(self, journal: Journal) -> None:
         """No other process waits for it."""
-
-    def end_long(self, journal: Journal) -> None:
-        """As `complete`."""
 
     async def is_being_made(self, session_id: str) -> bool:  # noqa: ARG002 - the mode's
         """Not by other processes."""
@@ -137,13 +130,18 @@ class LocalPopulation:
     """The sessions of a directory, which this process alone has."""
 
     def __init__(
-        self, mode: LocalMode, sessions: Sessions, workspace: Workspace, retention: Retention, guard: ClockGuard
+        self,
+        mode: LocalMode,
+        home: ManagedHome[Journal],
+        workspace: Workspace,
+        retention: Retention,
+        guard: ClockGuard,
     ) -> None:
         self._mode = mode
-        self._sessions = sessions
+        self._home = home
         self._cache = mode.cache
-        self._store = sessions.store
-        self._clock = sessions.clock
+        self._store = home.store
+        self._clock = home.clock
         self._workspace = workspace
         self._retention = retention
         self._guard = guard
@@ -175,7 +173,7 @@ class LocalPopulation:
         held = []
         for session_id in session_ids:
             with suppress(SessionsError):  # `_expire` logs it
-                journal = await self._sessions.load(session_id)
+                journal = await self._home.load(session_id)
                 if journal is not None and journal.legal_hold is not None:
                     held.append(session_id)
         return held
@@ -191,7 +189,7 @@ class LocalPopulation:
         Its turn is held meanwhile.
         """
         try:
-            journal = await self._sessions.load(session_id)
+            journal = await self._home.load(session_id)
         except SessionsError as error:  # its neighbours expire all the same
             _log_failure(session_id, error)
             return None
@@ -208,8 +206,7 @@ class LocalPopulation:
                 else:
                     await entries.count()
                 if self._is_idle(journal, self._clock.now()):  # it may have been used while it was archived
-                    await self._sessions.remove(journal, kind="expired")
-                    freed = entries.bytes
+                    freed = entries.bytes if await self._home.remove(journal, kind="expired") else None
             except (SessionsError, OSError) as error:
                 _log_failure(session_id, error)
             if copy is not None and not journal.is_deleted:

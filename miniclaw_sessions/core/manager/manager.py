@@ -33,9 +33,8 @@ from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.events.events import Events
 from miniclaw_sessions.core.manager import reading
-from miniclaw_sessions.core.manager.archived import restore, restore_if_archived
+from miniclaw_sessions.core.manager.archived import restore
 from miniclaw_sessions.core.manager.background import Background
-from miniclaw_sessions.core.manager.cache import SessionCache
 from miniclaw_sessions.core.manager.choosing import choose, mode_of
 from miniclaw_sessions.core.manager.expiry import Expiry, SweepReport
 from miniclaw_sessions.core.manager.registry import SessionRegistry
@@ -119,10 +118,9 @@ class SessionManager:
         self.clock = clock or SystemClock()
         self._choice = choose(workspace, store if store is not None else self.settings.store)
         self.workspace = self._choice.directory
-        self._watcher = on_progress or _ignore
-        self.events = Events(self.clock, locate=self._end_of, store=lambda: self.source.store)
+        self._watcher = on_progress or (lambda _: None)
         self.recovery = RecoveryReport()
-        self._mode = mode_of(
+        self._mode, self._cache = mode_of(
             self._choice,
             self.settings,
             clock=self.clock,
@@ -131,7 +129,9 @@ class SessionManager:
             create=create,
             wait_s=wait_s,
         )
-        self._cache = SessionCache(self.settings.max_cached, self._mode.names)
+        self.events = Events(
+            self.clock, locate=self._end_of, store=lambda: self.source.store, making=self._cache.making
+        )
         self._also_at: dict[str, list[str]] = {}  # of deleted sessions: where else their words are
         self._held: HeldOpen[None] | None = None
         self._owner: Owner | None = None  # while it is open
@@ -219,6 +219,8 @@ class SessionManager:
             self._background.start(self.events.run, name="events")
             self._saving.start(self._background)
             self._background.start(self._expiry.run, name="expiry")
+            for name, task in self._mode.tasks():
+                self._background.start(task, name=name)
             try:
                 await self._registry.remove_unfinished()
                 with anyio.CancelScope(shield=True):  # after every failure or cancellation: `close` saves first
@@ -243,7 +245,6 @@ class SessionManager:
         )
         self.events.open(self._store, self._mode.make_feed)
         self.events.flushes.subscribe(lambda _: self._cache.evict())  # what was dirty may leave the memory now
-        self._mode.opened(self._cache)
         self._registry = SessionRegistry(
             storage,
             self._saving,
@@ -355,7 +356,7 @@ class SessionManager:
         journal = await self._registry.fresh(key.session_id)
         if journal is None:
             if self.settings.restore_archived and not await self._registry.exists(key.session_id):
-                await restore_if_archived(self._registry, self._storage.archive, key.session_id)
+                await self._source.restore_if_archived(key.session_id)
             given = {**(metadata or {}), **({} if agent_id is None else {"agent_id": agent_id})}
             journal = await self._registry.get_or_create(key, given)
         used_before = journal.last_accessed
@@ -474,19 +475,20 @@ class SessionManager:
         incarnation = journal.incarnation
         while journal is not None and journal.incarnation == incarnation:
             async with journal.between_turns():
-                if not journal.is_deleted:
-                    await self._remove(journal, if_sequence)
+                if not journal.is_deleted and await self._remove(journal, if_sequence):
                     return True
             journal = await self._registry.load(session_id)  # the same session, if the store had refused its entries
         return False
 
-    async def _remove(self, journal: Journal, if_sequence: int | None) -> None:
+    async def _remove(self, journal: Journal, if_sequence: int | None) -> bool:
         session_id = journal.session_id
         copies = partial(self._storage.archive.forget, session_id)
-        await self._registry.remove(journal, if_sequence=if_sequence, afterwards=copies)
+        if not await self._registry.remove(journal, if_sequence=if_sequence, afterwards=copies):
+            return False
         if isinstance(source := journal.conversation.state.metadata.get(FOLLOWED), dict):
             self._also_at[session_id] = [f"{source.get('path')} is another program's: remove it there"]
         log.info("deleted", action="session.deleted", session_id=session_id)
+        return True
 
     async def purge(self, *session_ids: str) -> builtins.list[str]:
         """After `delete`: leave their words in no file that is in use, and return what may still hold them.
@@ -594,7 +596,3 @@ class SessionManager:
             self._watcher(progress)
         except Exception as error:  # noqa: BLE001 - an observer must not fail the observed work
             log.warning("telling the progress failed", action="progress.failed", error=type(error).__name__)
-
-
-def _ignore(_: object) -> None:
-    """Observes nothing."""

@@ -6,39 +6,21 @@ Registry, sessions and turns ask the mode, and never which one it is.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from miniclaw_sessions.core.events.events import MakeFeed
-from miniclaw_sessions.core.events.listeners import EndKind
 from miniclaw_sessions.core.history.conversation import Conversation
-from miniclaw_sessions.core.manager.cache import Names, SessionCache
 from miniclaw_sessions.core.persistence.committer import CommitQueue, Shrunk
 from miniclaw_sessions.core.persistence.retention import ClockGuard, Looked, Retention
 from miniclaw_sessions.core.persistence.storage import Storage
 from miniclaw_sessions.core.session import Home, Journal, Session
-from miniclaw_sessions.core.session.home import Ownership
+from miniclaw_sessions.core.session.home import ManagedHome, Ownership
 from miniclaw_sessions.core.stores.positions import ListPosition
 from miniclaw_sessions.errors import StoreConflict
 
 Task = Callable[[], Awaitable[None]]
-
-
-class Sessions(Home[Journal], Protocol):
-    """The home of a manager's sessions, which loads and removes them."""
-
-    async def load(self, session_id: str) -> Journal | None:
-        """The live session, loaded if it is not in memory; None if it does not exist."""
-        ...
-
-    async def remove(self, journal: Journal, *, kind: EndKind = "deleted") -> None:
-        """Remove a session from memory and store; `kind` is the event that followers get."""
-        ...
-
-    def gone(self, session_ids: Iterable[str]) -> None:
-        """Sessions were removed from the store."""
-        ...
 
 
 class Population(Protocol):
@@ -76,19 +58,13 @@ class Population(Protocol):
 class Mode(Protocol):
     """How the sessions of a manager get along with those who write the same store.
 
-    It is made before the store is opened. All but `names` and `new_storage` may be used after `opened`.
+    It is made before the store is opened. All but `new_storage` may be used once that is open.
 
     Attributes:
-        names: what is known of the sessions that are not in memory.
         absence_is_deletion: whether a session that is not in the store was deleted.
         make_feed: makes the feed of events where other processes write the store, too; None: they do not.
         look_s: how often the search index asks the store for entries of other processes; None: never.
     """
-
-    @property
-    def names(self) -> Names:
-        """See above."""
-        ...
 
     absence_is_deletion: bool
     look_s: float | None
@@ -100,10 +76,6 @@ class Mode(Protocol):
 
     def new_storage(self) -> Storage:
         """What the sessions are kept in, to be opened."""
-        ...
-
-    def opened(self, cache: SessionCache) -> None:
-        """The storage is open, and the cache will have the sessions that are in memory."""
         ...
 
     # --- a session that is in memory ---------------------------------------------------------------------------------
@@ -146,11 +118,11 @@ class Mode(Protocol):
         """A part of all sessions, the most recently used first: `part` is as for `Listing.newest`."""
         ...
 
-    async def load_listed(self, session_ids: Sequence[str], home: Sessions) -> dict[str, Session]:
+    async def load_listed(self, session_ids: Sequence[str], home: ManagedHome[Journal]) -> dict[str, Session]:
         """Those of these sessions that there are."""
         ...
 
-    def population(self, sessions: Sessions, retention: Retention, guard: ClockGuard) -> Population:
+    def population(self, home: ManagedHome[Journal], retention: Retention, guard: ClockGuard) -> Population:
         """The sessions as far as they may expire."""
         ...
 
@@ -165,15 +137,11 @@ class Mode(Protocol):
         ...
 
     async def begin_long(self, journal: Journal) -> bool:
-        """As `begin`, for a session that takes a while; to be ended with `complete` or without, and with `end_long`."""
+        """As `begin`, for a session that takes a while: until then it is in the cache's `making`."""
         ...
 
     def complete(self, journal: Journal) -> None:
         """Let the next commit of a session say that it is made."""
-        ...
-
-    def end_long(self, journal: Journal) -> None:
-        """A session that took a while is made, or is not."""
         ...
 
     async def is_being_made(self, session_id: str) -> bool:

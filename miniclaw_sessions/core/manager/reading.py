@@ -17,7 +17,7 @@ from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.config import MAX_MESSAGES, SessionSettings
 from miniclaw_sessions.core.history.search import SearchOptionsEverywhere, SearchPage, SearchQuery
 from miniclaw_sessions.core.history.window import Window
-from miniclaw_sessions.core.manager.sources import Source
+from miniclaw_sessions.core.manager.sources import SessionSource
 from miniclaw_sessions.core.manager.summaries import summarize, words_of
 from miniclaw_sessions.core.manager.usage import By, UsageSums
 from miniclaw_sessions.core.protocol.entries import Entry
@@ -48,7 +48,7 @@ class Reader(Protocol):
         ...
 
     @property
-    def source(self) -> Source:
+    def source(self) -> SessionSource:
         """Where the sessions are read from."""
         ...
 

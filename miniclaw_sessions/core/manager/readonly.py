@@ -194,7 +194,7 @@ class ReadOnlySessions(ABC):
 
     @abstractmethod
     async def newest(self, **part: Any) -> builtins.list[ListPosition]:
-        """A part of all sessions: see `Source.newest`."""
+        """A part of all sessions: see `SessionSource.newest`."""
 
     async def load_listed(self, session_ids: Sequence[str]) -> dict[str, Session]:
         """Those of these sessions that exist."""

@@ -3,13 +3,12 @@
 Which lock protects what, in the order in which they are taken:
 
 - the *turn lock* of a session: its open turn. A deletion and an expiry hold it.
-- `_lock`: a key that cannot be used as it is. A session that the store refused is reloaded once, and what is left of an
-  interrupted fork or import is removed once, before the key is given out; the lock is held during that work on the
-  disk. A fork or an import also takes its key under it. A task that holds it never waits for a reservation of another.
 - a *reservation* of a session id: what is on disk under it. Held while a session is made, loaded, removed, or put
-  together by a fork or an import; another task that wants the key waits for it, or is refused. It belongs to the work
-  and not to the caller: the work undoes what must be undone before the key is free again, even if asyncio cancels the
-  caller.
+  together by a fork or an import, while one that the store refused is reloaded, and while what is left of an
+  interrupted fork or import is removed; another task that wants the key waits for it, or is refused. It belongs to the
+  work and not to the caller: the work undoes what must be undone before the key is free again, even if asyncio cancels
+  the caller. It is taken in one step with the look that found the key free. A task that holds one waits for no other,
+  and for no turn.
 - `Flusher.lock`: the files in `sessions/`. Held during a flush, a check, and while a session's file is removed, so that
   no flush brings it back.
 - `Snapshots` lets one thread write at a time, and the store has one thread of its own: an older state never overtakes a
@@ -105,7 +104,6 @@ class SessionRegistry:
         self.events = events
         self.committer.on_conflict = mode.resolve
         self.ownership = mode.ownership
-        self._lock = anyio.Lock()
         self._reserved: dict[str, anyio.Event] = {}
         self._unfinished: dict[str, Journal] = {}  # what is left of them could not be removed yet
         self._closed = False
@@ -129,8 +127,6 @@ class SessionRegistry:
 
     def adopt(self, found: dict[str, Recovered], names: dict[str, None]) -> None:
         """Take over what recovery found: sessions, and the names of those that stay on disk."""
-        for name, task in self.mode.tasks():
-            self._background.start(task, name=name)
         for one in found.values():
             self._admit(self.mode.journal(one.conversation, self), dirty=one.dirty)
         self.cache.learn_names(names)
@@ -146,11 +142,15 @@ class SessionRegistry:
             loaded = await self.load(session_id)  # held, so that it is not evicted again before it is used
             await self._make_room()
             self.require_open()
-            if session_id in self._unfinished or self.cache.get(session_id) is not None:
-                journal = self.usable(session_id) or await self._put_right(session_id)
-            elif session_id not in self.cache and session_id not in self._reserved:
-                # no lock: with an await between the look and the reservation, tasks that load the same key in turn
-                # would find it reserved each time, and none would ever make it
+            if session_id in self._reserved:
+                continue
+            if session_id in self._unfinished:
+                await self._clear(session_id)
+            elif (refused := self.cache.get(session_id)) is not None:
+                journal = self.usable(session_id) or await self._reload(refused)
+            elif session_id not in self.cache:
+                # with an await between the look and the reservation, tasks that load the same key in turn would find
+                # it reserved each time, and none would ever make it
                 self._reserved[session_id] = anyio.Event()
                 journal = await self._make(key, given)
                 if journal is None and await self.load(session_id) is None:
@@ -160,16 +160,6 @@ class SessionRegistry:
                     )
             del loaded
         return journal
-
-    async def _put_right(self, session_id: str) -> Journal | None:
-        """Remove what is left of an interrupted import, or reload a session that the store refused, if it is that."""
-        async with self._lock:
-            self.require_open()
-            if session_id in self._reserved:
-                return None
-            await self._clear(session_id)
-            refused = self.cache.get(session_id)
-            return None if refused is None else self.usable(session_id) or await self._reload(refused)
 
     async def fresh(self, session_id: str) -> Journal | None:
         """The live session as it is now, with every process's writes; None as for `usable`.
@@ -300,8 +290,16 @@ class SessionRegistry:
     async def _reload(self, refused: Journal) -> Journal | None:
         """The store refused a session's entries: go on from what the store has, as a new object for the same key.
 
-        None if it is being deleted, or was deleted meanwhile. If the store cannot be read, nothing has changed.
+        None if it was deleted meanwhile. If the store cannot be read, nothing has changed.
         """
+        session_id = refused.session_id
+        self._reserved[session_id] = anyio.Event()
+        try:
+            return await self._reload_now(refused)
+        finally:
+            self._release(session_id)
+
+    async def _reload_now(self, refused: Journal) -> Journal | None:
         session_id = refused.session_id
         stored = await self.store.head(session_id)
         if stored is None and self.mode.absence_is_deletion:
@@ -317,7 +315,7 @@ class SessionRegistry:
             conversation = found[session_id].conversation if session_id in found else conversation
         else:
             await catch_up(conversation, self.store)
-        if self.cache.get(session_id) is not refused or session_id in self._reserved:
+        if self.cache.get(session_id) is not refused:
             return None
         refused.retire()
         self.flusher.remove(refused)
@@ -351,12 +349,12 @@ class SessionRegistry:
 
     async def _count_again(self) -> None:
         """Before a session is refused because there are too many, see how many there are now."""
-        if len(self.cache) + len(self.events.making) >= self._settings.max_sessions:
+        if len(self.cache) + len(self.cache.making) >= self._settings.max_sessions:
             await self.mode.count()
 
     def _new(self, key: SessionKey, *, created_at: datetime | None = None) -> Journal:
         limit = self._settings.max_sessions
-        if len(self.cache) + len(self.events.making) >= limit:
+        if len(self.cache) + len(self.cache.making) >= limit:
             raise SessionLimit(f"there are {limit} sessions already (max_sessions); delete some or raise the limit")
         conversation = Conversation.new(
             key,
@@ -412,14 +410,13 @@ class SessionRegistry:
         session_id = key.session_id
         await self.look(session_id)
         await self._count_again()
-        async with self._lock:
-            self.require_open()
-            await self._clear(session_id)
-            if session_id in self.cache or session_id in self._reserved:
-                raise _exists(session_id)
-            journal = self._new(key, created_at=created_at)
-            self._reserved[session_id] = anyio.Event()
-            self.events.making.add(session_id)
+        self.require_open()
+        await self._clear(session_id)
+        if session_id in self.cache or session_id in self._reserved:
+            raise _exists(session_id)
+        journal = self._new(key, created_at=created_at)
+        self._reserved[session_id] = anyio.Event()
+        self.cache.making[session_id] = journal
         try:
             await self._begin_long(journal)
             journal.note({INCOMPLETE: purpose})
@@ -436,8 +433,7 @@ class SessionRegistry:
             self._release(session_id)
             self.events.created.publish(SessionCreated(journal.queue.head, journal.committed_sequence))
         finally:
-            self.events.making.discard(session_id)
-            self.mode.end_long(journal)
+            self.cache.making.pop(session_id, None)
 
     async def _begin_long(self, journal: Journal) -> None:
         if not await self.mode.begin_long(journal):
@@ -461,12 +457,12 @@ class SessionRegistry:
         kind: EndKind = "deleted",
         if_sequence: int | None = None,
         afterwards: Callable[[], Awaitable[object]] = checkpoint,
-    ) -> None:
+    ) -> bool:
         """Take a session out of memory and off the disk; on failure it is back as it was.
 
-        The caller holds the session's turn lock: so no other task has reserved its id. A task of the manager does the
-        work, because asyncio's own cancellation would cut the caller's in half: the file would be gone and the
-        transcript not.
+        The caller holds the session's turn lock: so no other task has reserved its id, unless it is being reloaded.
+        A task of the manager does the work, because asyncio's own cancellation would cut the caller's in half: the file
+        would be gone and the transcript not.
 
         Args:
             journal: of the session.
@@ -474,15 +470,22 @@ class SessionRegistry:
             if_sequence: only if this is its last sequence number.
             afterwards: runs before its key is free again; if it fails, the session is gone.
 
+        Returns:
+            False if it was reloaded meanwhile: another object stands for it now.
+
         Raises:
             LeafMoved, SessionHeld: it may not be removed.
             StoreError: it could not be.
         """
+        await self._wait_until_free(journal.session_id)
+        if journal.is_deleted:
+            return False
         if self._background.closed:
             raise ManagerClosed(f"the session manager was closed; session {journal.session_id} is as it was")
         require_removable(journal, if_sequence)
         self._reserved[journal.session_id] = anyio.Event()
         await self._background.complete(partial(self._remove_now, journal, kind, if_sequence, afterwards))
+        return True
 
     async def _remove_now(
         self,
@@ -537,6 +540,8 @@ class SessionRegistry:
         Raises:
             StoreUnavailable: it cannot be removed now.
         """
+        if session_id in self._unfinished:  # which another task may be removing
+            await self._wait_until_free(session_id)
         journal = self._unfinished.get(session_id)
         if journal is None or session_id in self._reserved:
             return

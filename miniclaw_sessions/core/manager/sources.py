@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from anyio import to_thread
 
 from miniclaw_sessions.core.history.search import Found, Search
+from miniclaw_sessions.core.manager.archived import restore_if_archived
 from miniclaw_sessions.core.manager.cache import Listing, moment_of
 from miniclaw_sessions.core.manager.registry import SessionRegistry
 from miniclaw_sessions.core.persistence.losses import Loss
@@ -24,7 +25,7 @@ FEW = 10_000
 """Up to this many sessions on disk are put in order on the event loop; more would hold it up."""
 
 
-class Source(Protocol):
+class SessionSource(Protocol):
     """Where sessions are read from: nothing is created or renewed."""
 
     @property
@@ -71,32 +72,37 @@ class LiveSource:
     """The sessions of an open manager.
 
     Attributes:
-        registry: the live sessions, and how they come and go.
-        storage: the directory or database that they are saved in.
         store: the transcripts.
+        exists: whether there is a session of an id: `SessionRegistry.exists`.
+        new_journal: makes a session of what comes from elsewhere: `SessionRegistry.new_journal`.
+        was_mirrored, note_mirrored: which sessions mirror another program's: see `Storage`.
     """
 
     def __init__(self, registry: SessionRegistry, storage: Storage) -> None:
-        self.registry = registry
-        self.storage = storage
+        self._registry = registry
+        self._storage = storage
         self.store: Store = registry.store
+        self.exists = registry.exists
+        self.new_journal = registry.new_journal
+        self.was_mirrored = storage.was_mirrored
+        self.note_mirrored = storage.note_mirrored
 
     @property
     def losses(self) -> Mapping[str, Loss]:
         """What older messages were lost with a former store, by session id."""
-        return self.storage.losses
+        return self._storage.losses
 
     async def load(self, session_id: str) -> Journal | None:
         """The live session, loaded if need be: see `SessionRegistry.load`."""
-        return await self.registry.load(session_id)
+        return await self._registry.load(session_id)
 
     async def newest(self, **part: Any) -> list[ListPosition]:
-        """A part of all sessions: see `Source.newest`."""
-        return await self.registry.mode.newest(**part)
+        """A part of all sessions: see `SessionSource.newest`."""
+        return await self._registry.mode.newest(**part)
 
     async def load_listed(self, session_ids: Sequence[str]) -> dict[str, Session]:
         """Those of these sessions that exist."""
-        return await self.registry.mode.load_listed(session_ids, self.registry)
+        return await self._registry.mode.load_listed(session_ids, self._registry)
 
     async def look(self, search: Search) -> Found:
         """The newest hits of a search."""
@@ -104,7 +110,11 @@ class LiveSource:
 
     async def missing(self, session_id: str) -> SessionNotFound:
         """SessionExpired where the archive has the session, or else SessionNotFound."""
-        return (SessionExpired if await self.storage.archive.has(session_id) else SessionNotFound)(session_id)
+        return (SessionExpired if await self._storage.archive.has(session_id) else SessionNotFound)(session_id)
+
+    async def restore_if_archived(self, session_id: str) -> None:
+        """Bring an expired session back, if the archive has it."""
+        await restore_if_archived(self._registry, self._storage.archive, session_id)
 
 
 async def newest_of(listing: Listing, **part: Any) -> list[ListPosition]:
@@ -123,14 +133,14 @@ async def load_each(load: Callable[[str], Awaitable[Journal | None]], session_id
     return found
 
 
-async def look_in(source: Source, search: Search) -> Found:
+async def look_in(source: SessionSource, search: Search) -> Found:
     """The newest hits of a search: the store's, or where it keeps no transcripts those in memory."""
     if source.store.keeps_entries:
         return await source.store.search(search)
     return await search_windows(search, _journals(source))
 
 
-async def _journals(source: Source) -> AsyncIterator[Journal]:
+async def _journals(source: SessionSource) -> AsyncIterator[Journal]:
     for _, session_id in await source.newest():
         if (journal := await source.load(session_id)) is not None:
             yield journal

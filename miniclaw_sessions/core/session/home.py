@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol, TypeVar
 
 from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.core.events.listeners import EndKind
 from miniclaw_sessions.core.persistence.committer import CommitQueue
 from miniclaw_sessions.core.persistence.flusher import Flushable
 from miniclaw_sessions.core.protocol.entries import EntryBase
@@ -159,4 +160,24 @@ class Home(Protocol[J]):
 
     def new_journal(self, key: SessionKey, *, purpose: str) -> AbstractAsyncContextManager[J]:
         """A new session that stays invisible until the block has ended well; else nothing of it is left."""
+        ...
+
+
+class ManagedHome(Home[J], Protocol[J]):
+    """A manager as the home of its sessions: it loads and removes them."""
+
+    async def load(self, session_id: str) -> J | None:
+        """The live session, loaded if it is not in memory; None if it does not exist."""
+        ...
+
+    async def remove(self, journal: J, *, kind: EndKind = "deleted") -> bool:
+        """Remove a session from memory and store; `kind` is the event that followers get.
+
+        Returns:
+            False if it was reloaded meanwhile: another object stands for it now.
+        """
+        ...
+
+    def gone(self, session_ids: Iterable[str]) -> None:
+        """Sessions were removed from the store."""
         ...

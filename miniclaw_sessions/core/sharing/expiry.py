@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Protocol
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.core.persistence.retention import JUMP, ClockGuard, Looked, Retention, Rule
 from miniclaw_sessions.core.session import Home, Journal
+from miniclaw_sessions.core.session.home import ManagedHome
 from miniclaw_sessions.core.sharing.census import Census
 from miniclaw_sessions.core.sharing.database import Database
 from miniclaw_sessions.core.sharing.lists import sessions_in
@@ -52,26 +52,23 @@ async def held_in(database: Database, session_ids: Sequence[str], home: Home[Jou
     return [session_id for session_id, session in found.items() if session.journal.legal_hold is not None]
 
 
-class Sessions(Home[Journal], Protocol):
-    """The home of a manager's sessions, which forgets those that are gone."""
-
-    def gone(self, session_ids: Iterable[str]) -> None:
-        """Sessions were removed from the store."""
-        ...
-
-
 class SharedPopulation:
     """The sessions of a shared store; its clock decides which are idle."""
 
     def __init__(
-        self, sessions: Sessions, database: Database, census: Census, retention: Retention, guard: ClockGuard
+        self,
+        home: ManagedHome[Journal],
+        database: Database,
+        census: Census,
+        retention: Retention,
+        guard: ClockGuard,
     ) -> None:
-        self._sessions = sessions
+        self._home = home
         self._database = database
         self._census = census
         self._retention = retention
         self._guard = guard
-        self._clock = sessions.clock
+        self._clock = home.clock
         self._is_first_look = True
         self._stay = 0  # how many of the idle ones are held
 
@@ -97,7 +94,7 @@ class SharedPopulation:
 
     async def held(self, session_ids: Sequence[str]) -> list[str]:
         """Those of these sessions that are under legal hold."""
-        return await held_in(self._database, session_ids, self._sessions)
+        return await held_in(self._database, session_ids, self._home)
 
     async def doubt(self) -> str | None:
         """Why one of the two clocks is not to be believed."""
@@ -137,6 +134,6 @@ class SharedPopulation:
             except SessionsError as error:  # the others expire all the same
                 log.error("expired sessions could not be removed", action="sweep.failed", error=str(error))
                 continue
-            self._sessions.gone(removed)
+            self._home.gone(removed)
             gone |= removed
         return gone

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.core.events.heartbeat import Heartbeat
@@ -13,18 +13,18 @@ from miniclaw_sessions.core.events.tail import Tails
 from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.persistence.committer import CommitQueue, Shrunk
 from miniclaw_sessions.core.persistence.retention import ClockGuard, Retention
-from miniclaw_sessions.core.session.home import Home
+from miniclaw_sessions.core.session.home import Home, ManagedHome
 from miniclaw_sessions.core.session.journal import Journal
 from miniclaw_sessions.core.session.session import Session
 from miniclaw_sessions.core.sharing.census import Census, StoredNames
 from miniclaw_sessions.core.sharing.database import Database
-from miniclaw_sessions.core.sharing.expiry import Sessions, SharedPopulation
+from miniclaw_sessions.core.sharing.expiry import SharedPopulation
 from miniclaw_sessions.core.sharing.feed import SharedFeed
 from miniclaw_sessions.core.sharing.lists import newest_in, sessions_in
 from miniclaw_sessions.core.sharing.queue import Claim, shared_journal, shared_queue
 from miniclaw_sessions.core.sharing.rebasing import rebase, refresh
 from miniclaw_sessions.core.sharing.turns import ClaimedTurn, TurnKeeper
-from miniclaw_sessions.core.stores.base import Append, Store, TurnClaim
+from miniclaw_sessions.core.stores.base import Append, TurnClaim
 from miniclaw_sessions.core.stores.positions import ListPosition
 from miniclaw_sessions.errors import StoreConflict
 
@@ -32,25 +32,20 @@ LOOK_S = 10.0
 """How often the search index asks the store: another process may have died before it indexed what it wrote."""
 
 
-class InMemory(Protocol):
-    """What the mode needs of the manager's cache."""
-
-    def in_memory(self) -> Iterator[Journal]:
-        """Every session that is in memory."""
-        ...
-
-
 class SharedMode:
     """Other processes write the store, too: it decides which sessions there are, how they go on, and whose turn it is.
 
     Args:
         new_database: makes the storage, to be opened.
+        names: gets how many sessions there are.
+        in_memory: every session that is in memory.
+        making: sessions that are being put together, by id.
         clock: time and ids.
         lease_s: how long a turn stays ours without a sign of life.
 
     Attributes:
-        census: how many sessions there are, and which are used, once it is open.
-        keeper: prolongs the turns of this process, once it is open.
+        census: how many sessions there are, and which are used; from `new_storage` on.
+        keeper: prolongs the turns of this process; from `new_storage` on.
     """
 
     absence_is_deletion = True
@@ -58,16 +53,26 @@ class SharedMode:
     census: Census
     keeper: TurnKeeper
     _database: Database
-    _store: Store
 
-    def __init__(self, new_database: Callable[[], Database], clock: Clock, *, lease_s: float) -> None:
-        self.names = StoredNames()
+    def __init__(  # noqa: PLR0913 - what it joins
+        self,
+        new_database: Callable[[], Database],
+        names: StoredNames,
+        in_memory: Callable[[], Iterator[Journal]],
+        making: Mapping[str, Journal],
+        *,
+        clock: Clock,
+        lease_s: float,
+    ) -> None:
         self._new_database = new_database
+        self._names = names
+        self._in_memory = in_memory
+        self._making = making
         self._clock = clock
         self._lease_s = lease_s
 
     def __repr__(self) -> str:
-        return f"<SharedMode, {self.names!r}>"
+        return f"<SharedMode, {self._names!r}>"
 
     def make_feed(
         self, topics: Topics, making: Collection[str], clock: Clock, heartbeat: Heartbeat, tails: Tails
@@ -77,14 +82,10 @@ class SharedMode:
 
     def new_storage(self) -> Database:
         """The store alone: there is no directory."""
-        self._database = self._new_database()
-        return self._database
-
-    def opened(self, cache: InMemory) -> None:
-        """Begin with the sessions that are in memory."""
-        self._store = self._database.store
-        self.census = Census(self._database, self.names, cache.in_memory, self._clock)
-        self.keeper = TurnKeeper(self._store, self._clock, cache.in_memory, lease_s=self._lease_s)
+        self._database = database = self._new_database()
+        self.census = Census(database, self._names, self._in_memory, self._clock)
+        self.keeper = TurnKeeper(database, self._clock, self._in_memory, self._making, lease_s=self._lease_s)
+        return database
 
     # --- a session that is in memory ---------------------------------------------------------------------------------
 
@@ -126,9 +127,9 @@ class SharedMode:
             self.census.soon(partial(self._database.write_checkpoints, folded))
         return found
 
-    def population(self, sessions: Sessions, retention: Retention, guard: ClockGuard) -> SharedPopulation:
+    def population(self, home: ManagedHome[Journal], retention: Retention, guard: ClockGuard) -> SharedPopulation:
         """The sessions as far as they may expire."""
-        return SharedPopulation(sessions, self._database, self.census, retention, guard)
+        return SharedPopulation(home, self._database, self.census, retention, guard)
 
     # --- a session that is being made --------------------------------------------------------------------------------
 
@@ -142,8 +143,8 @@ class SharedMode:
 
     async def undo(self, journal: Journal) -> None:
         """Delete it."""
-        if await self._store.delete(journal.session_id):
-            self.names.removed()
+        if await self._database.store.delete(journal.session_id):
+            self._names.removed()
 
     async def begin_long(self, journal: Journal) -> bool:
         """Write the session down and hold its turn: one that is incomplete and in no turn was cut off."""
@@ -151,7 +152,6 @@ class SharedMode:
         if not await self._begin(journal, claim.turn):
             return False
         claim.is_held, queue.claim, queue.fence = True, claim, claim.turn.fence
-        self.keeper.making.add(journal)
         return True
 
     def complete(self, journal: Journal) -> None:
@@ -159,21 +159,17 @@ class SharedMode:
         if (claim := shared_queue(journal).claim) is not None:
             claim.end()
 
-    def end_long(self, journal: Journal) -> None:
-        """Prolong its turn no longer."""
-        self.keeper.making.discard(journal)
-
     async def is_being_made(self, session_id: str) -> bool:
         """Whether it is there all the same."""
-        return await self._store.head(session_id) is not None
+        return await self._database.store.head(session_id) is not None
 
     async def _begin(self, journal: Journal, turn: TurnClaim | None) -> bool:
-        (outcome,) = await self._store.append([Append(journal.queue.head, (), turn=turn)])
+        (outcome,) = await self._database.store.append([Append(journal.queue.head, (), turn=turn)])
         if isinstance(outcome, StoreConflict):
             return False
         if outcome is not None:
             raise outcome
-        self.names.made()
+        self._names.made()
         return True
 
     # --- at work -----------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ is committed, and `TurnKeeper` prolongs it. A process that learns there that ano
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
@@ -15,9 +15,10 @@ import anyio
 from miniclaw_sessions.clock import Clock, sleep_unless
 from miniclaw_sessions.core.protocol.entries import EntryBase
 from miniclaw_sessions.core.session.journal import Journal
+from miniclaw_sessions.core.sharing.database import Database
 from miniclaw_sessions.core.sharing.queue import Claim, shared_queue
 from miniclaw_sessions.core.sharing.rebasing import refresh
-from miniclaw_sessions.core.stores.base import Append, Store, TurnClaim
+from miniclaw_sessions.core.stores.base import Append, TurnClaim
 from miniclaw_sessions.errors import SessionDeleted, SessionsError, StoreConflict, StoreError, TurnTaken
 from miniclaw_sessions.log import get_logger
 
@@ -137,21 +138,27 @@ class TurnKeeper:
     """Prolongs the turns of this process.
 
     Args:
-        store: where they are claimed.
+        database: where they are claimed.
         clock: time.
-        journals: the sessions that may have one.
+        in_memory: the sessions that may have one.
+        making: sessions that are being imported or forked here: no other process takes them for abandoned meanwhile.
         lease_s: how long a turn stays ours without a sign of life.
     """
 
     def __init__(
-        self, store: Store, clock: Clock, journals: Callable[[], Iterator[Journal]], *, lease_s: float
+        self,
+        database: Database,
+        clock: Clock,
+        in_memory: Callable[[], Iterator[Journal]],
+        making: Mapping[str, Journal],
+        *,
+        lease_s: float,
     ) -> None:
-        self._store = store
+        self._database = database
         self._clock = clock
-        self._journals = journals
+        self._in_memory = in_memory
+        self._making = making
         self._lease_s = lease_s
-        self.making: set[Journal] = set()
-        """Sessions that are being imported or forked here: no other process takes them for abandoned meanwhile."""
         self._stop = anyio.Event()
 
     def __repr__(self) -> str:
@@ -168,13 +175,13 @@ class TurnKeeper:
 
     async def prolong(self) -> None:
         """Prolong all turns that this process has, and stop those that it has no more."""
-        kept = [*self.making, *(one for one in self._journals() if one.turn_lock.turn is not None)]
+        kept = [*self._making.values(), *(one for one in self._in_memory() if one.turn_lock.turn is not None)]
         claims = [(one, shared_queue(one).claim) for one in kept]
         held = [(one, claim) for one, claim in claims if claim is not None and claim.turn.seconds > 0]
         if not held:
             return
         try:
-            outcomes = await self._store.append(
+            outcomes = await self._database.store.append(
                 [Append(one.queue.head, (), turn=claim.turn, must_exist=True) for one, claim in held]
             )
         except StoreError as error:

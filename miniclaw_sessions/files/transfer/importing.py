@@ -16,7 +16,6 @@ from weakref import WeakKeyDictionary
 
 from anyio import to_thread
 
-from miniclaw_sessions.core.manager.archived import restore_if_archived
 from miniclaw_sessions.core.manager.manager import SessionManager
 from miniclaw_sessions.core.persistence.archive import Archive, followed_place, time_of
 from miniclaw_sessions.core.persistence.recovery import Progress
@@ -153,7 +152,7 @@ async def import_stream(  # noqa: PLR0913 - each can be left out
         ImportRefused, SessionExists, SessionLimit, StoreError, ManagerClosed: as for `import_file`.
         SessionNotFound: the session was deleted or has expired, and stays away.
     """
-    registry = manager.source.registry
+    source = manager.source
     transfer = Import(
         chunks,
         name=name,
@@ -171,7 +170,7 @@ async def import_stream(  # noqa: PLR0913 - each can be left out
             await _store(manager, key, transfer, place, update=update)
         else:
             await transfer.only_read()
-            if await registry.exists(key.session_id):
+            if await source.exists(key.session_id):
                 raise SessionExists(
                     f"session {key.session_id!r} exists already; delete it first, or choose another name"
                 )
@@ -185,19 +184,18 @@ async def _store(
     source, session_id = manager.source, key.session_id
     if place is not None:
         await _restore_if_behind(manager, key, place)
-    if update and await source.registry.exists(session_id):
+    if update and await source.exists(session_id):
         await _add_to(manager, await manager.find(session_id), transfer)
-    elif transfer.is_part or (place is not None and await source.storage.was_mirrored(session_id)):
+    elif transfer.is_part or (place is not None and await source.was_mirrored(session_id)):
         raise await source.missing(session_id)
     else:
-        made = source.registry.new_journal(key, purpose="import", created_at=transfer.created_at)
-        async with made as journal:
+        async with source.new_journal(key, purpose="import", created_at=transfer.created_at) as journal:
             await transfer.store(Session.of(journal))
         report = transfer.report
         counts = {"entries": report.entries, "repaired": report.repaired, "set_aside": report.set_aside}
         log.info("imported", action="session.imported", session_id=report.session_id, **counts)
     if place is not None:
-        await source.storage.note_mirrored(session_id)
+        await source.note_mirrored(session_id)
 
 
 async def fork_from(manager: SessionManager, path: str | Path, *, key: SessionKey | None = None) -> Session:
@@ -224,7 +222,7 @@ async def _add_to(manager: SessionManager, session: Session, transfer: Import) -
 async def _restore_if_behind(manager: SessionManager, key: SessionKey, place: Mapping[str, Any]) -> None:
     """Bring a session that follows a file back from the archive, if the file was written since it expired."""
     session_id, archive = key.session_id, manager.archive
-    if not manager.settings.restore_archived or await manager.source.registry.exists(session_id):
+    if not manager.settings.restore_archived or await manager.source.exists(session_id):
         return
     name, written_at = await archive.newest(session_id), place.get("modified")
     expired_at = None if name is None else time_of(name)
@@ -233,7 +231,7 @@ async def _restore_if_behind(manager: SessionManager, key: SessionKey, place: Ma
     age_s = expired_at.timestamp() - written_at / 1e9
     if age_s > _DOUBT_S or (age_s > -_DOUBT_S and not await _is_ahead(archive, name, place)):
         return
-    await restore_if_archived(manager.source.registry, archive, session_id)
+    await manager.source.restore_if_archived(session_id)
 
 
 async def _is_ahead(archive: Archive, name: str, place: Mapping[str, Any]) -> bool:

@@ -103,7 +103,7 @@ class BoundedSource:
         journal = await self._source.load(session_id)
         return journal if journal is not None and self._bounds.covers(journal.key) else None
 
-    async def newest(  # noqa: PLR0913 - those of `Source`
+    async def newest(  # noqa: PLR0913 - those of `SessionSource`
         self,
         *,
         channel: str | None = None,

@@ -27,7 +27,7 @@ from miniclaw_sessions.core.persistence.checkpoints import Written
 from miniclaw_sessions.core.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall
 from miniclaw_sessions.core.session import Session
-from miniclaw_sessions.core.stores.base import Store
+from miniclaw_sessions.core.stores.base import Store, StoredHead
 from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.core.stores.none import NoStore
 from miniclaw_sessions.disk import Directory, DirectoryLock
@@ -1033,6 +1033,44 @@ async def test_a_refused_session_that_is_reloaded_while_its_deletion_waits_is_de
             session.journal.turn_lock.release()
         assert deleted == [True]
         assert await manager.list() == []
+
+
+async def test_a_refused_session_is_reloaded_once_before_its_deletion_and_holds_up_no_other(
+    faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with faulty.manager() as manager:
+        session = await refused(faulty, manager)
+        let_go, looked, head = anyio.Event(), list[str](), faulty.faults.head
+
+        async def slow_head(session_id: str) -> StoredHead | None:
+            if session_id == session.session_id:
+                looked.append(session_id)
+                await let_go.wait()
+            return await head(session_id)
+
+        monkeypatch.setattr(faulty.faults, "head", slow_head)
+        got, deleted = set[Session](), list[bool]()
+
+        async def get() -> None:
+            got.add(await manager.get_or_create("telegram", "1"))
+
+        async def delete() -> None:
+            deleted.append(await manager.delete("telegram_1"))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(get, name="get")
+            await anyio.wait_all_tasks_blocked()
+            tasks.start_soon(delete, name="delete")
+            await anyio.wait_all_tasks_blocked()
+            await (await manager.find("telegram_1")).fork("telegram_2")  # while the other one's store is slow
+            await say(manager, "hello", "3")
+            assert (looked, got, deleted) == (["telegram_1"], set(), [])
+            let_go.set()
+        assert looked == ["telegram_1"]
+        assert (len(got), deleted) == (1, [True])
+        assert session not in got
+        assert sorted(one.session_id for one in await manager.list()) == ["telegram_2", "telegram_3"]
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------

@@ -245,7 +245,7 @@ async def test_what_a_killed_gateway_has_left_unfinished_keeps_nobody_from_the_c
             async with one._registry.new_journal(SessionKey("telegram", "1"), purpose="import") as journal:
                 journal.append(Message.user("half of it"))
                 await journal.saved()
-                shared_mode(one).keeper.making.clear()  # as if it was killed here
+                one._cache.making.clear()  # as if it was killed here
                 await database.execute(making)
                 await say(other, 1, "hello")
                 journal.append(Message.user("a late word"))
