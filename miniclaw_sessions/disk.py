@@ -173,7 +173,10 @@ class Directory:
                 raise TooLarge(errno.EFBIG, f"{name} has {status.st_size} bytes, more than {limit}")
             if tighten and stat.S_IMODE(status.st_mode) != FILE_MODE:
                 os.fchmod(fd, FILE_MODE)
-            return _read_all(fd, status.st_size)
+            data = os.read(fd, status.st_size + 1)
+            while len(data) < status.st_size and (piece := os.read(fd, status.st_size + 1 - len(data))):
+                data += piece  # the file is changing meanwhile
+            return data
         finally:
             os.close(fd)
 
@@ -586,14 +589,6 @@ def _outcome_of(sync: Callable[..., None], *arguments: int) -> OSError | None:
     except OSError as error:
         return error
     return None
-
-
-def _read_all(fd: int, size: int) -> bytes:
-    """A regular file's bytes; one read, unless the file is changing under our hands."""
-    data = os.read(fd, size + 1)
-    while len(data) < size and (piece := os.read(fd, size + 1 - len(data))):
-        data += piece
-    return data
 
 
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -148,8 +148,10 @@ class KeyRing:
         if sealing.count >= MAX_SEALINGS:
             sealing = self._sealing = self._new_sealing()
         sealing.count += 1  # threads may miss a few of each other's; the bound has room for four times as many
-        header = _header(self._first, sealing.salt, os.urandom(_NONCE_BYTES))
-        return header + sealing.cipher.encrypt(_nonce(header), data, header + place)
+        nonce = os.urandom(_NONCE_BYTES)
+        unchecked = _HEADER.pack(_MAGIC, _VERSION, self._first, sealing.salt, nonce, 0)[: -_LENGTH.size]
+        header = unchecked + _LENGTH.pack(zlib.crc32(unchecked))
+        return header + sealing.cipher.encrypt(nonce, data, header + place)
 
     def seal_like(self, sealed: bytes, data: bytes, place: bytes) -> bytes | None:
         """Reseal this data with the header of sealed bytes, only to compare a checksum.
@@ -285,16 +287,6 @@ class _Header(NamedTuple):
     key_id: bytes
     salt: bytes
     nonce: bytes
-
-
-def _header(key_id: bytes, salt: bytes, nonce: bytes) -> bytes:
-    unchecked = _HEADER.pack(_MAGIC, _VERSION, key_id, salt, nonce, 0)[: -_LENGTH.size]
-    return unchecked + _LENGTH.pack(zlib.crc32(unchecked))
-
-
-def _nonce(header: bytes) -> bytes:
-    end = _HEADER.size - _LENGTH.size
-    return header[end - _NONCE_BYTES : end]
 
 
 def _header_of(sealed: bytes, what: str) -> _Header:

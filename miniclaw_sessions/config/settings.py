@@ -485,7 +485,7 @@ def show_value(value: Any, name: str = "") -> str:
     """A value as one short line for people, in TOML's notation, `masked`."""
     value = masked(value, name)
     if isinstance(value, str):
-        return _shown(value)
+        return json.dumps(cut(value))
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
@@ -493,10 +493,6 @@ def show_value(value: Any, name: str = "") -> str:
     if isinstance(value, dict):
         return f"{{{', '.join(f'{json.dumps(key)} = {show_value(one)}' for key, one in value.items())}}}"
     return cut(str(value))
-
-
-def _shown(text: str) -> str:
-    return json.dumps(cut(text))
 
 
 def cut(text: str) -> str:

@@ -54,7 +54,8 @@ class _LazyLogger:
 
     def __getattr__(self, method: str) -> Callable[..., None]:
         def write(*arguments: Any, **fields: Any) -> None:
-            _configure()
+            while _pending:
+                _pending.pop()()
             structlog = sys.modules.get("structlog")  # a program that configured it has imported it
             with contextlib.suppress(OSError, ValueError):  # ValueError: the stream was closed
                 if structlog is not None and structlog.is_configured():
@@ -94,11 +95,6 @@ def configured_when_used(configure: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         _pending.clear()  # a program that runs a command itself keeps its own log
-
-
-def _configure() -> None:
-    while _pending:
-        _pending.pop()()
 
 
 def _to_standard_library(name: str, method: str, event: str, **fields: Any) -> None:

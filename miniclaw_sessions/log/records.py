@@ -63,6 +63,13 @@ def configure_logging(settings: LogSettings, *, stream: TextIO | None = None, cl
     stream = stream or sys.stderr
     set_log_stream(stream)
     clock = clock or SystemClock()
+    steps: list[Processor] = [render_json]
+    if is_pretty(settings, stream):
+        from rich.console import Console  # noqa: PLC0415 - an extra: the library alone has no rich
+
+        colors = stream.isatty() and not Console(file=stream).no_color
+        renderer = structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=32, sort_keys=False, timestamp_key="time")
+        steps = [_for_people, renderer]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -71,7 +78,7 @@ def configure_logging(settings: LogSettings, *, stream: TextIO | None = None, cl
             RepeatFilter(clock),
             _Stamp(clock),
             confine,
-            *(_pretty_steps(stream) if is_pretty(settings, stream) else [render_json]),
+            *steps,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[settings.level]),
         logger_factory=structlog.WriteLoggerFactory(stream),
@@ -215,14 +222,6 @@ def render_json(logger: Any, method: str, record: EventDict) -> str:
     return json.dumps(record, ensure_ascii=True, default=lambda value: f"<{type(value).__name__}>").replace(
         "\x7f", "\\u007f"
     )
-
-
-def _pretty_steps(stream: TextIO) -> list[Processor]:
-    from rich.console import Console  # noqa: PLC0415 - an extra: the library alone has no rich
-
-    colors = stream.isatty() and not Console(file=stream).no_color
-    renderer = structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=32, sort_keys=False, timestamp_key="time")
-    return [_for_people, renderer]
 
 
 def _for_people(logger: Any, method: str, record: EventDict) -> EventDict:

@@ -129,17 +129,12 @@ def sessions_in(program: str, path: Path) -> list[DatabaseSession]:
         ImportRefused: it cannot be read, or is not of this program.
         TimeoutError: it was refused before, and took so long for that that it is left alone.
     """
-    looks = _looks(path)
+    files = [file.stat() for file in (path, Path(f"{path}-wal")) if file.exists()]
+    looks = [(status.st_size, status.st_mtime_ns, status.st_ino) for status in files]
     if (known := _KNOWN.get(path)) is None or known[0] != looks:
         with _opened(path, LIST_S) as database:
             known = _KNOWN[path] = looks, list(_PROGRAMS[program].sessions(database))
     return known[1]
-
-
-def _looks(path: Path) -> list[tuple[int, int, int]]:
-    """What changes when a database does: size, time and identity of it and of its log."""
-    files = [file for file in (path, Path(f"{path}-wal")) if file.exists()]
-    return [(status.st_size, status.st_mtime_ns, status.st_ino) for status in (file.stat() for file in files)]
 
 
 def lines_of(program: str, path: Path, session_id: str) -> Iterator[bytes]:
@@ -342,22 +337,18 @@ def _llm_lines(database: _Database, session_id: str) -> Iterator[dict[str, Any]]
         yield from _conversation_lines(database, session_id)
         return
     yield {"thread": thread}
-    for message_hash in _branch(database, thread.get("tip_message_hash")):
+    branch: dict[Any, None] = {}  # from the last message to the first; a message may be its own ancestor
+    message_hash = thread.get("tip_message_hash")
+    while message_hash not in branch and (row := database.first(_ABOVE, message_hash)) is not None:
+        branch[message_hash] = None
+        message_hash = row.get("parent_hash")
+    for message_hash in reversed(branch):
         yield {
             "message": database.first(_MESSAGE, message_hash),
             "parts": [_llm_part(database, part) for part in database.rows(_PARTS, message_hash)],
             "turn": database.first(_TURN, session_id, message_hash)
             or database.first(_TURN_AFTER, session_id, message_hash),
         }
-
-
-def _branch(database: _Database, message_hash: Any) -> list[Any]:
-    """The messages from the first one to this one."""
-    found: dict[Any, None] = {}
-    while message_hash not in found and (row := database.first(_ABOVE, message_hash)) is not None:
-        found[message_hash] = None
-        message_hash = row.get("parent_hash")
-    return list(found)[::-1]
 
 
 def _conversation_lines(database: _Database, session_id: str) -> Iterator[dict[str, Any]]:

@@ -231,16 +231,14 @@ class Follower:
         one.seen, one.seen_at = source, self._clock.monotonic()
         place = one.place
         is_as_before = place is not None and (place.modified, place.inode) == (source.modified, source.inode)
-        if is_first and is_as_before and not self._may_hold(one):
+        age_s = self._clock.now().timestamp() - source.modified / 1e9
+        # the process before this one may have ended while its reader held entries of the file back
+        may_lack = place is not None and place.bytes > 0 and place.bytes not in place.ends and age_s < _RECENT_S
+        if is_first and is_as_before and not may_lack:
             return
         is_growing = place is not None and not one.program.is_rewritten and source.path.suffix == ".jsonl"
         if not (is_growing and await self._grow(one)):
             await self._take_whole(one)
-
-    def _may_hold(self, one: _FollowedSource) -> bool:
-        """Whether the process before this one ended while its reader held entries of the file back."""
-        place, age_s = one.place, self._clock.now().timestamp() - one.source.modified / 1e9
-        return place is not None and place.bytes > 0 and place.bytes not in place.ends and age_s < _RECENT_S
 
     async def _name(self, source: Source, present: Collection[str]) -> str:
         program = self._programs[source.program]

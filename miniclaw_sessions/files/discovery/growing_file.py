@@ -79,22 +79,16 @@ class GrowingFile:
         rest, is_more = _new_parts(before, entry)
         if rest is None:
             return []
-        if is_more:
-            end = self._end_of(entry.id)
+        end = entry.id
+        if is_more:  # behind the last early entry of its row: results stand between its blocks
+            for early in self._early.values():
+                if early.parent_id == end:
+                    end = early.id
             rest = replace(rest, parent_id=end)
-        else:
-            end = entry.id
         stored = _behind(rest, self._instead)
         said = hashlib.blake2b(encode_entry(stored), digest_size=4).hexdigest()
         self._instead[entry.id] = self._instead[end] = f"{entry.id}.{said}"
         return [replace(stored, id=self._instead[end])]
-
-    def _end_of(self, entry_id: str) -> str:
-        """The last early entry in the row behind an entry: results, which stand between its blocks."""
-        for entry in self._early.values():
-            if entry.parent_id == entry_id:
-                entry_id = entry.id
-        return entry_id
 
 
 def _behind(entry: Entry, instead: Mapping[str, str]) -> Entry:
