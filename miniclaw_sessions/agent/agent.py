@@ -29,7 +29,7 @@ import anyio
 import msgspec
 
 from miniclaw_sessions.agent.budgets import Budgets
-from miniclaw_sessions.agent.calls import Approval, SuspendTurn, Tell, ToolRunner, log_pending, pending_calls
+from miniclaw_sessions.agent.calls import Approval, OnEvent, SuspendTurn, ToolRunner, log_pending, pending_calls
 from miniclaw_sessions.agent.context_builder import ContextBuilder
 from miniclaw_sessions.agent.events import (
     AgentEvent,
@@ -274,7 +274,7 @@ class Agent:
         results: Mapping[str, Content] | None = None,
         unanswered: Unanswered | None = None,
         keeper: ContextKeeper | None = None,
-        tell: Tell = lambda _: None,
+        on_event: OnEvent = lambda _: None,
     ) -> TurnEnd:
         """Run a turn in this task, and return its last event, which is acknowledged by the store.
 
@@ -285,7 +285,7 @@ class Agent:
             keeper: as for `run`.
             results: as for `resume`.
             unanswered: what happens to calls without result or approval; default: RUN without a message, else CLOSE.
-            tell: called with each event but the last, as it happens.
+            on_event: called with each event but the last, as it happens.
 
         Raises:
             ModelError, IterationLimit, AgentError, TurnInProgress, DuplicateMessage, NothingToResume, StoreError, ...:
@@ -307,7 +307,7 @@ class Agent:
 
             def publish(event: AgentEvent) -> None:
                 observed(event)
-                tell(event)
+                on_event(event)
 
             end = await self._run(
                 turn,
@@ -317,7 +317,7 @@ class Agent:
                     results=results or {},
                     unanswered=unanswered or (Unanswered.RUN if message is None else Unanswered.CLOSE),
                     approved=message.approved if isinstance(message, Approval) else {},
-                    tell=publish,
+                    on_event=publish,
                 ),
             )
             if give_back is not None:
@@ -330,7 +330,7 @@ class Agent:
         running: _Running | None = None
         try:
             async with opening as turn:
-                wanted.tell(MessageAccepted(turn.message))
+                wanted.on_event(MessageAccepted(turn.message))
                 running = _Running(self, turn, wanted)
                 end: TurnEnd
                 try:
@@ -387,7 +387,7 @@ class _Wanted(msgspec.Struct, frozen=True):
     results: Mapping[str, Content]
     unanswered: Unanswered
     approved: Mapping[str, Mapping[str, Any]]
-    tell: Tell
+    on_event: OnEvent
 
 
 class _Running:
@@ -401,7 +401,7 @@ class _Running:
         self._wanted = wanted
         self._provider = agent.choices.get(session.chosen_model or "", agent.provider)
         self.bill = Bill(session, agent.budgets, self._provider.model)
-        self._draft: list[str] = []  # what the model has said of the reply that is under way
+        self._draft: list[str] = []  # the part of the reply under way that has come
 
     async def generate(self) -> TurnFinished | TurnSuspended:
         """Ask the model and run its tools until it calls none."""
@@ -423,7 +423,7 @@ class _Running:
             self._append(reply)
             self._draft.clear()
             await turn.save()  # before a tool does anything that a crash would make us forget
-            pending = await agent.tool_runner.run_all(reply.tool_calls, turn, generation, self._wanted.tell)
+            pending = await agent.tool_runner.run_all(reply.tool_calls, turn, generation, self._wanted.on_event)
             await turn.save()
             if pending:
                 return await self._suspend(pending)
@@ -467,7 +467,7 @@ class _Running:
                 turn.append(Message.tool_result(call, INTERRUPTED, is_error=True))
         if to_run:
             runner = self._agent.tool_runner
-            still += await runner.run_all(to_run, turn, self.generation, wanted.tell, approved=wanted.approved)
+            still += await runner.run_all(to_run, turn, self.generation, wanted.on_event, approved=wanted.approved)
         await turn.save()
         return still
 
@@ -478,23 +478,23 @@ class _Running:
 
     async def _next_reply(self) -> Message:
         """Ask the model once; once more where its context had to be made smaller first."""
-        agent, keeper, tell = self._agent, self._wanted.keeper, self._wanted.tell
+        agent, keeper, on_event = self._agent, self._wanted.keeper, self._wanted.on_event
         if agent.budgets is not None:
             await agent.budgets.check(self._wanted.session)
         if keeper is not None and (outcome := await keeper.before_request(self._turn)) is not None:
-            tell(SessionCompacted(outcome))
+            on_event(SessionCompacted(outcome))
         try:
             answer = await self._ask()
         except ContextOverflow:
             if keeper is None:
                 raise
             outcome = await keeper.overflowed(self._turn)
-            tell(SessionCompacted(outcome))
+            on_event(SessionCompacted(outcome))
             if outcome.status is not CompactionStatus.DONE:
                 raise
             answer = await self._ask()
         reply = answerable(answer, self._provider, agent.clock)
-        tell(ReplyFinished(reply))
+        on_event(ReplyFinished(reply))
         return reply
 
     async def _ask(self) -> Message:
@@ -507,7 +507,7 @@ class _Running:
             came.append(piece.text)
             if isinstance(piece, TextDelta):
                 self._draft.append(piece.text)
-                wanted.tell(piece)
+                wanted.on_event(piece)
 
         context = await builder.build(self._turn, self.generation.system_prompt)
         self._draft.clear()

@@ -194,7 +194,7 @@ class AgentSession:
     # --- keeping within the context ----------------------------------------------------------------------------------
 
     async def context_tokens(self) -> int:
-        """How large the context is now, about: what the provider said of its last request, and what came since."""
+        """How large the context is now, about: the provider's count of its last request, and what came since."""
         return await self._newest.context_tokens()
 
     async def compact(self, *, reason: str = "manual", keep_tokens: int | None = None) -> CompactionOutcome:
@@ -286,7 +286,7 @@ class Assistant:
         message: Message | Opening | None,
         *,
         idempotency_key: str | None = None,
-        tell: Callable[[AgentEvent], None] = lambda _: None,
+        on_event: Callable[[AgentEvent], None] = lambda _: None,
     ) -> TurnEnd:
         """Answer a message in this task, and return the turn's last event; see `Agent.answer`.
 
@@ -295,7 +295,7 @@ class Assistant:
             message: the user's message, or what the turn begins with; None: the newest one in the session is answered,
                 or its turn goes on.
             idempotency_key: the sender's own id of the message; see `Session.turn`.
-            tell: called with each event but the last, as it happens.
+            on_event: called with each event but the last, as it happens.
 
         Raises:
             ContextOverflow: the conversation is larger than the model takes, also after compaction.
@@ -304,7 +304,7 @@ class Assistant:
         keeper = self._keeper(session)
         try:
             return await self.agent.answer(
-                message, session=session, idempotency_key=idempotency_key, keeper=keeper, tell=tell
+                message, session=session, idempotency_key=idempotency_key, keeper=keeper, on_event=on_event
             )
         except ContextOverflow as error:
             if keeper is not None:

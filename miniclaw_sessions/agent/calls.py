@@ -41,7 +41,7 @@ REFUSED = "error: The user did not agree to this call; it was not made. Do not m
 MAX_ARGUMENTS = 1_000
 """Characters of a call's arguments that a question shows; it says how many it leaves out."""
 
-Tell = Callable[[AgentEvent], None]
+OnEvent = Callable[[AgentEvent], None]
 
 log = get_logger(__name__)
 
@@ -100,7 +100,7 @@ class ToolRunner:
         calls: Sequence[ToolCall],
         turn: Turn,
         generation: Generation,
-        tell: Tell,
+        on_event: OnEvent,
         *,
         approved: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     ) -> list[PendingCall]:
@@ -112,7 +112,7 @@ class ToolRunner:
             calls: what the model has called.
             turn: gets the results.
             generation: the turn, as hooks see it.
-            tell: called when a tool begins, and when it has ended.
+            on_event: called when a tool begins, and when it has ended.
             approved: the calls that a person has agreed to, with the data of what he was asked (`FINGERPRINT`).
 
         Returns:
@@ -121,11 +121,11 @@ class ToolRunner:
         results: list[Message | PendingCall | None] = [None] * len(calls)
 
         async def run(index: int, call: ToolCall) -> None:
-            tell(ToolStarted(call))
+            on_event(ToolStarted(call))
             calling_tools_in(generation)
             results[index] = result = await self._run(call, turn, generation, approved.get(call.id))
             if isinstance(result, Message):
-                tell(ToolFinished(call, result))
+                on_event(ToolFinished(call, result))
 
         try:
             async with anyio.create_task_group() as tasks:

@@ -142,7 +142,7 @@ async def in_task(answer: Callable[..., Awaitable[TurnEnd]]) -> AsyncGenerator[E
     async def run() -> None:
         with sender:
             try:
-                sender.send_nowait(await answer(tell=sender.send_nowait))
+                sender.send_nowait(await answer(on_event=sender.send_nowait))
             except Exception as error:  # noqa: BLE001 - every error belongs to the reader
                 sender.send_nowait(error)
 

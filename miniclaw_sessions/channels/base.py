@@ -31,7 +31,7 @@ class Answerer(Protocol):
         message: Message | Opening | None,
         *,
         idempotency_key: str | None = None,
-        tell: Callable[[AgentEvent], None],
+        on_event: Callable[[AgentEvent], None],
     ) -> TurnEnd:
         """As `Assistant.answer`."""
         ...

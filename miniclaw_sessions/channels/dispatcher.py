@@ -376,7 +376,7 @@ class Dispatcher:
         """Let the assistant answer."""
         incoming = delivery.incoming
 
-        def tell(event: AgentEvent) -> None:
+        def on_event(event: AgentEvent) -> None:
             if incoming.session is None:  # else no session of the manager can be followed
                 publisher.publish(event)
             delivery.put(Accepted(incoming, event) if isinstance(event, MessageAccepted) else Progress(incoming, event))
@@ -389,7 +389,7 @@ class Dispatcher:
                 delivery.session = await self._manager.find(key.session_id)
             else:
                 delivery.session = await self._manager.get_or_create(key.channel, key.chat_id)
-            answer = partial(self._answer_at_its_end, delivery, delivery.session, tell)
+            answer = partial(self._answer_at_its_end, delivery, delivery.session, on_event)
             question = await self._question(delivery, delivery.session)
             word, arguments = (incoming.obeys and command_in(incoming.message)) or ("", "")
             if word and (run := COMMANDS[word].run) is not None:
@@ -408,7 +408,11 @@ class Dispatcher:
         return Obeyed(incoming, end) if isinstance(end, str) else Answered(incoming, end)
 
     async def _answer_at_its_end(
-        self, delivery: Delivery, session: Session, tell: Callable[[AgentEvent], None], said: Message | Opening | None
+        self,
+        delivery: Delivery,
+        session: Session,
+        on_event: Callable[[AgentEvent], None],
+        said: Message | Opening | None,
     ) -> TurnEnd:
         """Let what is said be answered; where more of it follows, only keep it.
 
@@ -423,7 +427,9 @@ class Dispatcher:
                 delivery.put(Accepted(incoming, MessageAccepted(turn.message)))
             if await incoming.goes_on():
                 raise DuplicateMessage(session.session_id, key or "", turn.message.id)
-        return await (incoming.answerer or self._assistant).answer(session, said, idempotency_key=key, tell=tell)
+        return await (incoming.answerer or self._assistant).answer(
+            session, said, idempotency_key=key, on_event=on_event
+        )
 
     async def _question(self, delivery: Delivery, session: Session) -> Question:
         """What the person was asked when he said this; the same holds for what waits behind it, unless that is known.

@@ -32,7 +32,7 @@ _UNSEEN = {
     "VideoNote": ("a video message", "watch", True),
     "Voice": ("a voice message", "listen to", True),
 }
-"""What is sent beside text and pictures, by the library's names: what it is, what nobody here can do with it, and
+"""What is sent beside text and pictures, by the library's names: what it is, what this program cannot do with it, and
 whether the person is answered so."""
 
 

@@ -57,7 +57,7 @@ class Running:
     def __init__(self, agent: Agent, session: Session, **options: Any) -> None:
         self.events: list[AgentEvent] = []
         self.end: TurnEnd | None = None
-        self._answer = agent.answer(HELLO, session=session, tell=self.events.append, **options)
+        self._answer = agent.answer(HELLO, session=session, on_event=self.events.append, **options)
 
     async def __call__(self) -> None:
         self.end = await self._answer

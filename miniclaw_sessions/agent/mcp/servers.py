@@ -230,7 +230,7 @@ async def _list(client: Client) -> list[mcp.types.Tool]:
 
 
 def _why(program: Program | None, error: Exception, said: str = "") -> str:
-    """Why a connection is over, or gave no result, by what is known best; and what a program has said of it."""
+    """Why a connection is over, or gave no result, by what is known best; and a program's last words."""
     if program is None:
         return _sentence(error)
     is_gone = isinstance(error, MCPError) and error.error.code == mcp.types.CONNECTION_CLOSED

@@ -96,7 +96,7 @@ def _read_said(part: Any, fields: dict[str, Any]) -> Message:
             is_error = fields["outcome"] != "success"
             message = Message(Role.TOOL_RESULT, returned, moment, tool_call_id=call_id, name=name, is_error=is_error)
         case _:
-            return _keeping(_told_of(part, fields, moment), {"whole": fields})
+            return _keeping(_in_text(part, fields, moment), {"whole": fields})
     plain = _plain_said(_keeping(message, kept))
     kept["part"] = _differing(part, fields, plain)
     if fields.get("tool_kind") is not None:  # the default of the class that it alone makes the part be
@@ -104,7 +104,7 @@ def _read_said(part: Any, fields: dict[str, Any]) -> Message:
     return _keeping(message, kept)
 
 
-def _told_of(part: Any, fields: Mapping[str, Any], moment: datetime | None) -> Message:
+def _in_text(part: Any, fields: Mapping[str, Any], moment: datetime | None) -> Message:
     """The text, for other frameworks, of a part that is kept whole."""
     match fields["part_kind"]:
         case "retry-prompt" if fields.get("tool_name"):

@@ -252,7 +252,7 @@ class ServiceProvider(ABC):
         return ModelUnavailable(f"{self._host} cannot be reached, or closed the connection; check base_url")
 
     def _is_about_overflow(self, fields: Mapping[str, Any]) -> bool:
-        """Whether an error of the service is about the size of the conversation, on whatever way it came."""
+        """Whether an error of the service is about the size of the conversation, in any form."""
         if fields.get("code") == "context_length_exceeded":
             return True
         message = fields.get("message")

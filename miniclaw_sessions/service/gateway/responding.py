@@ -152,21 +152,21 @@ class _Responder:
         message: Message | Opening | None,  # noqa: ARG002 - as `Answerer` has it; what is said is in the request
         *,
         idempotency_key: str | None = None,  # noqa: ARG002 - same
-        tell: Callable[[AgentEvent], None],
+        on_event: Callable[[AgentEvent], None],
     ) -> TurnEnd:
         """Run the turn; what fails is written down."""
         self.session = session
 
-        def on_event(event: AgentEvent) -> None:
+        def pass_on(event: AgentEvent) -> None:
             if isinstance(event, MessageAccepted):
                 self.mark = next(entry for entry in self._opening.entries if isinstance(entry, Custom))
                 self._model.mark_id = self.mark.id
                 if self.delivery is not None:
                     self._running[self.mark.id] = self.delivery
-            tell(event)
+            on_event(event)
 
         try:
-            return await self._assistant.answer(session, self._opening, tell=on_event)
+            return await self._assistant.answer(session, self._opening, on_event=pass_on)
         except Exception as error:
             if self.mark is not None:
                 await self._note_failure(session, self.mark, error)
