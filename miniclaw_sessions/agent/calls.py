@@ -176,7 +176,16 @@ class ToolRunner:
         return PendingCall(call, suspended.reason, suspended.data)
 
     async def _answer(self, call: ToolCall, chosen: ToolCall, approved: Mapping[str, Any] | None) -> Message:
-        tool, arguments = self._chosen(chosen)
+        by_name = {tool.name: tool for tool in self.tools}
+        tool = by_name.get(chosen.name)
+        if tool is None:
+            known = ", ".join(by_name) or "none"
+            raise _UncallableError(f"there is no tool {chosen.name!r}; the tools are: {known}")
+        if MALFORMED in (chosen.extra or {}):
+            raise _UncallableError("the arguments were not valid JSON; call the tool again with a JSON object")
+        arguments = parse_json(chosen.arguments.encode()) if chosen.arguments.strip() else {}
+        if not isinstance(arguments, dict):
+            raise _UncallableError("the arguments were not a JSON object; call the tool again with one")
         asked = {FINGERPRINT: tool.fingerprint, "name": chosen.name, "arguments": chosen.arguments}
         if tool.needs_approval and approved is None:
             raise SuspendTurn(f"may {tool.name} be called?", asked)
@@ -190,20 +199,6 @@ class ToolRunner:
         if scope.cancelled_caught:
             raise _UncallableError(f"no answer within {timeout_s:g} seconds")
         raise _UncallableError("the tool ended without a result")
-
-    def _chosen(self, call: ToolCall) -> tuple[Tool, dict[str, object]]:
-        """The tool and the arguments that a call asks for."""
-        by_name = {tool.name: tool for tool in self.tools}
-        tool = by_name.get(call.name)
-        if tool is None:
-            known = ", ".join(by_name) or "none"
-            raise _UncallableError(f"there is no tool {call.name!r}; the tools are: {known}")
-        if MALFORMED in (call.extra or {}):
-            raise _UncallableError("the arguments were not valid JSON; call the tool again with a JSON object")
-        arguments = parse_json(call.arguments.encode()) if call.arguments.strip() else {}
-        if not isinstance(arguments, dict):
-            raise _UncallableError("the arguments were not a JSON object; call the tool again with one")
-        return tool, arguments
 
 
 class _UncallableError(Exception):

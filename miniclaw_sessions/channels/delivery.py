@@ -1,15 +1,32 @@
-"""A message on its way to its answer, and the one stream of what becomes of it: from the agent loop to its reader."""
+"""A message on its way to its answer, and the stream of what becomes of it: to its reader, and to followers.
+
+Event streams, the command line and followers get the events of an answer as JSON documents. `api.events` describes the
+same documents for the interface's description; a test compares the two.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import anyio
 
+from miniclaw_sessions.agent.events import (
+    AgentEvent,
+    MessageAccepted,
+    ReplyFinished,
+    SessionCompacted,
+    ToolFinished,
+    ToolStarted,
+    TurnFinished,
+    TurnStopped,
+    TurnSuspended,
+)
 from miniclaw_sessions.agent.provider import ReasoningDelta, TextDelta
 from miniclaw_sessions.channels.base import (
+    Answered,
     Channel,
     Incoming,
     Last,
@@ -20,8 +37,12 @@ from miniclaw_sessions.channels.base import (
     comes_again,
 )
 from miniclaw_sessions.channels.commands import Question
+from miniclaw_sessions.core.events.listeners import TYPING, Topic, TurnEvent
+from miniclaw_sessions.core.protocol.encoding import message_document
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.protocol.messages import Usage
 from miniclaw_sessions.core.session import Session
-from miniclaw_sessions.errors import named
+from miniclaw_sessions.errors import named, snake_case
 from miniclaw_sessions.log import get_logger
 
 log = get_logger(__name__)
@@ -30,6 +51,8 @@ MAX_UNREAD_CHARACTERS = 2**20
 """How much text waits for a slow reader; text beyond it does not come piece by piece; only the end does."""
 
 _OF_AN_EVENT = 256  # characters that anything but text counts for
+
+Document = dict[str, Any]
 
 
 class Delivery:
@@ -45,7 +68,7 @@ class Delivery:
         session: the session, once it is there.
         answering: cancelled when the answer has taken too long.
         answered_in: a block around its answering: what happens there is seen as a part of what handed it over.
-        telling: cancelled when telling the channel of it has taken too long.
+        telling: cancelled when the channel has taken too long to send what became of it.
         is_stopped: whether it was stopped before its turn began.
         question: what the person was asked when he said it, as soon as that is known.
         standing: what he is asked while this is being answered; None before, and when that is over.
@@ -160,3 +183,78 @@ def _piece_in(outgoing: Outgoing) -> tuple[type[TextDelta | ReasoningDelta] | No
 
 def _weight(text: str) -> int:
     return len(text) or _OF_AN_EVENT
+
+
+# --- for followers, as documents -------------------------------------------------------------------------------------
+
+
+class TurnPublisher:
+    """Publishes one answer to those who follow its session, or watch all sessions.
+
+    Args:
+        turns: the topic that the events go to.
+        key: the session's key.
+    """
+
+    def __init__(self, turns: Topic[TurnEvent], key: SessionKey) -> None:
+        self._turns = turns
+        self._key = key
+        self._has_begun = False
+
+    def publish(self, event: AgentEvent) -> None:
+        """Publish an event of the turn; its message is acknowledged before the first one."""
+        if isinstance(event, MessageAccepted):
+            self._has_begun = True
+            self._publish(TYPING, {})
+        self._publish(*event_document(event))
+
+    def end(self, last: Last) -> None:
+        """Publish how the answer ended, if it has begun."""
+        if not self._has_begun:
+            return
+        if isinstance(last, Answered):
+            self._publish(*event_document(last.event))
+        elif isinstance(last, NotAnswered):
+            failure = {"message": last.text, "type": snake_case(type(last.error).__name__)}
+            self._publish("error", failure)
+
+    def _publish(self, kind: str, data: Document) -> None:
+        self._turns.publish(TurnEvent(self._key, kind, data))
+
+
+def event_document(event: AgentEvent) -> tuple[str, Document]:  # noqa: PLR0911 - one for each kind of event
+    """An event's name and its data.
+
+    The names: accepted, text, tool_started, tool_finished, usage, compacted; at the end suspended, stopped or done.
+    """
+    match event:
+        case MessageAccepted(entry=entry):
+            return "accepted", {"entry_id": entry.id}
+        case TextDelta(text=text):
+            return "text", {"text": text}
+        case ToolStarted(call=call):
+            return "tool_started", {"id": call.id, "name": call.name, "arguments": call.arguments}
+        case ToolFinished(call=call):
+            return "tool_finished", {"id": call.id, "name": call.name, "is_error": event.result.is_error}
+        case ReplyFinished(message=message):
+            return "usage", {"usage": _usage_document(message.usage or Usage()), "model": message.model}
+        case SessionCompacted(outcome=outcome):
+            return "compacted", {"status": outcome.status.value, "detail": outcome.detail}
+        case TurnSuspended(pending=pending, usage=usage):
+            calls = [one.waiting.document_of(one.call) for one in pending]
+            return "suspended", {"pending": calls, "usage": _usage_document(usage)}
+        case TurnStopped(message=message, usage=usage):
+            return "stopped", {"message": message_document(message), "usage": _usage_document(usage)}
+        case TurnFinished(message=message, usage=usage):
+            return "done", {"message": message_document(message), "usage": _usage_document(usage)}
+
+
+def _usage_document(usage: Usage) -> Document:
+    return {
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "cache_read_tokens": usage.cache_read_tokens,
+        "cache_write_tokens": usage.cache_write_tokens,
+        "total_tokens": usage.total,
+        "cost": usage.cost,
+    }

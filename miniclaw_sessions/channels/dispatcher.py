@@ -49,8 +49,7 @@ from miniclaw_sessions.channels.commands import (
     message_or_approval,
     open_question,
 )
-from miniclaw_sessions.channels.delivery import Delivery
-from miniclaw_sessions.channels.turn_events import TurnPublisher
+from miniclaw_sessions.channels.delivery import Delivery, TurnPublisher
 from miniclaw_sessions.config import ChannelSettings
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.persistence.own_task import HeldOpen

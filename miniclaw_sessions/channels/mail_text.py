@@ -135,13 +135,10 @@ def _before_fields(lines: list[str]) -> int:
             above = number
             while above and not lines[above - 1].strip():
                 above -= 1
-            return above - 1 if above and _is_rule(lines[above - 1].rstrip()) else number
+            rule = lines[above - 1].rstrip() if above else ""
+            is_dashed = rule.startswith("---") and rule.endswith("---") and len(rule.strip("-")) <= _RULE_WORDS
+            return above - 1 if len(rule) >= _RULE_CHARACTERS and (is_dashed or not rule.strip("_")) else number
     return len(lines)
-
-
-def _is_rule(line: str) -> bool:
-    is_dashed = line.startswith("---") and line.endswith("---") and len(line.strip("-")) <= _RULE_WORDS
-    return len(line) >= _RULE_CHARACTERS and (is_dashed or not line.strip("_"))
 
 
 def _before_attribution(lines: list[str], end: int) -> int:

@@ -17,8 +17,8 @@ from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.calls import MAX_ARGUMENTS, REFUSED
 from miniclaw_sessions.agent.hooks import Generation, Hooks
 from miniclaw_sessions.channels.base import Answered, Incoming, NotAnswered, Reason
+from miniclaw_sessions.channels.delivery import event_document
 from miniclaw_sessions.channels.dispatcher import Dispatcher
-from miniclaw_sessions.channels.turn_events import event_document
 from miniclaw_sessions.core.protocol.entries import Custom
 from miniclaw_sessions.core.protocol.messages import ToolCall
 from miniclaw_sessions.errors import NothingToResume

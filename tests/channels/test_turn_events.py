@@ -21,7 +21,7 @@ from miniclaw_sessions.agent.events import (
     TurnSuspended,
 )
 from miniclaw_sessions.agent.provider import TextDelta
-from miniclaw_sessions.channels.turn_events import event_document
+from miniclaw_sessions.channels.delivery import event_document
 from miniclaw_sessions.core.session.compacting import CompactionOutcome, CompactionStatus
 from miniclaw_sessions.service.api.chat import EVENTS
 from miniclaw_sessions.service.api.events import PendingCallRow

@@ -114,7 +114,8 @@ def causes_of(error: BaseException) -> Iterator[BaseException]:
 def retry_after_of(error: Exception) -> float | None:
     """Seconds after which the service wants the next request; None if it has not said, or not in a known form.
 
-    The headers `retry-after-ms` and `retry-after` say it, there as seconds or as a date; Google says it in the body.
+    The headers `retry-after-ms` and `retry-after` say it, there as seconds or as a date. Google says it in the body, as
+    the `retryDelay` of its `RetryInfo`, such as "34s".
     """
     headers = _headers_of(error)
     for name, unit in (("retry-after-ms", 1000), ("retry-after", 1)):
@@ -123,7 +124,10 @@ def retry_after_of(error: Exception) -> float | None:
     if (until := _date(headers.get("retry-after"))) is not None:
         now = _date(headers.get("date")) or SystemClock().now()  # the service's own clock, if it is known
         return min(max((until - now).total_seconds(), 0.0), MAX_RETRY_AFTER_S)
-    return _delay_in(fields_of(error).get("details"))
+    details = fields_of(error).get("details")
+    delays = [one.get("retryDelay") for one in details if isinstance(one, dict)] if isinstance(details, list) else []
+    stated = next((match for text in delays if isinstance(text, str) and (match := _DURATION.fullmatch(text))), None)
+    return None if stated is None else min(float(stated[1]), MAX_RETRY_AFTER_S)
 
 
 def _headers_of(error: Exception) -> Mapping[str, str]:
@@ -142,10 +146,3 @@ def _date(text: str | None) -> datetime | None:
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
     return date if date.tzinfo is not None else date.replace(tzinfo=UTC)
-
-
-def _delay_in(details: Any) -> float | None:
-    """The delay of Google's `RetryInfo`, such as "34s"."""
-    delays = [one.get("retryDelay") for one in details if isinstance(one, dict)] if isinstance(details, list) else []
-    found = next((match for text in delays if isinstance(text, str) and (match := _DURATION.fullmatch(text))), None)
-    return None if found is None else min(float(found[1]), MAX_RETRY_AFTER_S)

@@ -57,18 +57,17 @@ class Priced(AroundProvider):
         """Ask the provider."""
         async with aclosing(self.provider.generate(messages, tools)) as answer:
             async for event in answer:
-                yield Reply(self._priced(event.message)) if isinstance(event, Reply) else event
+                if isinstance(event, Reply) and (usage := event.message.usage) is not None:
+                    priced_usage = self.with_cost(usage, event.message.model)
+                    yield Reply(msgspec.structs.replace(event.message, usage=priced_usage))
+                else:
+                    yield event
 
     def with_cost(self, usage: Usage, model: str | None = None) -> Usage:
         """The usage with its cost, if one of the names has a price: of the settings, the provider or the reply."""
         names = (self._named, self.model, model or "")
         price = next((self._prices[name] for name in names if name in self._prices), None)
         return usage if price is None else priced(usage, price)
-
-    def _priced(self, reply: Message) -> Message:
-        if reply.usage is None:
-            return reply
-        return msgspec.structs.replace(reply, usage=self.with_cost(reply.usage, reply.model))
 
 
 class WithFallback(AroundProvider):

@@ -13,7 +13,7 @@ from miniclaw_sessions.agent.providers.configured import open_agent
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.channels.base import Incoming
 from miniclaw_sessions.channels.commands import message_or_approval, open_question
-from miniclaw_sessions.channels.turn_events import event_document
+from miniclaw_sessions.channels.delivery import event_document
 from miniclaw_sessions.config import Settings
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.service.api.chat import user_message

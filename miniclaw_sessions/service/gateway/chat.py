@@ -11,9 +11,8 @@ from msgspec import UnsetType
 from miniclaw_sessions.agent.provider import Begun, ReasoningDelta
 from miniclaw_sessions.channels.base import Incoming, NotAnswered, Obeyed
 from miniclaw_sessions.channels.commands import earlier_answer
-from miniclaw_sessions.channels.delivery import Delivery
+from miniclaw_sessions.channels.delivery import Delivery, event_document
 from miniclaw_sessions.channels.dispatcher import Dispatcher
-from miniclaw_sessions.channels.turn_events import event_document
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import DuplicateMessage
