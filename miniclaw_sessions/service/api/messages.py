@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from datetime import UTC
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import orjson
@@ -327,7 +327,10 @@ async def append_entries(context: Context, request: AppendEntries) -> EntriesApp
     """Append entries of any kind as a unit, and reply when they are acknowledged."""
     key = checked_idempotency_key(request.idempotency_key)
     key = None if key is None else key_of_entries(key)
-    wanted = _new_entries(request.body)
+    is_one = not isinstance(request.body.get("entries"), list)
+    shape: Any = NewEntry if is_one else NewEntries  # a union is no type to mypy
+    body = shaped(request.body, shape)
+    wanted: list[NewEntry] = [body] if is_one else body.entries
     session = await context.find(request.session_id)
     for label in wanted:
         if isinstance(label, NewLabel):
@@ -360,13 +363,6 @@ def _entries_appended(session: Session, places: Sequence[tuple[str, int]], unit:
     is_known, (leaf_id, etag) = not unit.made, _end_of(session, unit.made)
     entries = [AppendedEntry(id=entry_id, sequence=place, duplicate=is_known) for entry_id, place in places]
     return EntriesAppendedReply(id=entries[-1].id, entries=entries, leaf_id=leaf_id, etag=etag)
-
-
-def _new_entries(body: dict[str, Any]) -> list[NewEntry]:
-    if isinstance(body.get("entries"), list):
-        return shaped(body, NewEntries).entries
-    one: NewEntry = shaped(body, cast("Any", NewEntry))  # mypy does not take a union for a type
-    return [one]
 
 
 def _made(wanted: NewEntry) -> tuple[type[Entry], dict[str, Any]]:  # noqa: PLR0911 - one for each kind

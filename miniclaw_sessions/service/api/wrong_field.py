@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -59,21 +59,16 @@ def _with_keys(names: Sequence[str], place: str, data: Any, kind: Any) -> list[S
     steps: list[Step] = []
     for name in names:
         if name == _ANY_KEY:
-            key, data = _wrong_key(data, steps, is_wrong)
-            steps.append(key)
+            node = _at(data, steps)
+            keys = list(node)
+            while len(keys) > 1:  # the key whose value is wrong, by halves
+                half = keys[: len(keys) // 2]
+                keys = half if is_wrong(_with(data, steps, {key: node[key] for key in half})) else keys[len(half) :]
+            data = _with(data, steps, {keys[0]: node[keys[0]]})
+            steps.append(str(keys[0]))
         else:
             steps.append(int(name) if name.isdecimal() and isinstance(_at(data, steps), list) else name)
     return steps
-
-
-def _wrong_key(data: Any, steps: Sequence[Step], is_wrong: Callable[[Any], bool]) -> tuple[str, Any]:
-    """The key of the object there whose value is wrong, and the document with that key alone: by halves."""
-    node = _at(data, steps)
-    keys = list(node)
-    while len(keys) > 1:
-        half = keys[: len(keys) // 2]
-        keys = half if is_wrong(_with(data, steps, {key: node[key] for key in half})) else keys[len(half) :]
-    return str(keys[0]), _with(data, steps, {keys[0]: node[keys[0]]})
 
 
 def _at(data: Any, steps: Sequence[Step]) -> Any:

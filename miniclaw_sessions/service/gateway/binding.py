@@ -229,7 +229,13 @@ def fields_given(operation: Operation[Any, Any], exchange: Exchange, names: Mapp
         RequestError: a parameter is unknown, comes twice, or has not the form that it must have (422).
         InvalidKey: a name in the path is not percent-encoded UTF-8.
     """
-    given: dict[str, Any] = {name: _decoded(text, name) for name, text in names.items()}
+    given: dict[str, Any] = {}
+    for name, text in names.items():
+        try:
+            given[name] = unquote(text, errors="strict")  # exactly once: an id may itself hold percent signs
+        except UnicodeDecodeError:
+            where = name.replace("_", " ")
+            raise InvalidKey(f"the {where} in the path is not percent-encoded UTF-8") from None
     query = parse_qsl(exchange.query.decode("latin-1"), keep_blank_values=True) if exchange.query else ()
     for name, text in query:
         if name not in operation.in_query and operation.openai:
@@ -265,11 +271,3 @@ def _from_query(name: str, text: str, kind: Any) -> Any:
     except msgspec.ValidationError:
         is_plain = re.fullmatch("-?[0-9]{1,16}|true|false", text) is not None  # not 1e3, nor digits of other scripts
         return shaped(text, kind, strict=not is_plain, name=name)
-
-
-def _decoded(text: str, name: str) -> str:
-    """A name in the path, percent-decoded exactly once: an id may itself hold percent signs."""
-    try:
-        return unquote(text, errors="strict")
-    except UnicodeDecodeError:
-        raise InvalidKey(f"the {name.replace('_', ' ')} in the path is not percent-encoded UTF-8") from None

@@ -131,7 +131,9 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, as long as the head, and what is sent beside the body, stays within its bound."""
-        if self.transport.is_closing() or self._has_last_request:
+        cycle: RequestResponseCycle | None = self.cycle
+        has_last = cycle is not None and not (cycle.keep_alive or cycle.more_body or cycle.response_complete)
+        if self.transport.is_closing() or has_last:  # what comes behind a connection's last request means nothing
             return
         if self._is_idle or self._in_head:
             self._head_bytes += len(data)
@@ -257,12 +259,6 @@ class GatewayProtocol(HttpToolsProtocol):
         """Whether no request is being answered."""
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is None or cycle.response_complete
-
-    @property
-    def _has_last_request(self) -> bool:
-        """Whether the connection's last request is here and not answered yet: what comes behind it means nothing."""
-        cycle: RequestResponseCycle | None = self.cycle
-        return cycle is not None and not (cycle.keep_alive or cycle.more_body or cycle.response_complete)
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(self.timeout_s, self._head_timed_out)

@@ -33,7 +33,7 @@ from miniclaw_sessions.channels.base import Answered, Last, NotAnswered, Watch
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import Settings
 from miniclaw_sessions.core.events.listeners import Commit, Flush, Topics
-from miniclaw_sessions.core.protocol.messages import Message, ToolCall, Usage
+from miniclaw_sessions.core.protocol.messages import Message, Usage
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.service.api.table import OPERATIONS
 from miniclaw_sessions.service.gateway.exchange import Exchange
@@ -314,9 +314,23 @@ class _Turn:
             case ReplyFinished(message=message):
                 self._usage += message.usage or Usage()
             case ToolStarted(call=call):
-                self._tools[call.id] = self._telemetry.now(), self._span_of(call)
-            case ToolFinished(call=call):
-                self._tool_ended(call, is_error=event.result.is_error)
+                name = _named(call.name)
+                about = {
+                    "gen_ai.operation.name": "execute_tool",
+                    "gen_ai.tool.name": name,
+                    "gen_ai.tool.type": "function",
+                    "gen_ai.tool.call.id": _named(call.id),
+                }
+                began = self._telemetry.now()
+                self._tools[call.id] = began, self._telemetry.spans.start(f"execute_tool {name}", about)
+            case ToolFinished(call=call, result=result):
+                began, span = self._tools.pop(call.id)
+                label = self._telemetry.tool(call.name)
+                self._metrics.tool_calls.labels(label, "failed" if result.is_error else "done").inc()
+                self._metrics.tool_seconds.labels(label).observe(self._telemetry.now() - began)
+                if result.is_error:
+                    span.failed("tool_error")
+                span.end()
             case SessionCompacted(outcome=outcome):
                 self._metrics.compactions.labels(outcome.status.value).inc()
             case TurnFinished() | TurnStopped() | TurnSuspended():
@@ -332,25 +346,6 @@ class _Turn:
         self._metrics.turn_seconds.labels(self._channel).observe(self._telemetry.now() - self._began)
         self.span.set({"miniclaw.outcome": self.outcome, **_tokens_of(self._usage)})
         self.span.end()
-
-    def _span_of(self, call: ToolCall) -> Span:
-        name = _named(call.name)
-        about = {
-            "gen_ai.operation.name": "execute_tool",
-            "gen_ai.tool.name": name,
-            "gen_ai.tool.type": "function",
-            "gen_ai.tool.call.id": _named(call.id),
-        }
-        return self._telemetry.spans.start(f"execute_tool {name}", about)
-
-    def _tool_ended(self, call: ToolCall, *, is_error: bool) -> None:
-        began, span = self._tools.pop(call.id)
-        name = self._telemetry.tool(call.name)
-        self._metrics.tool_calls.labels(name, "failed" if is_error else "done").inc()
-        self._metrics.tool_seconds.labels(name).observe(self._telemetry.now() - began)
-        if is_error:
-            span.failed("tool_error")
-        span.end()
 
 
 class _ObservedProvider(AroundProvider):

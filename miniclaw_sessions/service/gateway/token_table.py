@@ -145,15 +145,15 @@ class TokenTable:
 
     def _look(self) -> _Version:
         """The state by which a change of a file is seen: it is replaced as a whole."""
-        return tuple(map(_version_of, self._files))
+        versions: list[tuple[int, ...] | None] = []
+        for file in self._files:
+            try:
+                status = file.stat()
+            except OSError:
+                versions.append(None)
+            else:
+                versions.append((status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode))
+        return tuple(versions)
 
     def _blinded(self, digest: bytes) -> bytes:
         return hashlib.blake2b(digest, key=self._blind, digest_size=32).digest()
-
-
-def _version_of(file: Path) -> tuple[int, ...] | None:
-    try:
-        status = file.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode
