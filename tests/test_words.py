@@ -15,19 +15,19 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LIMITS: dict[str, int] = {
-    "told": 53,
-    "tells?": 69,
-    "nobody": 25,
-    "somebody": 8,
-    "whoever": 21,
-    "whatever": 19,
-    "anew": 22,
-    "so many": 15,
+    "told": 24,
+    "tells?": 38,
+    "nobody": 3,
+    "somebody": 1,
+    "whoever": 0,
+    "whatever": 5,
+    "anew": 7,
+    "so many": 0,
     "manieth": 0,
-    "said of": 4,
+    "said of": 3,
     "which of them": 0,
-    "is to be": 6,
-    "there is none": 9,
+    "is to be": 0,
+    "there is none": 0,
 }
 """How often each may stand in what people read. Lower a number when a change takes some out; never raise one."""
 

@@ -28,11 +28,11 @@ from miniclaw_sessions.service.api.openai.shapes import CreateResponse, Document
 from miniclaw_sessions.service.api.openai.stored_responses import StoredResponse
 
 _REFUSED = {
-    "background": "an answer is given to whoever asks for it; a client that goes away finds it by its id",
+    "background": "the client that asks gets the answer; one that goes away finds it by its id",
     "prompt": "there are no stored prompts; send instructions and input",
     "top_logprobs": "no model here gives log probabilities",
     "context_management": "the daemon summarizes by itself what the model's context cannot hold",
-    "moderation": "nobody moderates",
+    "moderation": "nothing is moderated here",
     "access_programs": "they are OpenAI's own",
     "image": "images are sent as they are",
 }
