@@ -35,7 +35,7 @@ from miniclaw_sessions.core.protocol.entries import (
 )
 from miniclaw_sessions.core.protocol.messages import Message, Role
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.files.formats.codec import kept_fields
+from miniclaw_sessions.files.formats.codec import kept_fields, taken, without
 from miniclaw_sessions.files.formats.pi.messages import (
     KEPT,
     OWN,
@@ -189,7 +189,7 @@ def _read_matching(kind: _Kind, fields: Mapping[str, Any], place: Place) -> Entr
 
 
 def _more_of_compaction(rest: dict[str, Any], own: Mapping[str, Any], place: Place) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    found = {name: own[name] for name in ("model", "reason") if isinstance(own.get(name), str)}
     if isinstance(tail := rest.get("retainedTail"), list) and tail:
         try:
             found["messages"] = tuple(read_message(message, place.timestamp) for message in tail)
@@ -198,10 +198,6 @@ def _more_of_compaction(rest: dict[str, Any], own: Mapping[str, Any], place: Pla
         del rest["retainedTail"]
     if isinstance(rest.get("usage"), dict):
         found["usage"] = read_usage(rest.pop("usage"))
-    if isinstance(own.get("model"), str):
-        found["model"] = own["model"]
-    if isinstance(own.get("reason"), str):
-        found["reason"] = own["reason"]
     if type(own.get("tokens_after")) is int:
         found["tokens_after"] = own["tokens_after"]
     return found
@@ -245,12 +241,13 @@ def _read_custom(fields: Mapping[str, Any], place: Place) -> Entry:
     ours = _read_ours(name, data, place)
     if ours is not None:
         return ours
-    rest = _rest_of(fields, place)
-    del rest["customType"]
-    if isinstance(data, dict):
-        del rest["data"]
-    own_data = data if isinstance(data, dict) else {}
-    return cast("Entry", place(Custom, custom_type=_named(name), data=own_data, extra=_CUSTOM.keep(fields, rest)))
+    rest = without(_rest_of(fields, place), "customType")
+    data = taken(rest, "data", dict) or {}
+    if name.startswith(_OURS) and name not in (_LEAF, _OTHER):  # those were damaged, or they would not come here
+        name = name.removeprefix(_OURS)
+    elif name == METADATA or name.startswith(_ESCAPE):
+        name = _ESCAPE + name
+    return cast("Entry", place(Custom, custom_type=name, data=data, extra=_CUSTOM.keep(fields, rest)))
 
 
 def _read_ours(name: str, data: Any, place: Place) -> Entry | None:
@@ -276,24 +273,6 @@ _READERS: dict[str, Callable[[Mapping[str, Any], Place], Entry]] = {
 
 TYPES = frozenset([*_BY_NAME, *_READERS])
 """The types of entries that we know."""
-
-
-# --- the names of custom entries -------------------------------------------------------------------------------------
-
-
-def _named(name: str) -> str:
-    """Our name for a custom entry of pi's."""
-    if name.startswith(_OURS) and name not in (_LEAF, _OTHER):  # those were damaged, or they would not come here
-        return name.removeprefix(_OURS)
-    return _ESCAPE + name if name == METADATA or name.startswith(_ESCAPE) else name
-
-
-def _name_in_pi(name: str) -> str:
-    """The name in pi of a custom entry of ours: the one that `_named` turns into this one."""
-    plain = name.removeprefix(_ESCAPE)
-    if plain != name and (plain == METADATA or plain.startswith(_ESCAPE)):
-        return plain
-    return _OURS + name if name == METADATA or name.startswith((_ESCAPE, _OURS)) else name
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -366,7 +345,13 @@ def _write_custom(entry: Custom) -> bytes:
     line = entry.data.get("line")
     if entry.custom_type == LINE and isinstance(line, str) and (written := _at_place(line, entry)) is not None:
         return written
-    fields = _base(entry, "custom") | {"customType": _name_in_pi(entry.custom_type)}
+    name = entry.custom_type
+    plain = name.removeprefix(_ESCAPE)
+    if plain != name and (plain == METADATA or plain.startswith(_ESCAPE)):
+        name = plain
+    elif name == METADATA or name.startswith((_ESCAPE, _OURS)):
+        name = _OURS + name
+    fields = _base(entry, "custom") | {"customType": name}
     fields |= {"data": entry.data} if entry.data else {}
     return orjson.dumps(_CUSTOM.restore(fields, entry.extra, defaults={"data": {}}))
 

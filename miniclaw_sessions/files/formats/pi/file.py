@@ -45,7 +45,7 @@ from miniclaw_sessions.core.protocol.entries import (
 from miniclaw_sessions.core.protocol.json_values import MAX_DEPTH
 from miniclaw_sessions.core.protocol.messages import provider_of
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
-from miniclaw_sessions.files.formats.codec import Chain, Finding, Outcome, Sample, SessionFacts
+from miniclaw_sessions.files.formats.codec import Chain, Finding, Outcome, Sample, SessionFacts, taken
 from miniclaw_sessions.files.formats.json_lines import JsonLines, Tree, TreeReader
 from miniclaw_sessions.files.formats.pi.entries import TYPES, VERSION, Place, read_entry, read_line, write_entry
 from miniclaw_sessions.files.formats.pi.messages import Setting, Unusable, from_text, to_text
@@ -71,14 +71,16 @@ def is_pi(sample: Sample) -> bool:
     Raises:
         ImportRefused: they are the event stream of pi's JSON mode.
     """
-    lines = [line for line in sample.lines if isinstance(line, dict)]
+    lines = sample.objects
     types = [line.get("type") for line in lines if isinstance(line.get("type"), str)]
     entries = sum(1 for line in lines if _is_entry(line))
     if "agent_start" in types and sum(1 for name in types if name in _EVENTS) > entries:
         raise _event_stream()
     if any("parent_id" in line or "parent_session" in line for line in lines):
         return False
-    return entries > 0 or any(_is_header(line) for line in lines)
+    headers = [line for line in lines if line.get("type") == "session" and "cwd" in line]
+    versions = [line.get("version", _TREE_VERSION) for line in headers]
+    return entries > 0 or any(type(version) is int and version >= _TREE_VERSION for version in versions)
 
 
 def _event_stream() -> ImportRefused:
@@ -87,11 +89,6 @@ def _event_stream() -> ImportRefused:
         "this is the event stream that pi prints in its JSON mode, not a session file; "
         "the session itself is under ~/.pi/agent/sessions, in the file whose name ends with the id of its first line"
     )
-
-
-def _is_header(line: Mapping[str, Any]) -> bool:
-    version = line.get("version", _TREE_VERSION)
-    return line.get("type") == "session" and "cwd" in line and type(version) is int and version >= _TREE_VERSION
 
 
 def _is_entry(line: Mapping[str, Any]) -> bool:
@@ -177,7 +174,6 @@ class PiReader(TreeReader):
         super().__init__(chain, "pi", lines, PiTree(lines, chain.new_id))
         self._first_time: datetime | None = None
         self._has_header = False
-        self._version = 1
         self._line_ids = LineIds()
         self._entries = 0  # of types that we know
         self._events = 0
@@ -222,12 +218,17 @@ class PiReader(TreeReader):
             return
         self._has_header = True
         rest = {name: value for name, value in fields.items() if name != "type"}
-        self._version = self._checked_version(rest.pop("version", 1))
-        self._tree.expects_ids = self._version >= _TREE_VERSION
-        if isinstance(rest.get("id"), str):
-            self.facts.source_id = rest.pop("id")
-        else:
+        version = rest.pop("version", 1)
+        if type(version) is not int or version < 1:
+            self._lines.repaired(f"the header's version is none; the file is read as version {VERSION}")
+            version = VERSION
+        elif version > VERSION:
+            self._lines.repaired(f"the file is of version {version}; it is read as version {VERSION}")
+        self._tree.expects_ids = version >= _TREE_VERSION
+        source_id = taken(rest, "id", str)
+        if source_id is None:
             self._lines.repaired("the header has no id")
+        self.facts.source_id = source_id or ""
         self.facts.created_at = from_text(rest.get("timestamp"))
         if self.facts.created_at is None:
             self._lines.repaired("the header's time cannot be read; it is that of the first entry")
@@ -239,36 +240,36 @@ class PiReader(TreeReader):
         self.facts.parent_session = parent if isinstance(parent, str) else None
         self.facts.header = rest
 
-    def _checked_version(self, version: Any) -> int:
-        if type(version) is not int or version < 1:
-            self._lines.repaired(f"the header's version is none; the file is read as version {VERSION}")
-            return VERSION
-        if version > VERSION:
-            self._lines.repaired(f"the file is of version {version}; it is read as version {VERSION}")
-        return version
-
     # --- entries -----------------------------------------------------------------------------------------------------
 
     def _read_entry(self, fields: dict[str, Any], line: bytes) -> Entry:
         self._count(fields.get("type"))
-        place = self._tree.place(fields, self._time_of(fields))
+        moment = from_text(fields.get("timestamp"))
+        if moment is None:
+            self._lines.repaired("its time cannot be read; it has that of the line before")
+        self._time = moment or self._time
+        self._first_time = self._first_time or self._time
+        place = self._tree.place(fields, self._time)
         if not self._tree.expects_ids:
             fields = self._with_kept_id(fields)
             self._line_ids.add(place.id)
-        entry = self._understood(fields, place)
-        if entry is None:
-            entry = read_line(line.strip().removeprefix(b"\xef\xbb\xbf").decode(), place)
-        self._note_state(entry)
-        self._tree.note(entry)
-        return entry
-
-    def _understood(self, fields: dict[str, Any], place: Place) -> Entry | None:
         try:
             entry = read_entry(fields, place)
-            return None if entry is None else self._with_known_references(entry)
+            entry = None if entry is None else self._with_known_references(entry)
         except Unusable as reason:
-            self._lines.repaired(f"{reason}; the line is kept as it is, and is no part of the conversation")
-            return None
+            self._lines.kept_whole(reason, "line")
+            entry = None
+        if entry is None:
+            entry = read_line(line.strip().removeprefix(b"\xef\xbb\xbf").decode(), place)
+        match entry:
+            case ModelChange():
+                self._says_model = True
+            case ThinkingLevelChange():
+                self._says_level = True
+            case MessageEntry(message=message) if message.is_assistant and message.model:
+                self._answered_by = provider_of(message) or "", message.model
+        self._tree.note(entry)
+        return entry
 
     def _count(self, kind: Any) -> None:
         if not isinstance(kind, str):
@@ -277,14 +278,6 @@ class PiReader(TreeReader):
         self._events += kind in _EVENTS
         if self._events > max(self._entries, _FEW - 1):
             raise _event_stream()
-
-    def _time_of(self, fields: dict[str, Any]) -> datetime:
-        moment = from_text(fields.get("timestamp"))
-        if moment is None:
-            self._lines.repaired("its time cannot be read; it has that of the line before")
-        self._time = moment or self._time
-        self._first_time = self._first_time or self._time
-        return self._time
 
     def _with_kept_id(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Version 1's compaction with the id of the first entry that it keeps in the place of its index."""
@@ -316,15 +309,6 @@ class PiReader(TreeReader):
         return entry
 
     # --- the state that only the header of version 1 says ------------------------------------------------------------
-
-    def _note_state(self, entry: Entry) -> None:
-        match entry:
-            case ModelChange():
-                self._says_model = True
-            case ThinkingLevelChange():
-                self._says_level = True
-            case MessageEntry(message=message) if message.is_assistant and message.model:
-                self._answered_by = provider_of(message) or "", message.model
 
     def _unsaid(self) -> list[Entry]:
         """Entries for the model and the thinking level in force, where none of the file's own says them."""

@@ -34,7 +34,7 @@ from miniclaw_sessions.core.protocol.messages import (
     Usage,
 )
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.files.formats.codec import in_order, kept_fields, plain, role_named, taken_apart, without
+from miniclaw_sessions.files.formats.codec import in_order, kept_fields, plain, role_named, taken, taken_apart, without
 
 KEPT = "pi"
 """The key of `extra` under which pi's fields without a canonical place are kept."""
@@ -104,7 +104,8 @@ class Shape:
             made: the same, for fields that mean nothing to us and only satisfy pi.
         """
         kept = kept_fields(extra, KEPT)
-        names = _names(extra)
+        named = form_of(extra).get("names") if extra else None
+        names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else None
         absent: frozenset[str] = frozenset() if names is None else self.always.difference(names)
         whole = {**(made or {}), **(defaults or {})}
         if absent:
@@ -121,11 +122,6 @@ class Shape:
 def form_of(extra: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """How an object was written, where that was unusual."""
     return kept_fields(extra, FORM)
-
-
-def _names(extra: Mapping[str, Any] | None) -> list[str] | None:
-    names = form_of(extra).get("names") if extra else None
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else None
 
 
 def take_own(rest: dict[str, Any]) -> Mapping[str, Any]:
@@ -362,7 +358,9 @@ def _read_item(item: Any) -> Part | ToolCall:
         case {"type": "text", "text": str(text)}:
             return _read_text(item, text)
         case {"type": "thinking", "thinking": str(thinking)}:
-            return _read_thinking(item, thinking)
+            rest = without(item, "type", "thinking")
+            redacted = rest.get("redacted") is True and rest.pop("redacted")
+            return ThinkingPart(thinking, taken(rest, "thinkingSignature", str), redacted, _THINKING.keep(item, rest))
         case {"type": "image", "data": str(data), "mimeType": str(media_type)}:
             rest = without(item, "type", "data", "mimeType")
             url = take_own(rest).get("url")
@@ -385,21 +383,13 @@ def _read_text(item: dict[str, Any], text: str) -> TextPart | ImagePart:
     return TextPart(text, _TEXT.keep(item, rest))
 
 
-def _read_thinking(item: dict[str, Any], thinking: str) -> ThinkingPart:
-    rest = without(item, "type", "thinking")
-    signature = rest.pop("thinkingSignature") if isinstance(rest.get("thinkingSignature"), str) else None
-    redacted = rest.get("redacted") is True and rest.pop("redacted")
-    return ThinkingPart(thinking, signature, redacted, _THINKING.keep(item, rest))
-
-
 def _read_call(item: dict[str, Any], call_id: str, name: str) -> ToolCall:
     rest = without(item, "type", "id", "name")
     own = take_own(rest)
-    arguments = own.get("arguments")
+    arguments, output = own.get("arguments"), own.get("output")
     if isinstance(rest.get("arguments"), dict):
         written = orjson.dumps(rest.pop("arguments")).decode()
         arguments = arguments if isinstance(arguments, str) else written
-    output = own.get("output")
     partial = {PARTIAL: rest.pop(PARTIAL)} if PARTIAL in rest else {}
     return ToolCall(
         call_id,
@@ -416,7 +406,9 @@ def _read_call(item: dict[str, Any], call_id: str, name: str) -> ToolCall:
 def write_message(message: Message, setting: Setting) -> dict[str, Any]:
     """A message as pi's, with the fields of pi that it came with."""
     role = message.role
-    fields: dict[str, Any] = {"role": _role_text(message)}
+    spellings = (message.role_text, kept_fields(message.extra, KEPT).get("role"))
+    is_same = (text for text in spellings if isinstance(text, str) and role_named(text, _ROLES_BACK) is role)
+    fields: dict[str, Any] = {"role": next(is_same, _ROLES[role])}
     defaults: dict[str, Any] = {}
     own: dict[str, Any] = {} if message.author is None else {"author": message.author}
     if message.name is not None:
@@ -444,17 +436,11 @@ def _shape(role: Role) -> Shape:
     return _SHAPES.get(role, _PLAIN)
 
 
-def _role_text(message: Message) -> str:
-    for text in (message.role_text, kept_fields(message.extra, KEPT).get("role")):
-        if isinstance(text, str) and role_named(text, _ROLES_BACK) is message.role:
-            return text
-    return _ROLES[message.role]
-
-
 def _write_content(message: Message, fields: dict[str, Any], defaults: dict[str, Any], own: dict[str, Any]) -> None:
     """The content, where pi has it: a summary's in another field, an assistant's and a result's always as a list."""
     content, role = message.content, message.role
-    is_list = not isinstance(content, str) or bool(message.tool_calls) or _has_list(message)
+    has_list = role in _IN_PARTS and form_of(message.extra).get("list") is not False
+    is_list = has_list or not isinstance(content, str) or bool(message.tool_calls)
     if is_list and isinstance(content, str):
         own["plain"] = True
     if role in _SUMMARIES and not is_list and "summary" not in kept_fields(message.extra, KEPT):
@@ -465,10 +451,6 @@ def _write_content(message: Message, fields: dict[str, Any], defaults: dict[str,
         fields["content"] = content
     elif role is not Role.BASH_EXECUTION:
         defaults["content"] = [] if is_list else ""
-
-
-def _has_list(message: Message) -> bool:
-    return message.role in _IN_PARTS and form_of(message.extra).get("list") is not False
 
 
 def _made(message: Message, setting: Setting) -> dict[str, Any]:
@@ -501,15 +483,13 @@ def write_usage(usage: Usage) -> dict[str, Any]:
         fields["totalTokens"] = usage.total_tokens
     if usage.cost is not None:
         split = kept["cost"] if isinstance(kept.get("cost"), dict) else _NO_COST
-        fields["cost"] = {**split, "total": _number(usage.cost, split.get("total"))}
+        read, total = split.get("total"), usage.cost
+        if read == total and not isinstance(read, bool):
+            total = read
+        elif total.is_integer() and abs(total) < 2**53:
+            total = int(total)  # as JavaScript writes it: without a fraction if that is zero
+        fields["cost"] = {**split, "total": total}
     return _USAGE.restore(fields, usage.extra, defaults=dict.fromkeys(_COUNTS, 0), made={"cost": _NO_COST})
-
-
-def _number(value: float, read: Any) -> Any:
-    """A number as it was read, or as JavaScript writes it: without a fraction if that is zero."""
-    if read == value and not isinstance(read, bool):
-        return read
-    return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
 # --- writing parts ----------------------------------------------------------------------------------------------------
@@ -550,26 +530,18 @@ def _write_image(image: ImagePart) -> dict[str, Any]:
 def _write_call(call: ToolCall) -> dict[str, Any]:
     fields: dict[str, Any] = {"type": "toolCall", "id": call.id, "name": call.name}
     own: dict[str, Any] = {} if call.output is None else {"output": call.output}
-    arguments = _object_in(call.arguments)
+    extra = call.extra or {}
+    try:
+        arguments = parse_json(call.arguments.encode(), depth=_ARGUMENTS_DEPTH)
+        arguments = check_json(arguments) if isinstance(arguments, dict) else None
+    except (InvalidMessage, UnicodeEncodeError):
+        arguments = None
     if arguments is not None:
         fields["arguments"] = arguments
-    if (arguments is None or orjson.dumps(arguments).decode() != call.arguments) and not _came_without(call):
+    # where pi itself had no arguments, or none that are an object, they come back without our help
+    came_without = not call.arguments and ("arguments" in kept_fields(extra, KEPT) or FORM in extra)
+    if (arguments is None or orjson.dumps(arguments).decode() != call.arguments) and not came_without:
         own["arguments"] = call.arguments
-    extra = call.extra or {}
     if PARTIAL in extra:
         fields[PARTIAL] = extra[PARTIAL]
     return _CALL.restore(with_own(fields, own), call.extra, defaults={"arguments": {}})
-
-
-def _came_without(call: ToolCall) -> bool:
-    """Whether pi itself had no arguments for a call, or none that are an object: they come back without our help."""
-    extra = call.extra or {}
-    return not call.arguments and ("arguments" in kept_fields(extra, KEPT) or FORM in extra)
-
-
-def _object_in(text: str) -> dict[str, Any] | None:
-    try:
-        value = parse_json(text.encode(), depth=_ARGUMENTS_DEPTH)
-        return check_json(value) if isinstance(value, dict) else None
-    except (InvalidMessage, UnicodeEncodeError):
-        return None
