@@ -91,8 +91,11 @@ class _Turn:
         content: str | list[dict[str, Any]] = sorted(self.blocks, key=lambda block: block["type"] != "tool_result")
         if len(self.texts) == 1 and self.texts[0] is not None and self.blocks[0]["type"] == "text":
             content = self.blocks[0]["text"]
-        if is_last and self.role == "assistant":
-            content = _without_trailing_space(content)
+        if is_last and self.role == "assistant":  # the service refuses a request that ends in its white space
+            if isinstance(content, str):
+                content = content.rstrip()
+            elif content[-1]["type"] == "text":
+                content = [*content[:-1], {**content[-1], "text": content[-1]["text"].rstrip()}]
         return {**self.fields, "role": self.role, "content": content}
 
 
@@ -119,7 +122,7 @@ class _Request(Request):
         if message.role is Role.SYSTEM:
             self._system.append(message)
             return []
-        blocks = _write(message, self._ids)
+        blocks = self._blocks_of(message)
         if not blocks:
             return []
         role, before = "assistant" if message.is_assistant else "user", self._turn
@@ -134,39 +137,35 @@ class _Request(Request):
         return [] if self._turn is None else [self._turn.written(is_last=True)]
 
     def system_fields(self) -> dict[str, Any]:
-        system = _write_system(self._system)
+        if len(self._system) == 1 and isinstance(text := self._system[0].content, str):
+            return {"system": text} if text.strip() else {}
+        parts = [part for message in self._system for part in in_order(message) if isinstance(part, TextPart)]
+        system = [block for part in parts if (block := _write_text(part)) is not None]
         return {"system": system} if system else {}
 
+    def _blocks_of(self, message: Message) -> list[dict[str, Any]]:
+        if message.is_tool_result:
+            return _write_result(message, self._ids)
+        written = (self._block_of(message, piece) for piece in in_order(message))
+        blocks = [block for block in written if block is not None]
+        if message.is_assistant:
+            while blocks and blocks[-1]["type"] in _THINKING:  # the service refuses a message that ends in thinking
+                blocks.pop()
+            return blocks
+        return blocks or [{"type": "text", "text": NOTHING_TO_SHOW}]
 
-def _write_system(messages: Sequence[Message]) -> str | list[dict[str, Any]]:
-    if len(messages) == 1 and isinstance(messages[0].content, str):
-        return messages[0].content if messages[0].content.strip() else ""
-    parts = [part for message in messages for part in in_order(message)]
-    return [block for part in parts if isinstance(part, TextPart) and (block := _write_text(part)) is not None]
-
-
-def _write(message: Message, ids: CallIds) -> list[dict[str, Any]]:
-    if message.is_tool_result:
-        return _write_result(message, ids)
-    written = (_write_piece(message, piece, ids) for piece in in_order(message))
-    blocks = [block for block in written if block is not None]
-    if message.is_assistant:
-        while blocks and blocks[-1]["type"] in _THINKING:  # the service refuses a message that ends in thinking
-            blocks.pop()
-        return blocks
-    return blocks or [{"type": "text", "text": NOTHING_TO_SHOW}]
-
-
-def _write_piece(message: Message, piece: Part | ToolCall, ids: CallIds) -> dict[str, Any] | None:
-    match piece:
-        case ToolCall():
-            return _write_call(piece, ids)
-        case ThinkingPart():
-            return written_part(piece, KEPT) if message.is_assistant and _is_signed_here(message, piece) else None
-        case ImagePart():
-            return None if message.is_assistant else _write_image(piece)
-        case _:
-            return _write_shown(message, piece)
+    def _block_of(self, message: Message, piece: Part | ToolCall) -> dict[str, Any] | None:
+        match piece:
+            case ToolCall():
+                call_id, name = self._ids.of_call(piece.id), fitting_name(piece.name, _LONGEST_NAME)
+                call = {"type": "tool_use", "id": call_id, "name": name, "input": arguments_object(piece.arguments)}
+                return {**kept_fields(piece.extra, KEPT), **call}
+            case ThinkingPart():
+                return written_part(piece, KEPT) if message.is_assistant and _is_signed_here(message, piece) else None
+            case ImagePart():
+                return None if message.is_assistant else _write_image(piece)
+            case _:
+                return _write_shown(message, piece)
 
 
 def _write_shown(message: Message, part: Part) -> dict[str, Any] | None:
@@ -209,16 +208,6 @@ def _is_signed_here(message: Message, part: ThinkingPart) -> bool:
     return source is None or source.get("api", _OUR_API) == _OUR_API
 
 
-def _write_call(call: ToolCall, ids: CallIds) -> dict[str, Any]:
-    return {
-        **kept_fields(call.extra, KEPT),
-        "type": "tool_use",
-        "id": ids.of_call(call.id),
-        "name": fitting_name(call.name, _LONGEST_NAME),
-        "input": arguments_object(call.arguments),
-    }
-
-
 def _write_result(message: Message, ids: CallIds) -> list[dict[str, Any]]:
     """The result, and behind it the blocks that the service does not take in an error."""
     block = {
@@ -237,15 +226,6 @@ def _write_result(message: Message, ids: CallIds) -> list[dict[str, Any]]:
     content = [inner for inner in shown if not message.is_error or inner["type"] in _ERROR_BLOCKS]
     behind = [inner for inner in shown if message.is_error and inner["type"] not in _ERROR_BLOCKS]
     return [{**block, "content": content} if content else block, *behind]
-
-
-def _without_trailing_space(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """The service refuses a request that ends in white space of the assistant's."""
-    if isinstance(content, str):
-        return content.rstrip()
-    if content[-1]["type"] != "text":
-        return content
-    return [*content[:-1], {**content[-1], "text": content[-1]["text"].rstrip()}]
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -284,23 +264,19 @@ def _read(fields: Mapping[str, Any]) -> list[Message]:
         case "assistant":
             return [_read_reply(fields, content, extra)]
         case "user":
-            return _read_user(content, extra)
+            if isinstance(content, str):
+                return [Message(Role.USER, content, extra=extra)]
+            results = [_read_result(block) for block in content if _type_of(block) == "tool_result"]
+            rest = [block for block in content if _type_of(block) != "tool_result"]
+            if rest or extra or not results:
+                parts = _read_parts(rest)
+                results.append(Message(Role.USER, parts, extra=marked(extra, parts, KEPT)))
+            return results
         case "system":
             parts = _read_parts(content)
             return [Message(Role.SYSTEM, parts, extra=marked(extra, parts, KEPT))]
         case _:
             raise InvalidMessage("a message's role is none of user, assistant and system")
-
-
-def _read_user(content: str | list[Any], extra: dict[str, Any] | None) -> list[Message]:
-    if isinstance(content, str):
-        return [Message(Role.USER, content, extra=extra)]
-    results = [_read_result(block) for block in content if _type_of(block) == "tool_result"]
-    rest = [block for block in content if _type_of(block) != "tool_result"]
-    if rest or extra or not results:
-        parts = _read_parts(rest)
-        results.append(Message(Role.USER, parts, extra=marked(extra, parts, KEPT)))
-    return results
 
 
 def _read_result(block: Mapping[str, Any]) -> Message:
@@ -340,13 +316,14 @@ def _read_reply(fields: Mapping[str, Any], content: str | list[Any], extra: dict
     )
 
 
-def _read_parts(content: str | Iterable[Any]) -> str | tuple[Part, ...]:
-    return content if isinstance(content, str) else tuple(_read_part(block) for block in content)
-
-
-def _read_part(block: Any) -> Part:
-    part = _read_block(block)
-    return OtherPart(dict(block)) if isinstance(part, ToolCall) else part
+def _read_parts(content: str | list[Any]) -> str | tuple[Part, ...]:
+    if isinstance(content, str):
+        return content
+    parts: list[Part] = []
+    for block in content:
+        piece = _read_block(block)
+        parts.append(OtherPart(dict(block)) if isinstance(piece, ToolCall) else piece)
+    return tuple(parts)
 
 
 def _read_block(block: Any) -> Part | ToolCall:

@@ -67,15 +67,13 @@ def written_part(part: TextPart | ThinkingPart | ImagePart, kept: str) -> dict[s
             return {**block, "type": "thinking", "thinking": thinking}
         case ThinkingPart(thinking=thinking, signature=signature):
             return {**block, "type": "thinking", "thinking": thinking, "signature": signature}
-        case ImagePart():
-            source = _written_source(part, dict(kept_fields(block, "source")))
+        case ImagePart(data=data, url=url):
+            source = dict(kept_fields(block, "source"))
+            if data is not None:
+                source |= {"type": "base64", "media_type": part.media_type, "data": data}
+            elif url is not None:
+                source |= {"type": "url", "url": url}
             return {**block, "type": "image", "source": source} if source else None
-
-
-def _written_source(image: ImagePart, source: dict[str, Any]) -> dict[str, Any]:
-    if image.data is not None:
-        return {**source, "type": "base64", "media_type": image.media_type, "data": image.data}
-    return {**source, "type": "url", "url": image.url} if image.url is not None else source
 
 
 def read_usage(usage: Any, kept: str) -> Usage | None:

@@ -109,13 +109,11 @@ class _Request(Request):
                 _write_text(part) for part in in_order(message) if isinstance(part, TextPart) and part.text
             ]
         elif message.is_tool_result:
-            response, shown = _write_response(message, self._calls)
-            self._put("user", [response])
-            self._images += shown
+            self._put_response(message)
         else:
             self._show_images()
             role = "model" if message.is_assistant else "user"
-            self._put(role, _write_parts(message, self._calls, self._stand_in))
+            self._put(role, self._parts_of(message))
         done, self._contents = self._contents[:-1], self._contents[-1:]
         return done
 
@@ -123,8 +121,52 @@ class _Request(Request):
         self._show_images()
         return self._contents
 
+    def _parts_of(self, message: Message) -> list[dict[str, Any]]:
+        pieces = (self._part_of(message, piece) for piece in in_order(message))
+        written = [part for part in pieces if part is not None]
+        if not written and not message.is_assistant:
+            return [{"text": NOTHING_TO_SHOW}]
+        first_call = next((part for part in written if "function_call" in part), None)
+        if first_call is not None and self._stand_in is not None:  # of parallel calls only the first one is signed
+            first_call.setdefault("thought_signature", self._stand_in)
+        return written
+
+    def _part_of(self, message: Message, piece: Part | ToolCall) -> dict[str, Any] | None:
+        match piece:
+            case ToolCall():
+                more = kept_fields(kept_fields(piece.extra, KEPT), "function_call")
+                function = {**more, **self._calls.of_call(piece), "args": arguments_object(piece.arguments)}
+                return {**kept_but(piece.extra, KEPT, *_NOTES, *_SAID), "function_call": function}
+            case TextPart():
+                part = _write_text(piece)
+                return part if piece.text or "thought_signature" in part else None  # empty text is refused
+            case ThinkingPart() if message.is_assistant and has_kept(piece.extra, KEPT):
+                signed = {} if piece.signature is None else {"thought_signature": piece.signature}
+                return {**kept_fields(piece.extra, KEPT), "text": piece.thinking, "thought": True, **signed}
+            case ImagePart():
+                return _write_image(piece)
+            case OtherPart(fields=fields) if has_kept(message.extra, KEPT):
+                return fields
+            case _:
+                return None
+
     def system_fields(self) -> dict[str, Any]:
         return {"system_instruction": {"parts": self._system}} if self._system else {}
+
+    def _put_response(self, message: Message) -> None:
+        """A response; its images are shown behind all of them."""
+        kept = kept_fields(message.extra, KEPT)
+        if kept.get(_WHOLE_RESPONSE) is True:
+            response = arguments_object(message.text)
+        else:
+            response = {"error" if message.is_error else "output": message.text}
+        function = {**kept_fields(kept, "function_response"), **self._calls.of_response(message), "response": response}
+        shown = [_write_image(part) for part in message.content if isinstance(part, ImagePart)]
+        if shown and kept.get(_IMAGES_INSIDE) is True:
+            function["parts"] = shown
+        else:
+            self._images += shown
+        self._put("user", [{**kept_but(message.extra, KEPT, *_NOTES, *_SAID), "function_response": function}])
 
     def _show_images(self) -> None:
         if self._images:
@@ -168,34 +210,6 @@ def _is_response(part: Mapping[str, Any]) -> bool:
     return "function_response" in part
 
 
-def _write_parts(message: Message, calls: _Calls, stand_in: str | None) -> list[dict[str, Any]]:
-    written = [part for piece in in_order(message) if (part := _write_piece(message, piece, calls)) is not None]
-    if not written and not message.is_assistant:
-        return [{"text": NOTHING_TO_SHOW}]
-    first_call = next((part for part in written if "function_call" in part), None)
-    if first_call is not None and stand_in is not None:  # of parallel calls only the first one is signed
-        first_call.setdefault("thought_signature", stand_in)
-    return written
-
-
-def _write_piece(message: Message, piece: Part | ToolCall, calls: _Calls) -> dict[str, Any] | None:
-    match piece:
-        case ToolCall():
-            return _write_call(piece, calls)
-        case TextPart():
-            part = _write_text(piece)
-            return part if piece.text or "thought_signature" in part else None  # empty text is refused
-        case ThinkingPart() if message.is_assistant and has_kept(piece.extra, KEPT):
-            signed = {} if piece.signature is None else {"thought_signature": piece.signature}
-            return {**kept_fields(piece.extra, KEPT), "text": piece.thinking, "thought": True, **signed}
-        case ImagePart():
-            return _write_image(piece)
-        case OtherPart(fields=fields) if has_kept(message.extra, KEPT):
-            return fields
-        case _:
-            return None
-
-
 def _write_text(part: TextPart) -> dict[str, Any]:
     return {**kept_but(part.extra, KEPT, *_SAID), "text": part.text}
 
@@ -213,30 +227,6 @@ def _write_image(part: ImagePart) -> dict[str, Any]:
         return {"text": "(an image that is not at hand)"}
     more = kept_fields(kept_fields(part.extra, KEPT), field)
     return {**kept_but(part.extra, KEPT, *_SAID), field: {**more, **own}}
-
-
-def _write_call(call: ToolCall, calls: _Calls) -> dict[str, Any]:
-    more = kept_fields(kept_fields(call.extra, KEPT), "function_call")
-    function = {**more, **calls.of_call(call), "args": arguments_object(call.arguments)}
-    return {**kept_but(call.extra, KEPT, *_NOTES, *_SAID), "function_call": function}
-
-
-def _write_response(message: Message, calls: _Calls) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The response, and the images that are shown behind it."""
-    kept = kept_fields(message.extra, KEPT)
-    more = kept_fields(kept, "function_response")
-    function = {**more, **calls.of_response(message), "response": _response_object(message)}
-    shown = [_write_image(part) for part in message.content if isinstance(part, ImagePart)]
-    if shown and kept.get(_IMAGES_INSIDE) is True:
-        function["parts"] = shown
-        shown = []
-    return {**kept_but(message.extra, KEPT, *_NOTES, *_SAID), "function_response": function}, shown
-
-
-def _response_object(message: Message) -> dict[str, Any]:
-    if kept_fields(message.extra, KEPT).get(_WHOLE_RESPONSE) is True:
-        return arguments_object(message.text)
-    return {"error" if message.is_error else "output": message.text}
 
 
 def _fitting(name: str) -> str:
@@ -383,27 +373,20 @@ class _ContentReader(MessageReader):
     def _result(self, part: dict[str, Any]) -> Message:
         function = part["function_response"]
         name, response, call_id = text_of(function, "name"), function.get("response"), text_of(function, "id")
-        call = self._answered(call_id, name)
-        answered = (call.id, call.name) if call is not None else (None, None)
+        waiting = (call for call in self._waiting if (call.id == call_id if call_id else call.name == name))
+        if (call := next(waiting, None)) is not None:  # by its id, else the first of its name
+            self._waiting.remove(call)
         content, is_error, notes = _read_response(response, function.get("parts"))
         more = without(function, "name", "response", "id", *(["parts"] if _IMAGES_INSIDE in notes else []))
         kept = {**without(part, "function_response"), **notes, **({"function_response": more} if more else {})}
         return Message(
             Role.TOOL_RESULT,
             content,
-            tool_call_id=call_id or answered[0],
-            name=name or answered[1],
+            tool_call_id=call_id or (call.id if call else None),
+            name=name or (call.name if call else None),
             is_error=is_error,
             extra=keeping(kept, KEPT),
         )
-
-    def _answered(self, call_id: str | None, name: str | None) -> ToolCall | None:
-        """The waiting call that a response answers: by its id, else the first of its name."""
-        wanted = [call for call in self._waiting if (call.id == call_id if call_id else call.name == name)]
-        if not wanted:
-            return None
-        self._waiting.remove(wanted[0])
-        return wanted[0]
 
 
 def _read_response(response: Any, parts: Any) -> tuple[str | tuple[Part, ...], bool, dict[str, Any]]:
@@ -420,16 +403,15 @@ def _read_response(response: Any, parts: Any) -> tuple[str | tuple[Part, ...], b
             raise InvalidMessage("a function response must be an object")
     images: list[Part | None] = []
     if isinstance(parts, list) and all(isinstance(part, dict) for part in parts):
-        images = [_image_inside(part) for part in parts]
+        fields = ["inline_data" if "inline_data" in part else "file_data" for part in parts]
+        images = [
+            _read_image(part[field], without(part, field), field) if isinstance(part.get(field), dict) else None
+            for part, field in zip(parts, fields, strict=True)
+        ]
     found = [image for image in images if image is not None]
     if not found or len(found) < len(images):
         return text, is_error, notes
     return (TextPart(text), *found), is_error, {**notes, _IMAGES_INSIDE: True}
-
-
-def _image_inside(part: dict[str, Any]) -> ImagePart | None:
-    field = "inline_data" if "inline_data" in part else "file_data"
-    return _read_image(part[field], without(part, field), field) if isinstance(part.get(field), dict) else None
 
 
 def _read_image(blob: dict[str, Any], rest: dict[str, Any], field: str) -> ImagePart | None:
@@ -460,7 +442,8 @@ def _read_usage(usage: Any) -> Usage | None:
 
 def _snake(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The field names in snake_case; what is None is not there, bytes are base64, as in JSON."""
-    snake = {_snake_name(name): value for name, value in fields.items() if value is not None}
+    stated = ((name, value) for name, value in fields.items() if value is not None)
+    snake = {name if name.islower() else _CAMEL.sub(r"_\1", name).lower(): value for name, value in stated}
     return {name: value if name in _OF_THE_FUNCTION else _snake_value(value) for name, value in snake.items()}
 
 
@@ -474,10 +457,6 @@ def _snake_value(value: Any) -> Any:
             return base64.b64encode(value).decode()
         case _:
             return value
-
-
-def _snake_name(name: str) -> str:
-    return name if name.islower() else _CAMEL.sub(r"_\1", name).lower()
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

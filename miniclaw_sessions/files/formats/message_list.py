@@ -112,31 +112,22 @@ class MessageListReader:
         except InvalidMessage as error:
             self.findings.append(_set_aside(0, error, found.header))
         for number, fields in enumerate([*found.before, *found.messages], 1 - len(found.before)):
-            yield from self._entries(number, fields)
-
-    def _entries(self, number: int, fields: Any) -> Iterator[Entry]:
-        try:
-            messages = list(self._reader.feed(_checked(fields)))
+            try:
+                if not isinstance(check_json(fields, _DEEPEST), dict):
+                    raise InvalidMessage("a message must be a JSON object")  # noqa: TRY301 - is set aside like the others
+                messages = list(self._reader.feed(dict(fields)))
+                for message in messages:
+                    encode_message(message)  # raises for a name of theirs that only our storage uses
+            except InvalidMessage as error:
+                self.findings.append(_set_aside(number, error, fields))
+                continue
             for message in messages:
-                encode_message(
-                    message
-                )  # a role or part of theirs with a name that only our storage uses cannot be stored
-        except InvalidMessage as error:
-            self.findings.append(_set_aside(number, error, fields))
-            return
-        for message in messages:
-            yield self._chain.add(MessageEntry, message=message)
+                yield self._chain.add(MessageEntry, message=message)
 
     def finish(self) -> Iterator[Entry]:
         """There is nothing more."""
         for message in self._reader.finish():
             yield self._chain.add(MessageEntry, message=message)
-
-
-def _checked(fields: Any) -> dict[str, Any]:
-    if not isinstance(check_json(fields, _DEEPEST), dict):
-        raise InvalidMessage("a message must be a JSON object")
-    return dict(fields)
 
 
 def _set_aside(number: int, error: InvalidMessage, piece: Any) -> Finding:

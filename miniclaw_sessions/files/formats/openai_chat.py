@@ -41,6 +41,7 @@ _ROLE_TEXTS = (*_ROLES.values(), "developer", "function")  # no set: what is no 
 _FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")
 _CALL_FIELDS = ("id", "type", "function")
 _PARTS_OF_A_USER = ("input_audio", "file")  # parts that the service knows and we pass on as they are
+_PART_TYPES = ("text", "image_url", "refusal", *_PARTS_OF_A_USER)
 _FIELDS_OF_ANTHROPIC = frozenset({"system", "anthropic_version"})  # beside messages that could as well be ours
 _NAME = re.compile(r"[^\s<|\\/>]{1,64}")  # the service refuses any other name, and with it the whole request
 _CALL_ID = re.compile(r"[a-zA-Z0-9_.:-]{1,40}")  # OpenAI refuses longer ones; Kimi's servers make some with dots
@@ -74,7 +75,8 @@ class _Request(Request):
 
     def end(self) -> list[dict[str, Any]]:
         images, self._images = self._images, []
-        return [_shown_by_user(images)] if images else []
+        text = {"type": "text", "text": IMAGES_OF_RESULTS}
+        return [{"role": "user", "content": [text, *map(_write_part, images)]}] if images else []
 
 
 def _write(message: Message) -> dict[str, Any]:
@@ -105,18 +107,14 @@ def _write_part(part: Part) -> dict[str, Any] | None:
         case TextPart():
             return {**kept_fields(part.extra, KEPT), "type": "text", "text": part.text}
         case ImagePart():
-            return _write_image(part)
+            url = address_of(part)
+            if not is_showable(url) and not has_kept(part.extra, KEPT):
+                return {"type": "text", "text": NOT_SHOWABLE}
+            return {"type": "image_url", "image_url": {**kept_fields(part.extra, KEPT), "url": url}}
         case OtherPart(fields=fields) if fields.get("type") in _PARTS_OF_A_USER:
             return fields
         case _:
             return None
-
-
-def _write_image(part: ImagePart) -> dict[str, Any]:
-    url = address_of(part)
-    if not is_showable(url) and not has_kept(part.extra, KEPT):
-        return {"type": "text", "text": NOT_SHOWABLE}
-    return {"type": "image_url", "image_url": {**kept_fields(part.extra, KEPT), "url": url}}
 
 
 def _write_call(call: ToolCall) -> dict[str, Any]:
@@ -129,11 +127,6 @@ def _write_call(call: ToolCall) -> dict[str, Any]:
             "arguments": call.arguments if call.arguments.strip() else "{}",
         },
     }
-
-
-def _shown_by_user(images: Iterable[ImagePart]) -> dict[str, Any]:
-    text = {"type": "text", "text": IMAGES_OF_RESULTS}
-    return {"role": "user", "content": [text, *(_write_part(image) for image in images)]}
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -216,19 +209,18 @@ def _text_or_none(fields: Mapping[str, Any], name: str) -> str | None:
 
 def _is_ours(found: MessageList) -> bool:
     """Whether all messages have this service's roles, and none has what only another service's messages have."""
-    return not found.header.keys() & _FIELDS_OF_ANTHROPIC and all(map(_is_chat, found.messages))
-
-
-def _is_chat(fields: Mapping[str, Any]) -> bool:
-    if "parts" in fields or not isinstance(fields.get("content"), str | list | None):
+    if found.header.keys() & _FIELDS_OF_ANTHROPIC:
         return False
-    if fields.get("role") not in _ROLE_TEXTS or fields.get("type", "message") != "message":
-        return False
-    parts = fields.get("content")
-    return not isinstance(parts, list) or all(
-        isinstance(part, dict) and part.get("type") in ("text", "image_url", "refusal", *_PARTS_OF_A_USER)
-        for part in parts
-    )
+    for fields in found.messages:
+        content = fields.get("content")
+        if "parts" in fields or not isinstance(content, str | list | None):
+            return False
+        if fields.get("role") not in _ROLE_TEXTS or fields.get("type", "message") != "message":
+            return False
+        parts = content if isinstance(content, list) else []
+        if not all(isinstance(part, dict) and part.get("type") in _PART_TYPES for part in parts):
+            return False
+    return True
 
 
 OPENAI_CHAT = message_list_format(

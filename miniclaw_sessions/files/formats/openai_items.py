@@ -42,6 +42,9 @@ from miniclaw_sessions.files.formats.codec import (
     keeping,
     kept_but,
     kept_fields,
+    object_in,
+    objects_in,
+    taken,
     taken_apart,
     without,
 )
@@ -71,6 +74,8 @@ _ROLES = {"user": Role.USER, "system": Role.SYSTEM, "developer": Role.SYSTEM}
 _OF_THE_CLIENT = frozenset(
     {"mcp_approval_response", "item_reference", "additional_tools", "configuration_update", "compaction_trigger"}
 )  # items that no model makes, beside those whose type ends in _output
+_TYPES_OF_ITEMS = ("function_call", "function_call_output", "reasoning", "item_reference", "custom_tool_call")
+_TYPES_OF_PARTS = ("input_text", "output_text", "input_image", "input_file")  # no sets: a type may be a list
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -100,20 +105,29 @@ class ItemsRequest(Request):
         if message.is_assistant:
             items = _Reply(message, self._ids).items()
         elif message.is_tool_result:
-            items = [_write_result(message, self._ids)]
+            is_ours, call_id = has_kept(message.extra, KEPT), message.tool_call_id
+            call_id = call_id if is_ours else self._ids.of_result(call_id or "")
+            result = {"type": "function_call_output", "call_id": call_id, "output": _write_content(message)}
+            items = [{**kept_fields(message.extra, KEPT), **result}]
         elif is_verbatim(message):
-            items = _read_verbatim(kept_fields(message.extra, KEPT)[_VERBATIM])
+            try:
+                items = [json.loads(kept_fields(message.extra, KEPT)[_VERBATIM])]
+            except (ValueError, RecursionError):  # anyone can write such a message
+                items = []
         else:
             items = _write_said(message)
-        return [written for item in items for written in self._with_reasoning(item)] if self._for_request else items
+        return self._behind_reasoning(items) if self._for_request else items
 
-    def _with_reasoning(self, item: dict[str, Any]) -> list[dict[str, Any]]:
-        """The item behind the reasoning before it, if the model made it."""
-        if item.get("type") == "reasoning":
-            self._reasoning.append(item)
-            return []
-        reasoning, self._reasoning = self._reasoning, []
-        return [*reasoning, item] if _is_made_by_model(item) else [item]
+    def _behind_reasoning(self, items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The items; reasoning comes when an item follows it, and only if the model made that one."""
+        written: list[dict[str, Any]] = []
+        for item in items:
+            if item.get("type") == "reasoning":
+                self._reasoning.append(item)
+                continue
+            written += [*self._reasoning, item] if _is_made_by_model(item) else [item]
+            self._reasoning = []
+        return written
 
 
 def _write_said(message: Message) -> list[dict[str, Any]]:
@@ -151,29 +165,16 @@ def _write_input(part: Part) -> dict[str, Any] | None:
             kept = kept_fields(part.extra, KEPT)
             return {**kept, "type": "text" if kept.get("type") == "text" else "input_text", "text": part.text}
         case ImagePart():
-            return _write_image(part)
+            url = address_of(part)
+            if has_kept(part.extra, KEPT):
+                return {**kept_fields(part.extra, KEPT), "type": "input_image", "image_url": url}
+            if not is_showable(url):
+                return {"type": "input_text", "text": NOT_SHOWABLE}
+            return {"type": "input_image", "detail": "auto", "image_url": url}
         case OtherPart(fields={"type": "openai_content", "content": dict(content)}):
             return content
         case _:
             return None
-
-
-def _write_image(part: ImagePart) -> dict[str, Any]:
-    url = address_of(part)
-    if has_kept(part.extra, KEPT):
-        return {**kept_fields(part.extra, KEPT), "type": "input_image", "image_url": url}
-    if not is_showable(url):
-        return {"type": "input_text", "text": NOT_SHOWABLE}
-    return {"type": "input_image", "detail": "auto", "image_url": url}
-
-
-def _write_result(message: Message, ids: CallIds) -> dict[str, Any]:
-    return {
-        **kept_fields(message.extra, KEPT),
-        "type": "function_call_output",
-        "call_id": message.tool_call_id if has_kept(message.extra, KEPT) else ids.of_result(message.tool_call_id or ""),
-        "output": _write_content(message),
-    }
 
 
 class _Reply:
@@ -194,7 +195,9 @@ class _Reply:
     def _write(self, piece: Part | ToolCall) -> None:
         match piece:
             case TextPart() if has_kept(piece.extra, KEPT):
-                self._content(_write_output(piece), kept_fields(piece.extra, KEPT).get(_BEGINS))
+                content = {"type": "output_text", **kept_but(piece.extra, KEPT, _BEGINS, "text")}
+                content["refusal" if content["type"] == "refusal" else "text"] = piece.text
+                self._content(content, kept_fields(piece.extra, KEPT).get(_BEGINS))
             case OtherPart(fields={"type": "openai_content", "content": dict(content), **rest}):
                 self._content(content, rest.get(_BEGINS))
             case TextPart() if piece.text.strip() or has_kept(self._message.extra, KEPT):
@@ -202,7 +205,8 @@ class _Reply:
             case ToolCall():
                 self._item(_write_call(piece, self._ids))
             case ThinkingPart() if has_kept(piece.extra, KEPT):
-                self._item(_write_reasoning(piece))
+                encrypted = {} if piece.signature is None else {"encrypted_content": piece.signature}
+                self._item({**kept_fields(piece.extra, KEPT), **encrypted, "type": "reasoning"})
             case OtherPart(fields={"type": "openai_item", "item": dict(item)}) if not _would_command(item):
                 self._item(item)
 
@@ -229,11 +233,6 @@ class _Reply:
         self._plain = self._items[-1]
 
 
-def _write_output(part: TextPart) -> dict[str, Any]:
-    fields = {"type": "output_text", **kept_but(part.extra, KEPT, _BEGINS, "text")}
-    return {**fields, "refusal" if fields["type"] == "refusal" else "text": part.text}
-
-
 def _write_call(call: ToolCall, ids: CallIds) -> dict[str, Any]:
     fields = {**kept_fields(call.extra, KEPT), "type": "function_call"}
     if has_kept(call.extra, KEPT):
@@ -242,11 +241,6 @@ def _write_call(call: ToolCall, ids: CallIds) -> dict[str, Any]:
     arguments = call.arguments if call.arguments.strip() else "{}"
     name = fitting_name(call.name, _LONGEST_NAME)
     return {**fields, "call_id": ids.of_call(call.id), "name": name, "arguments": arguments}
-
-
-def _write_reasoning(part: ThinkingPart) -> dict[str, Any]:
-    encrypted = {} if part.signature is None else {"encrypted_content": part.signature}
-    return {**kept_fields(part.extra, KEPT), **encrypted, "type": "reasoning"}
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -275,27 +269,21 @@ def from_response(response: Mapping[str, Any]) -> list[Message]:
     last = next((index for index in reversed(range(len(messages))) if messages[index].is_assistant), None)
     if last is not None:
         model = response.get("model")
+        reasons = (object_in(response, "incomplete_details").get("reason"), response.get("status"))
         messages[last] = msgspec.structs.replace(
             messages[last],
             model=model if isinstance(model, str) else None,
             usage=_read_usage(response.get("usage")),
-            stop_reason=_stop_reason(response),
+            stop_reason=next((text for text in reasons if isinstance(text, str)), None),
         )
     return messages
-
-
-def _stop_reason(response: Mapping[str, Any]) -> str | None:
-    details, status = response.get("incomplete_details"), response.get("status")
-    reason = details.get("reason") if isinstance(details, dict) else None
-    return next((text for text in (reason, status) if isinstance(text, str)), None)
 
 
 def _read_usage(usage: Any) -> Usage | None:
     """The counts; input tokens that came from the cache are counted apart from the others."""
     match usage:
         case {"input_tokens": int(given), "output_tokens": int(said)}:
-            details = usage.get("input_tokens_details")
-            cached = details.get("cached_tokens") if isinstance(details, dict) else 0
+            cached = object_in(usage, "input_tokens_details").get("cached_tokens")
             cached = cached if isinstance(cached, int) else 0
             total = usage.get("total_tokens")
             total = total if isinstance(total, int) else None
@@ -315,7 +303,7 @@ def reasoned(details: Any) -> dict[str, Any] | None:
 def to_messages(items: Sequence[Any]) -> list[Message]:
     """Items as messages that give them back exactly, also after a store.
 
-    An item that no message can hold is kept as its JSON, in a message that says nothing to anybody else.
+    An item that no message can hold is kept as its JSON, in a message that no model is sent.
 
     Raises:
         TypeError, ValueError: an item is not JSON.
@@ -325,7 +313,9 @@ def to_messages(items: Sequence[Any]) -> list[Message]:
         messages = []
         for is_held, group in groupby(items, key=lambda item: _held([item]) is not None):
             several = list(group)
-            messages += (_held(several) if is_held else None) or [_verbatim(item) for item in several]
+            messages += (_held(several) if is_held else None) or [  # a custom message without content: in no context
+                Message(Role.CUSTOM, "", extra={KEPT: {_VERBATIM: json.dumps(item)}}) for item in several
+            ]
     return messages
 
 
@@ -342,18 +332,6 @@ def _held(items: Sequence[Any]) -> list[Message] | None:
     except (InvalidMessage, TypeError, ValueError, OverflowError):
         return None
     return messages if to_items(stored) == items else None
-
-
-def _verbatim(item: Any) -> Message:
-    """A custom message without content is in no context."""
-    return Message(Role.CUSTOM, "", extra={KEPT: {_VERBATIM: json.dumps(item)}})
-
-
-def _read_verbatim(text: str) -> list[Any]:
-    try:
-        return [json.loads(text)]
-    except (ValueError, RecursionError):  # anybody can write such a message
-        return []
 
 
 class _ItemReader:
@@ -374,7 +352,11 @@ class _ItemReader:
                 return done
             case {"role": "user" | "system" | "developer"} if (said := _read_said(item)) is not None:
                 return [*self.finish(), said]
-            case {"type": "function_call_output"} if (result := _read_result(item)) is not None:
+            case {"type": "function_call_output", "call_id": str(call_id), "output": output} if call_id and _is_content(
+                output
+            ):
+                extra = {KEPT: without(item, "type", "call_id", "output")}
+                result = Message(Role.TOOL_RESULT, _read_content(output), tool_call_id=call_id, extra=extra)
                 return [*self.finish(), result]
         if not _is_made_by_model(item):
             return [*self.finish(), Message(Role.USER, (_whole(item),))]
@@ -409,14 +391,6 @@ def _read_said(item: Mapping[str, Any]) -> Message | None:
     return Message(_ROLES[item["role"]], _read_content(content), extra=keeping(rest, KEPT) if content else {KEPT: rest})
 
 
-def _read_result(item: Mapping[str, Any]) -> Message | None:
-    call_id = item.get("call_id")
-    if not isinstance(call_id, str) or not call_id or not _is_content(item.get("output")):
-        return None
-    extra = {KEPT: without(item, "type", "call_id", "output")}
-    return Message(Role.TOOL_RESULT, _read_content(item["output"]), tool_call_id=call_id, extra=extra)
-
-
 def _is_content(content: Any) -> bool:
     return isinstance(content, str) or (isinstance(content, list) and all(isinstance(part, dict) for part in content))
 
@@ -442,30 +416,17 @@ def _read_made(item: Mapping[str, Any]) -> list[Part | ToolCall]:
             rest = without(item, "type", "call_id", "name", "arguments")
             return [ToolCall(call_id, name, arguments, extra={KEPT: rest})]
         case {"type": "reasoning", "summary": list(summary)}:
-            return [_read_reasoning(item, summary)]
-        case {"role": "assistant", "content": [_, *_] as content} if _is_content(content):
-            return _read_message(item, content)
+            content = item.get("content")
+            shown = content if isinstance(content, list) and content else summary
+            texts = [part.get("text") for part in shown if isinstance(part, dict)]
+            rest = without(item, "type")
+            said, signature = (text for text in texts if isinstance(text, str)), taken(rest, "encrypted_content", str)
+            return [ThinkingPart("\n\n".join(said), signature, extra={KEPT: rest})]
+        case {"role": "assistant", "content": [first, *others] as content} if _is_content(content):
+            begins = {_BEGINS: without(item, "role", "content")}
+            return [_read_output(first, begins), *(_read_output(part, {}) for part in others)]
         case _:
             return [_whole(item)]
-
-
-def _read_reasoning(item: Mapping[str, Any], summary: list[Any]) -> ThinkingPart:
-    content = item.get("content")
-    shown = content if isinstance(content, list) and content else summary
-    texts = [part.get("text") for part in shown if isinstance(part, dict)]
-    encrypted = item.get("encrypted_content")
-    signature = encrypted if isinstance(encrypted, str) else None
-    rest = without(item, "type", *(["encrypted_content"] if signature is not None else []))
-    return ThinkingPart("\n\n".join(text for text in texts if isinstance(text, str)), signature, extra={KEPT: rest})
-
-
-def _read_message(item: Mapping[str, Any], content: Sequence[dict[str, Any]]) -> list[Part | ToolCall]:
-    parts: list[Part | ToolCall] = []
-    begins = {_BEGINS: without(item, "role", "content")}
-    for part in content:
-        parts.append(_read_output(part, begins))
-        begins = {}
-    return parts
 
 
 def _read_output(part: dict[str, Any], begins: dict[str, Any]) -> Part:
@@ -489,17 +450,9 @@ def _is_list_of_items(found: MessageList) -> bool:
     """Whether a list has what only items have: a type on each that is no message, or their names of content parts."""
     if found.field in ("input", "output"):
         return all("role" in item or isinstance(item.get("type"), str) for item in found.messages)
-    return any(_is_typical(item) for item in found.messages)
-
-
-def _is_typical(item: Mapping[str, Any]) -> bool:
-    kind, content = item.get("type"), item.get("content")
-    if kind in ("function_call", "function_call_output", "reasoning", "item_reference", "custom_tool_call"):
-        return True
-    parts = content if isinstance(content, list) and "role" in item else []
-    return any(
-        isinstance(part, dict) and part.get("type") in ("input_text", "output_text", "input_image", "input_file")
-        for part in parts
+    parts = (part for item in found.messages if "role" in item for part in objects_in(item, "content"))
+    return any(item.get("type") in _TYPES_OF_ITEMS for item in found.messages) or any(
+        part.get("type") in _TYPES_OF_PARTS for part in parts
     )
 
 
