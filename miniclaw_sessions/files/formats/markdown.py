@@ -38,7 +38,6 @@ from miniclaw_sessions.core.protocol.messages import (
     Role,
     TextPart,
     ThinkingPart,
-    ToolCall,
 )
 from miniclaw_sessions.files.formats.codec import Format, SessionFacts, without
 from miniclaw_sessions.printable import printable
@@ -85,7 +84,10 @@ def _message(message: Message, logged_at: datetime) -> str:
     heading = f"## {' · '.join(map(_inline, about))} · {when}"
     parts: tuple[Part, ...] = message.content if isinstance(message.content, tuple) else (TextPart(message.content),)
     is_output = message.role in (Role.TOOL_RESULT, Role.BASH_EXECUTION)
-    blocks = [heading, *(_part(part, is_output=is_output) for part in parts), *map(_call, message.tool_calls or ())]
+    blocks = [heading, *(_part(part, is_output=is_output) for part in parts)]
+    for call in message.tool_calls or ():
+        blocks += [f"**Calls {_inline(call.name)}**", _fence(call.arguments, "json")]
+        blocks += [] if call.output is None else [_fence(call.output)]
     return "\n\n".join(block for block in blocks if block)
 
 
@@ -99,11 +101,6 @@ def _part(part: Part, *, is_output: bool) -> str:
             return f"*Image: {_inline(part.media_type or part.url or 'of unknown type')}*"
         case OtherPart(fields=fields):
             return f"*Content of type {_inline(_plain(fields.get('type')))}*"
-
-
-def _call(call: ToolCall) -> str:
-    output = f"\n\n{_fence(call.output)}" if call.output is not None else ""
-    return f"**Calls {_inline(call.name)}**\n\n{_fence(call.arguments, 'json')}{output}"
 
 
 def _quote(text: str) -> str:
@@ -128,7 +125,7 @@ def _plain(value: Any) -> str:
 
 # --- a whole session -------------------------------------------------------------------------------------------------
 
-_WORDS_TOLD = 60
+_LONGEST_NAME = 60
 
 
 class MarkdownWriter:
@@ -211,7 +208,7 @@ def _named(entry: Entry) -> str:
         when = entry.message.timestamp or when
         who = NAMES.get(entry.message.role) or who
     said = first_words(entry)
-    cut = said if len(said) <= _WORDS_TOLD else f"{said[: _WORDS_TOLD - 1]}…"
+    cut = said if len(said) <= _LONGEST_NAME else f"{said[: _LONGEST_NAME - 1]}…"
     return f"{who} · {when:%Y-%m-%d %H:%M:%S} · “{cut}”"
 
 

@@ -124,7 +124,8 @@ class Shape:
         number, parent = len(self), self.number_of(entry.parent_id)
         self._numbers[hash(entry.id)] = number
         self.parents.append(-1 if parent is None else parent)
-        self.heads.append(self._head(entry, number, parent))
+        is_piece = isinstance(entry, Label) or (isinstance(entry, MessageEntry) and entry.message.is_tool_result)
+        self.heads.append(self.heads[parent] if is_piece and parent is not None else number)
         self.kinds.append(_kind(entry) | (_ANSWER if self._is_answer(entry, number) else 0))
         if isinstance(entry, MessageEntry) and entry.message.tool_calls:
             self._calls[number] = frozenset(call.id for call in entry.message.tool_calls)
@@ -136,10 +137,6 @@ class Shape:
             else:
                 self.labels.pop(target, None)
         return True
-
-    def _head(self, entry: Entry, number: int, parent: int | None) -> int:
-        is_piece = isinstance(entry, Label) or (isinstance(entry, MessageEntry) and entry.message.is_tool_result)
-        return self.heads[parent] if is_piece and parent is not None else number
 
     def _is_answer(self, entry: Entry, number: int) -> bool:
         if not isinstance(entry, MessageEntry) or not entry.message.is_tool_result or not entry.message.tool_call_id:

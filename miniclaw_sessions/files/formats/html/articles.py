@@ -44,6 +44,7 @@ IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "
 """The images that are shown; no SVG, which is a document of its own."""
 
 _SPEAKERS = {Role.SYSTEM: "system", Role.USER: "user", Role.ASSISTANT: "assistant"}
+_USUAL_ENDS = (None, "stop", "toolUse", "end_turn", "tool_use")
 _BASE64 = re.compile(r"[A-Za-z0-9+/=\s]+")
 
 
@@ -109,23 +110,17 @@ def _head(row: Row, currency: str) -> str:
     label = "" if row.label is None else f'<span class="label">{escaped(row.label)}</span>'
     details, time = "", entry.timestamp
     if isinstance(entry, MessageEntry):
-        name, details = _who(entry.message, currency)
-        time = entry.message.timestamp or time
+        message = entry.message
+        name, time = named(message), message.timestamp or time
+        facts = [message.author, message.model, tokens_and_cost(message.usage, currency) if message.usage else None]
+        facts += [] if message.stop_reason in _USUAL_ENDS else [message.stop_reason]
+        details = "".join(f"<span>{escaped(fact)}</span>" for fact in facts if fact)
     else:
         name = NAMES[Role.BRANCH_SUMMARY] if isinstance(entry, BranchSummary) else speaker(entry).capitalize()
     return (
         f'<header><a href="#{anchor(entry.id)}">{escaped(name)}</a>{label}'
         f'<span class="about">{details}{moment(time)}</span></header>\n'
     )
-
-
-def _who(message: Message, currency: str) -> tuple[str, str]:
-    facts = [message.author, message.model]
-    facts += [tokens_and_cost(message.usage, currency)] if message.usage else []
-    facts += (
-        [message.stop_reason] if message.stop_reason not in (None, "stop", "toolUse", "end_turn", "tool_use") else []
-    )
-    return named(message), "".join(f"<span>{escaped(fact)}</span>" for fact in facts if fact)
 
 
 def _ways(ways: Iterable[tuple[int, Row]]) -> str:
@@ -165,18 +160,14 @@ def _part(part: Part, *, is_output: bool) -> str:
             text = prose(thinking) if thinking else "<p>Not shown by the model's provider.</p>"
             return f'<details class="thinking"><summary>Thinking</summary>{text}</details>'
         case ImagePart():
-            return _image(part)
+            part = inlined(part)
+            media_type, data = part.media_type, part.data
+            if data is not None and media_type in IMAGE_TYPES and _BASE64.fullmatch(data):
+                return f'<img alt="image" loading="lazy" src="data:{media_type};base64,{data}">'
+            where = part.url if part.url is not None and not part.url.startswith("data:") else None
+            return f'<p class="missing">Image: {escaped(where or media_type or "of unknown type")}</p>'
         case OtherPart(fields=fields):
             return f'<p class="missing">Content of type {escaped(str(fields.get("type")))}</p>'
-
-
-def _image(part: ImagePart) -> str:
-    part = inlined(part)
-    media_type, data = part.media_type, part.data
-    if data is not None and media_type in IMAGE_TYPES and _BASE64.fullmatch(data):
-        return f'<img alt="image" loading="lazy" src="data:{media_type};base64,{data}">'
-    where = part.url if part.url is not None and not part.url.startswith("data:") else None
-    return f'<p class="missing">Image: {escaped(where or media_type or "of unknown type")}</p>'
 
 
 def _command(message: Message) -> str:
@@ -214,14 +205,9 @@ def _arguments(text: str) -> str:
         arguments = None
     if not isinstance(arguments, dict):
         return preformatted(text, "argument") if text.strip() else ""
-    named = "\n".join(
-        f"<dt>{escaped(name)}</dt>\n<dd>{preformatted(_value(arguments[name]))}</dd>" for name in arguments
-    )
+    texts = {name: value if isinstance(value, str) else _as_json(value) for name, value in arguments.items()}
+    named = "\n".join(f"<dt>{escaped(name)}</dt>\n<dd>{preformatted(text)}</dd>" for name, text in texts.items())
     return f"<dl>{named}</dl>" if named else ""
-
-
-def _value(value: Any) -> str:
-    return value if isinstance(value, str) else _as_json(value)
 
 
 def _as_json(value: Any) -> str:
@@ -236,7 +222,12 @@ def _event(entry: Entry) -> str:
     match entry:
         case Compaction(summary=summary):
             instead = f"<details><summary>What a model gets instead</summary>{prose(summary) or _NOTHING}</details>"
-            return f"<div>{_compacted(entry)}{instead}</div>"
+            after = "" if entry.tokens_after is None else f" became {entry.tokens_after:,}"
+            reason = f" ({escaped(entry.reason)})" if entry.reason else ""
+            kept = ""
+            if entry.first_kept_entry_id is not None:
+                kept = f' · <a href="#{anchor(entry.first_kept_entry_id)}">kept from here on</a>'
+            return f"<div><p>{entry.tokens_before:,} tokens{after}{reason}{kept}</p>{instead}</div>"
         case BranchSummary(summary=summary):
             return f"<div>{prose(summary)}</div>"
         case Custom(data=data) if data:
@@ -245,17 +236,6 @@ def _event(entry: Entry) -> str:
             return _data(bytes(encoded).decode("utf-8", "backslashreplace"))
         case _:
             return f"<div>{escaped(first_words(entry))}</div>"
-
-
-def _compacted(entry: Compaction) -> str:
-    tokens = f"{entry.tokens_before:,} tokens" + (
-        "" if entry.tokens_after is None else f" became {entry.tokens_after:,}"
-    )
-    reason = f" ({escaped(entry.reason)})" if entry.reason else ""
-    kept = ""
-    if entry.first_kept_entry_id is not None:
-        kept = f' · <a href="#{anchor(entry.first_kept_entry_id)}">kept from here on</a>'
-    return f"<p>{tokens}{reason}{kept}</p>"
 
 
 def _data(text: str) -> str:

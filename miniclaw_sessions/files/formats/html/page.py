@@ -70,7 +70,8 @@ class HtmlPage:
             yield piece.encode()
 
     def _pieces(self, rows: Sequence[NumberedRow], entries: _Entries) -> Iterator[str]:
-        title = escaped(self._named())
+        name = self._title or self._facts.title or self._facts.session_id or self._facts.source_id
+        title = escaped(name if name.strip() else "A conversation")
         style, script = "".join(map(source, (*SHARED_STYLES, "page.css"))), source("page.js")
         leaf = next((row for row in rows if row.is_leaf), None)
         to_leaf = anchor(entries.row(leaf).entry.id) if leaf is not None else "conversation"
@@ -116,10 +117,6 @@ class HtmlPage:
 </html>
 """
 
-    def _named(self) -> str:
-        name = self._title or self._facts.title or self._facts.session_id or self._facts.source_id
-        return name if name.strip() else "A conversation"
-
     def _about(self) -> str:
         """One line of facts, with the rest folded under it."""
         facts = self._facts
@@ -130,13 +127,19 @@ class HtmlPage:
             f"{self._asked:,} by the user",
             tokens_and_cost(self._used, facts.currency),
         ]
+        used = {
+            "Tokens in": self._used.input_tokens,
+            "Tokens out": self._used.output_tokens,
+            "Read from the cache": self._used.cache_read_tokens,
+            "Written to the cache": self._used.cache_write_tokens,
+        }
         more = {
             "Session": facts.session_id or facts.source_id,
             "Chat": facts.chat_id,
             "Forked from": facts.parent_session,
             "Came as": facts.format,
             "Entries": f"{len(self._shape):,}",
-            **_tokens(self._used),
+            **{name: f"{count:,}" for name, count in used.items() if count},
             **facts.metadata,
         }
         pairs = [f"<dt>{escaped(name)}</dt><dd>{escaped(str(value))}</dd>" for name, value in more.items() if value]
@@ -177,19 +180,6 @@ def _policy(style: str, script: str) -> str:
 
 def _digest(source: str) -> str:
     return "sha256-" + b64encode(sha256(source.encode()).digest()).decode()
-
-
-# --- the head --------------------------------------------------------------------------------------------------------
-
-
-def _tokens(total: Usage) -> dict[str, str]:
-    counts = {
-        "Tokens in": total.input_tokens,
-        "Tokens out": total.output_tokens,
-        "Read from the cache": total.cache_read_tokens,
-        "Written to the cache": total.cache_write_tokens,
-    }
-    return {name: f"{count:,}" for name, count in counts.items() if count}
 
 
 # --- the branches ----------------------------------------------------------------------------------------------------

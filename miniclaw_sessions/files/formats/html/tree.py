@@ -91,7 +91,12 @@ def _is_milestone(row: NumberedRow | Fold) -> bool:
 def _item(row: NumberedRow | Fold, read: Callable[[NumberedRow], Line], *, is_whole: bool) -> Iterator[str]:
     """A list item, its end left out: branches may follow within it."""
     if not isinstance(row, Fold):
-        yield _item_of(row, read(row))
+        line = read(row)
+        label = "" if row.label is None else f'<span class="label">{escaped(row.label)}</span>'
+        leaf = '<span class="here">leaf</span>' if row.is_leaf else ""
+        link = f'href="#{anchor(line.entry_id)}" data-n="{line.sequence}" title="{escaped(line.who)}"'
+        on = " on" if row.is_current else ""
+        yield f'<li class="{line.kind}{on}"><a {link}>{leaf}{label}{escaped(line.words)}</a>'
         return
     first, last = (read(_end(row, place)).sequence for place in (0, -1))
     ends = "" if is_whole else f' data-first="{first}" data-last="{last}"'
@@ -108,13 +113,3 @@ def _item(row: NumberedRow | Fold, read: Callable[[NumberedRow], Line], *, is_wh
 def _end(row: NumberedRow | Fold, place: int) -> NumberedRow:
     """The first row (0) or the last one (-1) that is folded away."""
     return _end(row.rows[place], place) if isinstance(row, Fold) else row
-
-
-def _item_of(row: NumberedRow, line: Line) -> str:
-    kinds = f"{line.kind}{' on' if row.is_current else ''}"
-    label = "" if row.label is None else f'<span class="label">{escaped(row.label)}</span>'
-    leaf = '<span class="here">leaf</span>' if row.is_leaf else ""
-    return (
-        f'<li class="{kinds}"><a href="#{anchor(line.entry_id)}" data-n="{line.sequence}" title="{escaped(line.who)}">'
-        f"{leaf}{label}{escaped(line.words)}</a>"
-    )
