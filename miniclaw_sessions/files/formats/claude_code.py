@@ -23,7 +23,7 @@ A parent that was never written, as the program often leaves one out, is replace
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -193,15 +193,13 @@ class _Reader(LineReader):
     def _take(self, line: dict[str, Any]) -> list[Entry]:
         if (uuid := text_of(line, "uuid")) and (uuid in self._ids or uuid in self._stand_ins):
             self._lines.set_aside("a line with the same uuid stands before it")
-        else:
-            self._place_in_tree(line)
-        return self._released()
-
-    def _place_in_tree(self, line: dict[str, Any]) -> None:
+            return self._released()
         self._note_facts(line)
         match line:
             case {"type": "user", "isCompactSummary": True, "message": {"content": content}}:
-                self._take_summary(line, _as_text(_read_content(content)))
+                read = _read_content(content)
+                texts = [read] if isinstance(read, str) else [part.text for part in read if isinstance(part, TextPart)]
+                self._take_summary(line, "\n".join(texts))
             case {"type": "user", "message": {"content": content}}:
                 self._take_user(line, content)
             case {"type": "assistant", "message": {"content": _} as message} if not line.get("isApiErrorMessage"):
@@ -212,6 +210,7 @@ class _Reader(LineReader):
                 self._take_user(line, prompt)  # said while the model was at work
             case _:
                 self._take_other(line)
+        return self._released()
 
     def _take_other(self, line: dict[str, Any]) -> None:
         named = text_of(line, "parentUuid")
@@ -239,8 +238,11 @@ class _Reader(LineReader):
         reply = self._owners.get(parent_id or "")
         if not messages[0].is_tool_result or not isinstance(reply, _Reply):
             reply = None
-        elif _answers_other_calls(reply, messages) and reply.last_result is not None:
-            parent_id = self._end(reply.last_result)
+        else:
+            answers = {message.tool_call_id for message in messages if message.is_tool_result and message.tool_call_id}
+            if reply.last_result is not None and not answers & reply.answered:  # else they are another branch
+                parent_id = self._end(reply.last_result)
+            reply.answered |= answers
         self._close(parent_id, unless=messages[-1].is_tool_result)
         before = parent_id
         extra = self._kept(line, parent_id)
@@ -423,14 +425,6 @@ class _Reader(LineReader):
         return kept
 
 
-def _answers_other_calls(reply: _Reply, messages: Sequence[Message]) -> bool:
-    """Whether results answer other calls of a reply than those that came before; else they are another branch."""
-    answers = {message.tool_call_id for message in messages if message.is_tool_result and message.tool_call_id}
-    is_new = not answers & reply.answered
-    reply.answered |= answers
-    return is_new
-
-
 def _preserved(meta: Any) -> tuple[str | None, str | None]:
     """The first and last uuid of what a compaction keeps."""
     match meta:
@@ -490,11 +484,6 @@ def _read_result(block: Mapping[str, Any]) -> Message:
         is_error=block.get("is_error") is True,
         extra=kept_apart(stated(block), ("type", "tool_use_id", "content", "is_error"), NAME),
     )
-
-
-def _as_text(blocks: str | Sequence[Part]) -> str:
-    """The text of content, its parts on lines of their own."""
-    return blocks if isinstance(blocks, str) else "\n".join(part.text for part in blocks if isinstance(part, TextPart))
 
 
 CLAUDE_CODE = Format(

@@ -143,10 +143,6 @@ class _Reader(LineReader):
 
     def _take(self, line: dict[str, Any]) -> list[Entry]:
         self._time = self._lines.moment_in(line) or self._time
-        self._take_by_type(line)
-        return self._drain()
-
-    def _take_by_type(self, line: dict[str, Any]) -> None:
         match line:
             case {"type": "session_meta", "payload": dict(payload)} if not self.facts.header:
                 self._take_header(payload)
@@ -164,6 +160,7 @@ class _Reader(LineReader):
                 self._take_header(line)
             case _:
                 self._add_custom(line.get("type") or line.get("record_type"), line)
+        return self._drain()
 
     def _take_header(self, header: dict[str, Any]) -> None:
         facts = self.facts
@@ -182,11 +179,17 @@ class _Reader(LineReader):
         if was_open and messages:
             self._add_reply(messages.pop(0))
         for message in messages:
-            self._add_message(message)
+            if message.is_user and not message.text.startswith(_NOT_A_TURN):
+                self._drop_count()
+                self._is_counted = True
+                self._turns.append(self._chain.last_id)
+            self._add(MessageEntry, message=message)
         if self._reply_id is None and (begun := self._replies.open) is not None:
             self._reply_id = self._chain.id_of(MessageEntry, timestamp=begun.timestamp, message=begun)
-        for text in _item_texts(item):
-            self._note_said(text)
+        if item["type"] == "reasoning":
+            self._note_said(_reasoning_texts(item))
+        elif item["type"] == "message":
+            self._note_said(["".join(_texts_of(item.get("content")))])
 
     def _take_event(self, event: dict[str, Any]) -> None:
         kind = text_of(event, "type") or "event"
@@ -248,10 +251,10 @@ class _Reader(LineReader):
         extra = kept_apart(payload, ("replacement_history",) if rest is not None else ("message",), NAME) or {NAME: {}}
         if rest:
             extra[NAME]["replacement_history"] = rest
-        is_told = any(summary in message.text for message in messages)
+        is_among = any(summary in message.text for message in messages)
         self._add(
             Compaction,
-            summary="" if is_told else summary,
+            summary="" if is_among else summary,
             messages=tuple(messages),
             extra=extra if extra[NAME] else None,
         )
@@ -267,13 +270,15 @@ class _Reader(LineReader):
         if len(self._echoes) > _REMEMBERED:
             self._add_event(self._echoes.popleft()[1])
 
-    def _note_said(self, text: str) -> None:
-        for number, (echo, event) in enumerate(self._echoes):
-            if echo == text:
-                self._leave_out(event)
-                del self._echoes[number]
-                return
-        self._said.append(text)
+    def _note_said(self, texts: Iterable[str]) -> None:
+        """What an item says, which events may repeat, or have repeated already."""
+        for text in texts:
+            repeated = next((number for number, (echo, _) in enumerate(self._echoes) if echo == text), None)
+            if repeated is None:
+                self._said.append(text)
+            else:
+                self._leave_out(self._echoes[repeated][1])
+                del self._echoes[repeated]
 
     def _leave_out(self, event: Mapping[str, Any]) -> None:
         """An event that repeats an item; what it says beyond that stays."""
@@ -282,13 +287,6 @@ class _Reader(LineReader):
             self._add_custom(event.get("type"), rest)
 
     # --- entries -----------------------------------------------------------------------------------------------------
-
-    def _add_message(self, message: Message) -> None:
-        if message.is_user and not message.text.startswith(_NOT_A_TURN):
-            self._drop_count()
-            self._is_counted = True
-            self._turns.append(self._chain.last_id)
-        self._add(MessageEntry, message=message)
 
     def _add_reply(self, message: Message) -> None:
         """The reply that was open, and then what came while it was."""
@@ -327,13 +325,6 @@ class _Reader(LineReader):
             self._model = self._effort = self._context = None  # what said them may be among the turns: say them again
 
 
-def _item_texts(item: Mapping[str, Any]) -> list[str]:
-    """What events may repeat of an item."""
-    if item["type"] == "reasoning":
-        return _reasoning_texts(item)
-    return ["".join(_texts_of(item.get("content")))] if item["type"] == "message" else []
-
-
 # --- items ------------------------------------------------------------------------------------------------------------
 
 
@@ -355,7 +346,10 @@ class _Reply:
             self.parts += (TextPart(content),) if isinstance(content, str) else content
             self.kept |= without(stated(item), "type", "role", "content")
         elif kind == "reasoning":
-            self.parts.append(_reasoning(item))
+            signature = item.get("encrypted_content")
+            signature = signature if isinstance(signature, str) else None
+            extra = kept_apart(stated(item), ("type", "summary", "encrypted_content"), NAME)
+            self.parts.append(ThinkingPart("\n\n".join(_reasoning_texts(item)), signature, extra=extra))
         elif (call := _call(item)) is not None:
             self.calls.append(call)
         else:
@@ -479,15 +473,6 @@ def _texts_of(parts: Any) -> list[str]:
     if not isinstance(parts, list):
         return []
     return [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
-
-
-def _reasoning(item: Mapping[str, Any]) -> ThinkingPart:
-    signature = item.get("encrypted_content")
-    return ThinkingPart(
-        "\n\n".join(_reasoning_texts(item)),
-        signature if isinstance(signature, str) else None,
-        extra=kept_apart(stated(item), ("type", "summary", "encrypted_content"), NAME),
-    )
 
 
 def _call(item: Mapping[str, Any]) -> ToolCall | None:

@@ -169,8 +169,13 @@ class _Reader(LineReader):
             if answer is not None:
                 messages[answer] = msgspec.structs.replace(messages[answer], usage=usage)
                 del data["usage"]
-        kept = _kept_of(data, timestamp, messages)
-        extra = keeping(kept, NAME)
+        if data.get("type") in ("turn", "compaction"):
+            del data["type"]
+        if timestamp is not None and data.get("timestamp") == _time_text(timestamp):
+            del data["timestamp"]
+        if messages or data.get("messages") is not None:
+            data.pop("messages", None)
+        extra = keeping(data, NAME)
         if is_compaction:
             return [self._chain.add(Compaction, timestamp=timestamp, messages=tuple(messages), extra=extra)]
         return [
@@ -207,16 +212,6 @@ class _Reader(LineReader):
 
     def _kept_whole(self, line: dict[str, Any], timestamp: datetime | None = None) -> Custom:
         return self._chain.add(Custom, timestamp=timestamp, custom_type=NAME, data={_LINE: line})
-
-
-def _kept_of(data: dict[str, Any], timestamp: datetime | None, messages: Sequence[Message]) -> dict[str, Any]:
-    """What an event says beside its messages, as far as the entries do not say it."""
-    kept = {name: value for name, value in data.items() if name != "messages" or (value is None and not messages)}
-    if kept.get("type") in ("turn", "compaction"):
-        del kept["type"]
-    if timestamp is not None and kept.get("timestamp") == _time_text(timestamp):
-        del kept["timestamp"]
-    return kept
 
 
 def _time_text(moment: datetime) -> str:
@@ -407,7 +402,8 @@ def _written_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
     written: list[dict[str, Any]] = []
     follows_result = False
     for message in messages:
-        for one in _in_known_roles(message):
+        is_known = message.role in _ROLES or message.is_tool_result or kept_fields(message.extra, NAME)
+        for one in (message,) if is_known else build_context([Message.user("?"), message])[1:]:
             fields = _written(one)
             kept = kept_fields(one.extra, NAME)
             is_piece = kept.get("piece") is True or (one.is_tool_result and follows_result and not kept)
@@ -419,19 +415,16 @@ def _written_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
     return written
 
 
-def _in_known_roles(message: Message) -> Iterable[Message]:
-    if message.role in _ROLES or message.is_tool_result or kept_fields(message.extra, NAME):
-        return (message,)
-    return build_context([Message.user("?"), message])[1:]
-
-
 def _written(message: Message) -> dict[str, Any]:
     kept = kept_fields(message.extra, NAME)
     role = kept.get("role")
     if not isinstance(role, str) or not (message.is_tool_result or role_named(role, _ALIASES) is message.role):
         role = _ROLES.get(message.role, "user")
     if message.is_tool_result and message.tool_calls and not kept:
-        blocks = [_written_output(message, call) for call in message.tool_calls]
+        outputs = [(call.id, message.content if call.output is None else call.output) for call in message.tool_calls]
+        blocks = [  # the results are kept with their calls, as in Lango
+            _written_result(msgspec.structs.replace(message, content=output), call_id) for call_id, output in outputs
+        ]
     elif message.is_tool_result and message.tool_call_id is not None:
         blocks = [_written_result(message, message.tool_call_id)]
     else:
@@ -439,12 +432,6 @@ def _written(message: Message) -> dict[str, Any]:
     theirs = kept_fields(kept, "message")
     was_null = not blocks and "content" in theirs
     return {**theirs, "role": role, "content": None if was_null else blocks}
-
-
-def _written_output(message: Message, call: ToolCall) -> dict[str, Any]:
-    """A result that is kept with its call, as in Lango."""
-    content = message.content if call.output is None else call.output
-    return _written_result(msgspec.structs.replace(message, content=content), call.id)
 
 
 def _written_result(message: Message, call_id: str) -> dict[str, Any]:
@@ -461,20 +448,20 @@ def _written_result(message: Message, call_id: str) -> dict[str, Any]:
 
 
 def _written_blocks(pieces: Iterable[Part | ToolCall]) -> list[Any]:
-    return [block for piece in pieces for block in _written_block(piece)]
-
-
-def _written_block(piece: Part | ToolCall) -> Iterable[Any]:
-    """A part or a call as a block; none for what Dive would refuse."""
-    if isinstance(piece, OtherPart):
-        if piece.fields.get("type") == NAME and "block" in piece.fields:
-            return (piece.fields["block"],)
-        return (piece.fields,) if piece.fields.get("type") in _BLOCKS else ()
-    if isinstance(piece, ToolCall):
-        call = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": _input(piece.arguments)}
-        return ({**kept_fields(piece.extra, NAME), **call},)
-    block = written_part(piece, NAME)
-    return () if block is None else (block,)
+    """Parts and calls as blocks, without what Dive would refuse."""
+    blocks: list[Any] = []
+    for piece in pieces:
+        match piece:
+            case OtherPart(fields={"type": "dive", "block": block}):
+                blocks.append(block)
+            case OtherPart(fields=fields):
+                blocks += [fields] if fields.get("type") in _BLOCKS else []
+            case ToolCall():
+                call = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": _input(piece.arguments)}
+                blocks.append({**kept_fields(piece.extra, NAME), **call})
+            case _ if (written := written_part(piece, NAME)) is not None:
+                blocks.append(written)
+    return blocks
 
 
 def _input(arguments: str) -> Any:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -23,7 +22,18 @@ from miniclaw_sessions.core.protocol.encoding import decode_entry, encode_entry
 from miniclaw_sessions.core.protocol.entries import Entry, LeafMove, MessageEntry, OtherEntry
 from miniclaw_sessions.core.protocol.json_values import STORED_DEPTH
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
-from miniclaw_sessions.files.formats.codec import IS_PART, Chain, Format, Sample, SessionFacts, moment_of, stated, taken
+from miniclaw_sessions.files.formats.codec import (
+    IS_PART,
+    Chain,
+    Format,
+    Sample,
+    SessionFacts,
+    moment_of,
+    stated,
+    taken,
+    text_of,
+    without,
+)
 from miniclaw_sessions.files.formats.entry_message import KEPT, joined, piece_ids, read_messages, written_message
 from miniclaw_sessions.files.formats.json_lines import JsonLines, Tree, TreeReader
 
@@ -131,13 +141,20 @@ class _Reader(TreeReader):
             self._lines.set_aside("the line is neither a header nor an entry")
             return []
         before = len(self.findings)
-        entry_id = self._id_of(fields.get("id"))
+        entry_id = text_of(fields, "id")
         if entry_id is None:
+            self._lines.repaired("the entry has no id; it was given one")
+            entry_id = self._chain.new_id()
+        elif entry_id in self._tree:
+            self._lines.set_aside("its id occurs twice; the first entry that has it was taken")
             return []
         fields["id"] = entry_id
         named = fields.get("parent_id")
         fields["parent_id"] = parent_id = self._parent_of(fields)
-        fields["timestamp"] = self._time_of(fields.get("timestamp"))
+        moment = moment_of(fields.get("timestamp"))
+        if moment is None:
+            self._lines.repaired("the entry has no valid time; it has that of the entry before it")
+        fields["timestamp"] = moment or self._time
         if len(self.findings) > before or parent_id != named:
             raw = b""
         try:
@@ -193,15 +210,6 @@ class _Reader(TreeReader):
         self.facts.leaf_id = self._tree.leaf_id
         return placeless
 
-    def _id_of(self, entry_id: Any) -> str | None:
-        if not isinstance(entry_id, str) or not entry_id:
-            self._lines.repaired("the entry has no id; it was given one")
-            return self._chain.new_id()
-        if entry_id in self._tree:
-            self._lines.set_aside("its id occurs twice; the first entry that has it was taken")
-            return None
-        return entry_id
-
     def _parent_of(self, fields: Mapping[str, Any]) -> str | None:
         named = fields.get("parent_id", "")
         if named is None:
@@ -214,12 +222,6 @@ class _Reader(TreeReader):
             parent_id = self._tree.missing_parent()
             self._tree.redirect(named, parent_id)
         return parent_id
-
-    def _time_of(self, value: Any) -> datetime:
-        moment = moment_of(value)
-        if moment is None:
-            self._lines.repaired("the entry has no valid time; it has that of the entry before it")
-        return moment or self._time
 
 
 def _flat(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -277,7 +279,15 @@ class _Writer:
         """An entry; the bytes are those of the line before it."""
         if isinstance(entry, OtherEntry):
             return self.finish() + bytes(entry.encoded).replace(b"\n", b" ") + b"\n"
-        fields = self._fields_of(entry)
+        fields: dict[str, Any] = without(msgspec.json.decode(encode_entry(entry)), *_PLACES)
+        kind = fields["type"]
+        if kind == "message":
+            fields["message"] = written_message(fields["message"])
+        payload = {name: fields.pop(name, value) for name, value in _ALWAYS[kind].items()}
+        if not payload or kind == "leaf" or kind in fields:  # no payload of the Go manager, or its place is taken
+            fields |= payload
+        else:
+            fields[kind] = payload
         if self._joins(fields):
             return b""
         for name in ("parent_id", "target_id") if isinstance(entry, LeafMove) else ("parent_id",):
@@ -290,18 +300,6 @@ class _Writer:
         """The line that was held back."""
         held, self._held = self._held, None
         return b"" if held is None else msgspec.json.encode(held) + b"\n"
-
-    def _fields_of(self, entry: Entry) -> dict[str, Any]:
-        fields: dict[str, Any] = msgspec.json.decode(encode_entry(entry))
-        for name in _PLACES:
-            fields.pop(name, None)
-        kind = fields["type"]
-        if kind == "message":
-            fields["message"] = written_message(fields["message"])
-        payload = {name: fields.pop(name, value) for name, value in _ALWAYS[kind].items()}
-        if not payload or kind == "leaf" or kind in fields:  # no payload of the Go manager, or its place is taken
-            return {**fields, **payload}
-        return {**fields, kind: payload}
 
     def _joins(self, piece: dict[str, Any]) -> bool:
         """Join a further piece to the held message; False if the entry is no such piece."""

@@ -43,7 +43,8 @@ def written_message(stored: dict[str, Any]) -> dict[str, Any]:
     if role == Role.TOOL_RESULT and not fields.get("tool_calls"):
         return _written_result(fields, content)
     parts = _written_parts(content)
-    if role == Role.ASSISTANT and all(map(_fits_a_part, fields.get("tool_calls") or ())):
+    fits_parts = not any(call.keys() & {"type", "tool_use"} for call in fields.get("tool_calls") or ())
+    if role == Role.ASSISTANT and fits_parts:
         parts = _with_calls(parts, fields.pop("tool_calls", ()))
     message = {"role": _TOOL if role == Role.TOOL_RESULT else role, "content": parts, **fields}
     if isinstance(content, str) != _looks_like_text(parts):
@@ -76,26 +77,19 @@ def _written_part(part: dict[str, Any]) -> dict[str, Any]:
     match part:
         case {"type": "text", "text": text, **rest}:
             return {"type": "text", "text": {**_popped(rest), "content": text}, **rest}
-        case {"type": "image", "data": _, **rest} | {"type": "image", "url": _, **rest}:
-            return _written_image(part, without(rest, "data", "url"))
+        case {"type": "image", "data": _} | {"type": "image", "url": _}:
+            image = without(part, "type", "data", "url")
+            kept = _popped(image)
+            source = {**kept_fields(kept, "source"), "type": "base64", "media_type": image.pop("media_type", "")}
+            if "data" not in part:
+                source |= {"type": "url", "data": part["url"]}
+            else:
+                source |= {name: part[name] for name in ("data", "url") if name in part}
+            return {"type": "image", "image": {**kept, "source": source}, **image}
         case {"type": "tool_use" | "tool_result" | "jsonl"}:
             return {"type": KEPT, "part": part}  # or else it would be read as a call or a result
         case _:
             return part  # thinking, and unknown parts: the Go manager has neither
-
-
-def _written_image(part: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
-    kept = _popped(rest)
-    source = {**kept_fields(kept, "source"), "type": "base64", "media_type": rest.pop("media_type", "")}
-    if "data" not in part:
-        source |= {"type": "url", "data": part["url"]}
-    else:
-        source |= {name: part[name] for name in ("data", "url") if name in part}
-    return {"type": "image", "image": {**kept, "source": source}, **rest}
-
-
-def _fits_a_part(call: dict[str, Any]) -> bool:
-    return not call.keys() & {"type", "tool_use"}
 
 
 def _with_calls(parts: list[dict[str, Any]], calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -162,11 +162,15 @@ class _Reader(LineReader):
 
     def _entries(self, record: dict[str, Any], messages: list[Message]) -> list[Entry]:
         """What a message says: a model's reply and the results of its tools, or what a user says."""
-        parent_id, kept = self._last, _unplaced(record)
+        parent_id = self._last
         said_at = moment_of(record.get("timestamp")) or self._time
         if not messages:
             kind = f"{NAME}.{text_of(record, 'type') or 'unknown'}"
             return [Custom(id=record["id"], parent_id=parent_id, timestamp=said_at, custom_type=kind, data=record)]
+        kept, calls = without(record, *_PLACED), record.get("toolCalls")
+        if isinstance(calls, list) and calls:  # what neither call nor result says
+            kept["toolCalls"] = [without(call, "args", "result") if isinstance(call, dict) else call for call in calls]
+        kept = orjson.loads(orjson.dumps(kept)) if kept else {}
         entries: list[Entry] = []
         for number, message in enumerate(messages):
             entry = MessageEntry(
@@ -225,7 +229,12 @@ def _reply(record: Mapping[str, Any], parts: list[Any], answered: set[bytes]) ->
         if call.get("id") not in written
     ]
     results = [part for call in calls for part in _results(call)]
-    contents: list[dict[str, Any]] = [{"role": "model", "parts": [*_thoughts(record), *said, *asked]}]
+    thoughts: list[dict[str, Any]] = []
+    for thought in objects_in(record, "thoughts"):
+        subject, description = text_of(thought, "subject"), text_of(thought, "description")
+        if text := " ".join(filter(None, (f"**{subject}**" if subject else "", description))):
+            thoughts.append({"text": text, "thought": True})
+    contents: list[dict[str, Any]] = [{"role": "model", "parts": [*thoughts, *said, *asked]}]
     reply, *rest = from_google([*contents, *([{"role": "user", "parts": results}] if results else [])])
     answered |= {answer for part in results if (answer := _answer(part))}
     return [replace(reply, model=text_of(record, "model"), usage=_usage(record.get("tokens"))), *rest]
@@ -258,14 +267,6 @@ def _said(record: Mapping[str, Any]) -> bytes:
     return hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def _thoughts(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    texts: list[str] = []
-    for thought in objects_in(record, "thoughts"):
-        subject, description = text_of(thought, "subject"), text_of(thought, "description")
-        texts.append(" ".join(filter(None, (f"**{subject}**" if subject else "", description))))
-    return [{"text": text, "thought": True} for text in texts if text]
-
-
 def _usage(tokens: Any) -> Usage | None:
     """What the program counted: its input includes what came from the cache, its output not what was thought."""
     if not isinstance(tokens, dict):
@@ -274,15 +275,6 @@ def _usage(tokens: Any) -> Usage | None:
         amount_of(tokens, name) for name in ("input", "output", "cached", "thoughts", "tool")
     )
     return Usage(max(read + tools - cached, 0), said + thought, cached, total_tokens=count_of(tokens, "total"))
-
-
-def _unplaced(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What has no place in a message; of its calls, what neither call nor result says."""
-    kept = without(record, *_PLACED)
-    calls = record.get("toolCalls")
-    if isinstance(calls, list) and calls:
-        kept["toolCalls"] = [without(call, "args", "result") if isinstance(call, dict) else call for call in calls]
-    return orjson.loads(orjson.dumps(kept)) if kept else {}
 
 
 GEMINI_CLI = Format(

@@ -48,7 +48,10 @@ class JsonLines:
         """The next line's object; None for a blank line, and for one that was set aside."""
         self.number += 1
         self._raw = raw
-        text = self._trimmed(raw)
+        text = (raw.removeprefix(_BYTE_ORDER_MARK) if self.number == 1 else raw).strip()
+        if text[:1] == b"\0" or text[-1:] == b"\0":
+            text = text.strip(b"\0 \t\r\n")
+            self.repaired(f"{raw.count(0)} NUL bytes were left out, as a power cut leaves them")
         if not text:
             return None
         try:
@@ -101,17 +104,11 @@ class JsonLines:
         """The current line was not taken; its bytes are kept with the finding."""
         self.findings.append(Finding(self.number, Outcome.SET_ASIDE, text, self._raw))
 
-    def _trimmed(self, raw: bytes) -> bytes:
-        if self.number == 1:
-            raw = raw.removeprefix(_BYTE_ORDER_MARK)
-        text = raw.strip()
-        if text[:1] == b"\0" or text[-1:] == b"\0":
-            text = text.strip(b"\0 \t\r\n")
-            self.repaired(f"{raw.count(0)} NUL bytes were left out, as a power cut leaves them")
-        return text
-
     def _parse_damaged(self, text: bytes, reason: str) -> Any:
-        """The line with replacement characters where its text is damaged; None if that is not what is wrong with it."""
+        """The line with replacement characters where its text is damaged.
+
+        Another one is set aside, but for a whole object that was appended to a torn line; None without one.
+        """
         whole = text.decode("utf-8", errors="replace").encode()
         if b"\\u" in whole:
             whole = _ESCAPE.sub(_without_lone_surrogate, whole)
@@ -121,10 +118,6 @@ class JsonLines:
                 self.repaired("characters that are not valid Unicode were replaced", self._raw)
                 return value
         self.set_aside(reason)
-        return self._appended(text)
-
-    def _appended(self, text: bytes) -> Any:
-        """The object that was appended to a torn line; None if no whole one was."""
         begun = [match.start() for match in self._beginning.finditer(text)] if self._beginning is not None else []
         if begun and begun[-1] > 0:
             with suppress(InvalidMessage):

@@ -79,7 +79,14 @@ class _Reader(LineReader):
             name = kind if isinstance(kind, str) else "unknown"
             return [self._chain.add(Custom, custom_type=f"{NAME}.{name}", data=line)]
         message = self._message(line)
-        return [] if message is None else [self._said(message)]
+        if message is None:
+            return []
+        entry = self._chain.add(MessageEntry, timestamp=message.timestamp, message=message)
+        if self._count == self._consolidated:
+            self._first_kept = entry.id
+        self._count += 1
+        self._newest.append(entry.id)
+        return [entry]
 
     def finish(self) -> list[Entry]:
         """The summary that nanobot has made, as a compaction behind everything that it speaks of."""
@@ -90,14 +97,6 @@ class _Reader(LineReader):
         if self._count - self._consolidated < _KEPT_BEHIND_SUMMARY:
             self._first_kept = self._newest[0]
         return [self._chain.add(Compaction, summary=text, first_kept_entry_id=self._first_kept)]
-
-    def _said(self, message: Message) -> MessageEntry:
-        entry = self._chain.add(MessageEntry, timestamp=message.timestamp, message=message)
-        if self._count == self._consolidated:
-            self._first_kept = entry.id
-        self._count += 1
-        self._newest.append(entry.id)
-        return entry
 
     def _take_metadata(self, line: Mapping[str, Any]) -> None:
         self._has_metadata = True
@@ -148,17 +147,16 @@ def _with_reasoning(message: Message, unknown: dict[str, Any], timestamp: dateti
     if isinstance(text := unknown.get("reasoning_content"), str) and text and not blocks:
         thinking = [ThinkingPart(text)]
         del unknown["reasoning_content"]
-    content = message.content if isinstance(message.content, str) else tuple(map(_storable, message.content))
+    content = message.content
+    if not isinstance(content, str):  # a part of a known type with fields of a wrong one could not be read again
+        content = tuple(
+            kept_whole(part.fields, NAME, "part") if isinstance(part, OtherPart) else part for part in content
+        )
     if thinking:
         said: tuple[Part, ...] = content if isinstance(content, tuple) else (TextPart(content),) if content else ()
         content = (*thinking, *said)
     extra = {**(message.extra or {}), **(keeping(unknown, NAME) or {})}
     return replace(message, content=content, timestamp=timestamp, extra=extra or None)
-
-
-def _storable(part: Part) -> Part:
-    """A part of a known type with fields of a wrong one, as a part that can be read again."""
-    return kept_whole(part.fields, NAME, "part") if isinstance(part, OtherPart) else part
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -199,7 +197,11 @@ class _Writer:
             InvalidMessage: it holds what JSON cannot.
         """
         line = without(to_openai([message])[0], "_type")  # images of a tool result would be a second message
-        line |= _reasoning(message)
+        thinking = [part for part in message.content if isinstance(part, ThinkingPart)]
+        if blocks := [written_part(part, NAME) for part in thinking if part.signature is not None]:
+            line["thinking_blocks"] = blocks
+        if text := "\n\n".join(part.thinking for part in thinking if part.signature is None):
+            line["reasoning_content"] = text
         line |= kept_but(message.extra, NAME, *_NOT_KEPT)
         if message.is_tool_result and message.name:
             line["name"] = message.name
@@ -217,15 +219,6 @@ def _line(fields: dict[str, Any]) -> bytes:
         return orjson.dumps(fields) + b"\n"
     except orjson.JSONEncodeError as error:
         raise InvalidMessage(f"the session cannot be written for nanobot: {error}") from None
-
-
-def _reasoning(message: Message) -> dict[str, Any]:
-    if isinstance(message.content, str):
-        return {}
-    thinking = [part for part in message.content if isinstance(part, ThinkingPart)]
-    blocks = [written_part(part, NAME) for part in thinking if part.signature is not None]
-    text = "\n\n".join(part.thinking for part in thinking if part.signature is None)
-    return {**({"thinking_blocks": blocks} if blocks else {}), **({"reasoning_content": text} if text else {})}
 
 
 def _naive(moment: datetime) -> str:

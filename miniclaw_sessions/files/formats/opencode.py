@@ -76,7 +76,8 @@ class _Reader(LineReader):
             self._take_session({**info, **without(line, "info")})
             return
         yield from self.finish()
-        if _is_unfinished(info):
+        said = info if isinstance(info, dict) and info.get("role") == "assistant" and not info.get("error") else None
+        if said is not None and object_in(said, "time").get("completed") is None:
             self._held = line
         else:
             yield from self._entries(line)
@@ -182,12 +183,6 @@ class _DocumentReader(_Reader):
         self._take_session(lines.storable(header) or {"id": piece["info"]["id"]})
         for line in lines.each(piece["messages"]):
             yield from self._take(line)
-
-
-def _is_unfinished(info: Any) -> bool:
-    if not isinstance(info, dict) or info.get("role") != "assistant" or info.get("error"):
-        return False
-    return object_in(info, "time").get("completed") is None
 
 
 def _user_part(part: dict[str, Any]) -> Part:

@@ -44,9 +44,8 @@ class _Reader:
         self.findings: list[Finding] = []
         self._chain = chain
         self._time = chain.now
-        self._parent_id: str | None = None
 
-    def feed(self, piece: Any) -> list[Entry]:
+    def feed(self, piece: Any) -> Sequence[Entry]:
         """All entries of the document.
 
         Raises:
@@ -62,11 +61,15 @@ class _Reader:
         self._take_facts(piece)
         ids = self._ids(piece.get("ids"), len(messages))
         keys = piece.get("idempotency_keys")
-        entries: list[Entry] = []
+        entries: list[MessageEntry] = []
+        parent_id: str | None = None
         for number, fields in enumerate(messages, start=1):
             message = self._message(fields, number)
             if message is not None:
-                entries.append(self._entry(message, ids[number - 1] if ids else self._chain.new_id()))
+                entry_id = ids[number - 1] if ids else self._chain.new_id()
+                self._time = message.timestamp or self._time
+                entries.append(MessageEntry(id=entry_id, parent_id=parent_id, timestamp=self._time, message=message))
+                parent_id = entry_id
         if not isinstance(keys, dict):
             return entries
         key_of = {entry_id: key for key, entry_id in keys.items() if isinstance(entry_id, str)}
@@ -75,11 +78,6 @@ class _Reader:
     def finish(self) -> list[Entry]:
         """Nothing more: the document was one piece."""
         return []
-
-    def _entry(self, message: Message, entry_id: str) -> MessageEntry:
-        self._time = message.timestamp or self._time
-        parent_id, self._parent_id = self._parent_id, entry_id
-        return MessageEntry(id=entry_id, parent_id=parent_id, timestamp=self._time, message=message)
 
     def _take_facts(self, fields: dict[str, Any]) -> None:
         facts = self.facts
