@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -55,9 +56,7 @@ def test_no_power_cut_takes_an_acknowledged_message(
     filesystem: LoopFilesystem, launcher: Launcher, tmp_path: Path, store: str
 ) -> None:
     crashes = crashes_on(filesystem, launcher, store, tmp_path)
-    for moment in mixed_moments(filesystem.kind, CUTS):
-        assert crashes.run(moment) == []
-    assert crashes.tally.acknowledged > CUTS * 20, "hardly anything was acknowledged: this proved nothing"
+    assert crashes.run_all(mixed_moments(filesystem.kind, CUTS), acknowledging=CUTS * 20) == []
 
 
 @pytest.mark.parametrize("filesystem", ["ext4-noauto_da_alloc", "xfs"], indirect=True)
@@ -66,9 +65,10 @@ def test_power_cuts_during_recovery_from_a_power_cut_take_nothing(
     filesystem: LoopFilesystem, launcher: Launcher, tmp_path: Path, store: str
 ) -> None:
     crashes = crashes_on(filesystem, launcher, store, tmp_path)
-    for _ in range(5):
+    for number in count(1):
         assert crashes.run(RECOVERING) == []
-    assert crashes.tally.in_recovery > 0, "no cut hit a recovery: this proved nothing"
+        if number >= 5 and crashes.tally.in_recovery:  # a fast machine may have recovered before the cut
+            break
 
 
 @pytest.mark.parametrize("filesystem", KINDS, indirect=True)
@@ -86,9 +86,7 @@ def test_without_a_store_a_power_cut_takes_nothing_older_than_the_last_flush(
     filesystem: LoopFilesystem, launcher: Launcher, tmp_path: Path
 ) -> None:
     crashes = crashes_on(filesystem, launcher, "none:", tmp_path)
-    for moment in mixed_moments(filesystem.kind, CUTS // 2):
-        assert crashes.run(moment) == []
-    assert crashes.tally.acknowledged > CUTS * 20, "hardly anything was flushed: this proved nothing"
+    assert crashes.run_all(mixed_moments(filesystem.kind, CUTS // 2), acknowledging=CUTS * 20) == []
 
 
 @pytest.mark.usefixtures("tracing")

@@ -7,7 +7,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from tests.crash.injection import traced
 from tests.crash.launcher import Launcher, Writer
 from tests.crash.verifier import Ledger, verify
 
-MOMENT_LIMIT_S = 30.0
+MOMENT_LIMIT_S = 60.0
 BARE_SAVES = 40
 AFTERWARDS_S = {
     "creating": 0.03,
@@ -177,6 +177,19 @@ class Crashes:
         self.tally.trials += 1
         self.tally.problems += problems
         return problems
+
+    def run_all(self, moments: Iterable[str], *, acknowledging: int) -> list[str]:
+        """Trials until one has problems: at these moments, and more while talking until so much was acknowledged.
+
+        How much a writer has acknowledged when it is killed depends on the machine, and less would prove little.
+        """
+        for moment in moments:
+            if problems := self.run(moment):
+                return problems
+        while self.tally.acknowledged < acknowledging:
+            if problems := self.run("talking"):
+                return problems
+        return []
 
     def _crash(self, moment: str, files: list[Path]) -> list[str]:
         """Let a writer write and end it; what it left in `files` tells how that came to be."""
