@@ -79,9 +79,11 @@ SEND_TIMEOUT_S = 30.0
 BACKOFF_S = (1.0, 60.0)
 """How long it takes until a channel that failed is started again: at first, doubled each time, and at most."""
 
+LAST_WORDS_S = 5.0
+"""How long it may take to tell those whose answers were cut off; a busy machine needs a while to save and tell it."""
+
 _NOT_ENTERED = "the dispatcher is used within `async with Dispatcher(...) as dispatcher`"
 _REFUSALS = 64  # sent at the same time, by one channel; it is not listened to until some of them are out
-_LAST_WORDS_S = 1.0  # for telling channels that their answers were cut off
 
 
 class Dispatcher:
@@ -95,6 +97,7 @@ class Dispatcher:
         limits: how much may wait.
         backoff_s: how long a channel that failed is left alone, at first and at most.
         send_timeout_s: how long a channel may take to send something, unless it says so itself.
+        last_words_s: how long it may take to tell those whose answers are cut off.
         watch: who counts what is handed over, and what becomes of it.
 
     Attributes:
@@ -109,6 +112,7 @@ class Dispatcher:
         limits: ChannelSettings | None = None,
         backoff_s: tuple[float, float] = BACKOFF_S,
         send_timeout_s: float = SEND_TIMEOUT_S,
+        last_words_s: float = LAST_WORDS_S,
         watch: Watch | None = None,
     ) -> None:
         self._manager = manager
@@ -116,6 +120,7 @@ class Dispatcher:
         self._limits = limits or ChannelSettings()
         self._backoff_s = backoff_s
         self._send_timeout_s = send_timeout_s
+        self._last_words_s = last_words_s
         self._watch = watch or Watch()
         self._chats: dict[str, deque[Delivery]] = {}
         self._under_way: set[Delivery] = set()
@@ -214,7 +219,7 @@ class Dispatcher:
         for scope in self._listening:
             scope.cancel()
         for delivery in (*self._under_way, *self._refused):
-            delivery.cut_off(at, at + _LAST_WORDS_S)
+            delivery.cut_off(at, at + self._last_words_s)
 
     async def finished(self) -> None:
         """Wait until nothing is under way; finished answers are delivered and saved."""
@@ -232,7 +237,7 @@ class Dispatcher:
         """Let go of the connections of those channels that say how."""
         for channel in self._channels:
             try:
-                with _ending_only_itself(), anyio.move_on_after(_LAST_WORDS_S, shield=True):
+                with _ending_only_itself(), anyio.move_on_after(self._last_words_s, shield=True):
                     await getattr(channel, "aclose", checkpoint)()
             except Exception as error:  # noqa: BLE001 - a channel's own code, and the error is logged
                 log.debug("a channel was not closed", action="channel.not_closed", error_type=type(error).__name__)
@@ -293,7 +298,7 @@ class Dispatcher:
             self._end(delivery, refused)
             return False
         self._under_way.add(delivery)
-        delivery.cut_off(self._cut_off_at, self._cut_off_at + _LAST_WORDS_S)
+        delivery.cut_off(self._cut_off_at, self._cut_off_at + self._last_words_s)
         if key.session_id in self._chats:
             delivery.question = self._chats[key.session_id][0].standing
             self._chats[key.session_id].append(delivery)

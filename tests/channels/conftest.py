@@ -47,7 +47,9 @@ async def dispatcher(
     manager: SessionManager, model: Doors, limits: ChannelSettings, room: Room
 ) -> AsyncIterator[Dispatcher]:
     """Serves the room; what a test leaves under way is cut off."""
-    async with Dispatcher(manager, Assistant(Agent(model)), limits=limits, backoff_s=(0.0, 0.0)) as made:
+    async with Dispatcher(
+        manager, Assistant(Agent(model)), limits=limits, backoff_s=(0.0, 0.0), last_words_s=1.0
+    ) as made:
         made.serve(room)
         yield made
         made.cut_off(anyio.current_time())

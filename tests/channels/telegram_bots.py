@@ -61,7 +61,7 @@ class Bots:
         assistant = Assistant(Agent(self.model, tools=self.tools))
         async with (
             aclosing(self.channel(**settings)) as channel,
-            Dispatcher(self.manager, assistant, backoff_s=(0.0, 0.0)) as dispatcher,
+            Dispatcher(self.manager, assistant, backoff_s=(0.0, 0.0), last_words_s=1.0) as dispatcher,
         ):
             dispatcher.serve(channel)
             yield channel

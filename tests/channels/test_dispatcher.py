@@ -688,10 +688,7 @@ async def test_ending_at_any_point_loses_nothing_that_was_accepted(tmp_path: Pat
     assert {is_accepted for is_accepted, _ in seen} == {False, True}
 
 
-async def test_a_turn_that_is_slow_to_let_go_breaks_nothing(
-    manager: SessionManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("miniclaw_sessions.channels.dispatcher._LAST_WORDS_S", 0.0)
+async def test_a_turn_that_is_slow_to_let_go_breaks_nothing(manager: SessionManager) -> None:
     may_end = anyio.Event()
 
     class Clinging(Doors):
@@ -708,7 +705,7 @@ async def test_a_turn_that_is_slow_to_let_go_breaks_nothing(
 
     room = Room()
     with anyio.fail_after(PATIENCE_S):
-        async with Dispatcher(manager, Assistant(Agent(Clinging()))) as dispatcher:
+        async with Dispatcher(manager, Assistant(Agent(Clinging())), last_words_s=0.0) as dispatcher:
             dispatcher.serve(room)
             said = room.say("one")
             await room.until(lambda: room.streamed(said) == "x")

@@ -42,7 +42,8 @@ IDLE_GRACE_S = 2.0
 BACKLOG = 2048
 """How many clients may wait to be accepted; the kernel may allow fewer."""
 
-_REPLY_S = 1.0  # turns are cut off when the grace is over; this is for telling their clients
+_LAST_WORDS_S = 5.0  # turns are cut off when the grace is over; a busy machine needs a while to save that and tell it
+_REPLY_S = 1.0
 _RETRY_S = 1.0  # until it is tried again to accept a client
 _PROBLEM_FOR_S = 5.0  # a shortage of descriptors is a problem of health so long after it was last seen
 _LOGGED_EVERY_S = 60.0
@@ -398,6 +399,7 @@ class EmbeddedServer(uvicorn.Server):
         self._one_gone = anyio.Event()
         self._grace_s = graceful_timeout_s
         self._grace = anyio.CancelScope()
+        self._last_words_s = _LAST_WORDS_S
         self._short_of_room_at = -math.inf
 
     async def serve_until_stopped(self, sockets: Sequence[socket.socket]) -> None:
@@ -480,7 +482,7 @@ class EmbeddedServer(uvicorn.Server):
             self._close_idle()
             await self._all_gone()
         self._close_idle()
-        with anyio.move_on_after(_REPLY_S):  # turns are cut off now: their clients hear it
+        with anyio.move_on_after(self._last_words_s):  # turns are cut off now: their clients hear it
             await self._all_gone()
         for task in self.server_state.tasks:
             task.cancel()
@@ -512,4 +514,5 @@ class EmbeddedServer(uvicorn.Server):
     def hurry(self) -> None:
         """Wait no longer for the requests in flight."""
         self._grace.cancel()
+        self._last_words_s = _REPLY_S
         self.stop()
