@@ -33,7 +33,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, overload
+from copy import copy
+from typing import Any, TypeVar, overload
+
+E = TypeVar("E", bound=Exception)
 
 
 def to_install(extra: str) -> str:
@@ -54,6 +57,15 @@ def first_cause(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def renewed(error: E, note: str = "") -> E:
+    """The same error for one more waiter: an object raised again and again gathers tracebacks, with all they hold."""
+    fresh = copy(error)
+    if note:
+        fresh.args = (f"{error}; {note}",)
+    fresh.__cause__ = error
+    return fresh
 
 
 def named(error: BaseException) -> str:

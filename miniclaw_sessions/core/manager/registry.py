@@ -38,7 +38,6 @@ from miniclaw_sessions.core.manager.cache import SessionCache
 from miniclaw_sessions.core.manager.erasing import Eraser, require_removable
 from miniclaw_sessions.core.manager.mode import Mode
 from miniclaw_sessions.core.manager.saving import Saving
-from miniclaw_sessions.core.persistence.committer import renewed
 from miniclaw_sessions.core.persistence.recovery import Recovered, catch_up
 from miniclaw_sessions.core.persistence.storage import Storage
 from miniclaw_sessions.core.protocol.entries import INCOMPLETE
@@ -52,6 +51,7 @@ from miniclaw_sessions.errors import (
     SessionLimit,
     StoreFull,
     StoreUnavailable,
+    renewed,
 )
 from miniclaw_sessions.log import get_logger
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from copy import copy
 from typing import NamedTuple, TypeVar
 
 import anyio
@@ -21,11 +20,10 @@ from anyio.abc import TaskGroup
 
 from miniclaw_sessions.clock import Clock, sleep_unless
 from miniclaw_sessions.core.events.listeners import Commit, Topic
-from miniclaw_sessions.core.persistence.receipts import IN_PLACE, Receipt
 from miniclaw_sessions.core.persistence.refusals import Refusals
 from miniclaw_sessions.core.protocol.entries import Entry
 from miniclaw_sessions.core.stores.base import Append, SessionHead, Store, StoredEntry
-from miniclaw_sessions.errors import ManagerClosed, StoreConflict, StoreError, StoreUnavailable, UnsavedLimit
+from miniclaw_sessions.errors import ManagerClosed, StoreConflict, StoreError, StoreUnavailable, UnsavedLimit, renewed
 from miniclaw_sessions.log import get_logger
 
 _STILL_THERE = (
@@ -38,7 +36,7 @@ LAST_RETRY_S = 10.0
 RARELY = 10
 """The wait before one session is retried, at least, as a multiple of the time that its failed commit took."""
 
-E = TypeVar("E", bound=StoreError)
+M = TypeVar("M", bound=Entry)
 
 
 class Shrunk(NamedTuple):
@@ -49,6 +47,39 @@ class Shrunk(NamedTuple):
 
 
 log = get_logger(__name__)
+
+
+class Receipt:
+    """What a call holds of entries that were accepted together, to read after their acknowledgement how they stand.
+
+    These are stored as they were made. Those of a shared store may come to stand elsewhere, or be given up
+    (`miniclaw_sessions.core.sharing.queue.Accepted`).
+    """
+
+    __slots__ = ()
+
+    known: Entry | None = None
+    """The entry that had their idempotency key before: none of them is stored then. None: there was none."""
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether they are not stored, and never will be."""
+        return False
+
+    def check(self) -> None:
+        """Raise the reason if they were given up."""
+
+    def final(self, entry: M) -> M:
+        """An entry as it is stored. Raises the reason if it was given up."""
+        return entry
+
+    def stored(self, entries: list[Entry]) -> list[Entry]:
+        """The entries as they are stored; given up or not."""
+        return entries
+
+
+IN_PLACE = Receipt()
+"""The receipt of everything that only this process can store."""
 
 
 class CommitQueue:
@@ -458,11 +489,7 @@ class Committer:
     def _arrived(
         self, queues: Sequence[CommitQueue], outcomes: Sequence[StoreError | None]
     ) -> list[tuple[SessionHead, Sequence[StoredEntry]]]:
-        """Note what became of each session; those that others were first with wait again.
-
-        Returns:
-            The sessions that the store has taken entries of, and those entries.
-        """
+        """Note what became of each session. Returns those that the store took entries of, with these entries."""
         appended: list[tuple[SessionHead, Sequence[StoredEntry]]] = []
         if self.failure is not None:
             log.warning("the store takes messages again", action="commit.recovered")
@@ -559,21 +586,9 @@ class Committer:
         self._put_back(queues)
 
     def _put_back(self, queues: Sequence[CommitQueue]) -> None:
-        younger = self._queued
-        self._queued = {}
         for queue in queues:
             queue.put_back()
-            self._queued[queue] = None
-        self._queued.update(younger)
-
-
-def renewed(error: E, note: str = "") -> E:
-    """The same error for one more waiter: an object raised again and again gathers tracebacks, with all they hold."""
-    fresh = copy(error)
-    if note:
-        fresh.args = (f"{error}; {note}",)
-    fresh.__cause__ = error
-    return fresh
+        self._queued = {**dict.fromkeys(queues), **self._queued}
 
 
 def _as_unavailable(error: Exception) -> StoreUnavailable:

@@ -19,8 +19,7 @@ from miniclaw_sessions.core.history.branch import Branch, summary_messages
 from miniclaw_sessions.core.history.branches import BranchMap
 from miniclaw_sessions.core.history.conversation import REMEMBERED_KEYS, Conversation
 from miniclaw_sessions.core.history.state import Snapshot, State
-from miniclaw_sessions.core.persistence.committer import CommitQueue, renewed
-from miniclaw_sessions.core.persistence.receipts import Receipt
+from miniclaw_sessions.core.persistence.committer import CommitQueue, Receipt
 from miniclaw_sessions.core.protocol.encoding import (
     encode_json,
     encode_message,
@@ -48,6 +47,7 @@ from miniclaw_sessions.errors import (
     LeafMoved,
     SessionDeleted,
     TranscriptNotKept,
+    renewed,
 )
 
 MAX_IDEMPOTENCY_KEY = 512

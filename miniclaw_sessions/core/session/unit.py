@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from miniclaw_sessions.core.history.branch import Branch
-from miniclaw_sessions.core.persistence.receipts import IN_PLACE, Receipt
+from miniclaw_sessions.core.persistence.committer import IN_PLACE, Receipt
 from miniclaw_sessions.core.protocol.encoding import encoded_once
 from miniclaw_sessions.core.protocol.entries import (
     COPY_OF,

@@ -9,8 +9,7 @@ from weakref import ref
 import msgspec
 
 from miniclaw_sessions.core.history.conversation import Conversation
-from miniclaw_sessions.core.persistence.committer import CommitQueue, Shrunk, bytes_of
-from miniclaw_sessions.core.persistence.receipts import IN_PLACE, Receipt
+from miniclaw_sessions.core.persistence.committer import IN_PLACE, CommitQueue, Receipt, Shrunk, bytes_of
 from miniclaw_sessions.core.protocol.entries import Entry
 from miniclaw_sessions.core.session.home import Home
 from miniclaw_sessions.core.session.journal import Journal
@@ -48,7 +47,7 @@ class Claim:
         self.turn = msgspec.structs.replace(self.turn, seconds=0.0)
 
 
-class Accepted:
+class Accepted(Receipt):
     """The receipt of entries that were accepted together: how they stand in the session now, and in the end.
 
     Attributes:

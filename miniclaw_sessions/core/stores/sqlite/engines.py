@@ -11,7 +11,7 @@ from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.pool import NullPool, QueuePool
 from sqlalchemy.util import LRUCache
 
-from miniclaw_sessions.core.stores.sqlite.statements import driver_of
+from miniclaw_sessions.core.stores.sqlite.statements import begin_reading, begin_writing
 
 _MOST_COMPILED = 500
 _compiled: LRUCache[Any, Any] = LRUCache(_MOST_COMPILED)
@@ -51,6 +51,5 @@ def engine(connect: Callable[[], Any], *, readers: int | None) -> Engine:
         execution_options={"compiled_cache": _compiled},
         **pool,
     )
-    begin = "BEGIN IMMEDIATE" if readers is None else "BEGIN"
-    event.listen(made, "begin", lambda connection: driver_of(connection).execute(begin))
+    event.listen(made, "begin", begin_writing if readers is None else begin_reading)
     return made

@@ -1,8 +1,8 @@
 """The statements of the SQLite store, as functions over a SQLAlchemy connection in a transaction.
 
-They neither begin nor commit: the store does. New entries go to the driver in statements of many rows, whose text is
-compiled once from the model: each further statement would release and retake the interpreter lock. Rarer statements use
-SQLAlchemy's Core. `models` describes how `entries` and `places` fit together.
+All but two neither begin nor commit: the store does. New entries go to the driver in statements of many rows, whose
+text is compiled once from the model: each further statement would release and retake the interpreter lock. Rarer
+statements use SQLAlchemy's Core. `models` describes how `entries` and `places` fit together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import msgspec
 from sqlalchemy import (
     CompoundSelect,
     Connection,
-    Dialect,
     Row,
     Select,
     and_,
@@ -31,6 +30,7 @@ from sqlalchemy import (
     union_all,
     update,
 )
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DatabaseError
 
 from miniclaw_sessions.core.protocol.keys import SessionKey
@@ -89,6 +89,16 @@ class Known:
 def driver_of(connection: Connection) -> Any:
     """The driver's own connection, for statements that run a thousand times a second."""
     return connection.connection.driver_connection
+
+
+def begin_reading(connection: Connection) -> None:
+    """Begin a transaction that only reads."""
+    driver_of(connection).execute("BEGIN")
+
+
+def begin_writing(connection: Connection) -> None:
+    """Begin a transaction that writes: the file is locked at once, not at the first change."""
+    driver_of(connection).execute("BEGIN IMMEDIATE")
 
 
 _PLACED_UP_TO = select(PlacedRow.up_to).scalar_subquery()
@@ -309,13 +319,13 @@ def _insert(connection: Connection, values: Sequence[Value]) -> None:
     step = ROWS_PER_INSERT * columns
     for start in range(0, len(values), step):
         chunk = values[start : start + step]
-        driver_of(connection).execute(_insert_text(connection.dialect, len(chunk) // columns), chunk)
+        driver_of(connection).execute(_insert_text(len(chunk) // columns), chunk)
 
 
 @lru_cache(maxsize=2 * ROWS_PER_INSERT)
-def _insert_text(dialect: Dialect, rows: int) -> str:
+def _insert_text(rows: int) -> str:
     """The text of an INSERT of this many rows, in the driver's parameter style."""
-    statement, values, row = str(insert(EntryRow).compile(dialect=dialect)).partition(" VALUES ")
+    statement, values, row = str(insert(EntryRow).compile(dialect=sqlite.dialect())).partition(" VALUES ")
     return statement + values + ", ".join([row] * rows)
 
 
