@@ -285,7 +285,13 @@ class _RemoteChat(Chat):
         one_turn: bool = False,
         idempotency_key: str | None = None,
     ) -> list[AppendedEntry]:
-        wire = [_wire(one, place, one_turn=one_turn) for place, one in enumerate(new)]
+        wire: list[NewMessage | NewCustom | NewMetadata] = []
+        for place, one in enumerate(new):
+            if isinstance(one, Message):
+                continues = _continues(one, place, one_turn=one_turn)
+                wire.append(NewMessage(message=message_to_dict(one), continues=continues))
+            else:
+                wire.append(one)
         return (await self.session.append(wire, if_leaf=if_leaf, idempotency_key=idempotency_key)).entries
 
     async def go_to(self, entry_id: str | None, *, then: Sequence[Message] = (), if_leaf: str | None = None) -> None:
@@ -355,12 +361,6 @@ class _RemoteChats(Chats):
 def _continues(message: Message, place: int, *, one_turn: bool) -> bool:
     """Whether a message belongs to the turn of the one before it."""
     return place > 0 if one_turn else not message.is_user
-
-
-def _wire(new: New, place: int, *, one_turn: bool) -> NewMessage | NewCustom | NewMetadata:
-    if not isinstance(new, Message):
-        return new
-    return NewMessage(message=message_to_dict(new), continues=_continues(new, place, one_turn=one_turn))
 
 
 async def read_messages(session: Session) -> list[Message]:

@@ -323,10 +323,10 @@ class MiniclawSessionService(BaseSessionService):
                 break
             entries.append(entry)
             found += not _continues(entry)
-        events = self._told(entries[::-1], is_beginning=is_beginning)
+        events = self._as_events(entries[::-1], is_beginning=is_beginning)
         return events if wanted is None else events[-wanted:]
 
-    def _told(self, entries: Sequence[MessageEntry | Custom], *, is_beginning: bool) -> list[Event]:
+    def _as_events(self, entries: Sequence[MessageEntry | Custom], *, is_beginning: bool) -> list[Event]:
         """Entries as events: ADK's own as they were, what others said made legal."""
         own = {id(entry.message): entry for entry in entries if isinstance(entry, MessageEntry)}
         silent = [entry for entry in entries if isinstance(entry, Custom)]

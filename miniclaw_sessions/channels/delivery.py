@@ -68,7 +68,7 @@ class Delivery:
         session: the session, once it is there.
         answering: cancelled when the answer has taken too long.
         answered_in: a block around its answering: what happens there is seen as a part of what handed it over.
-        telling: cancelled when the channel has taken too long to send what became of it.
+        sending: cancelled when the channel has taken too long to send what became of it.
         is_stopped: whether it was stopped before its turn began.
         question: what the person was asked when he said it, as soon as that is known.
         standing: what he is asked while this is being answered; None before, and when that is over.
@@ -80,7 +80,7 @@ class Delivery:
         self.session_id = ""
         self.answering = anyio.CancelScope()
         self.answered_in: AbstractContextManager[None] = nullcontext()
-        self.telling = anyio.CancelScope()
+        self.sending = anyio.CancelScope()
         self.session: Session | None = None
         self.is_stopped = False
         self.question: Question | None = None
@@ -155,10 +155,10 @@ class Delivery:
             self.answering.cancel()
         return True
 
-    def cut_off(self, answer_at: float, tell_at: float) -> None:
-        """The answer may take until then, and telling of it a little longer."""
+    def cut_off(self, answer_at: float, send_at: float) -> None:
+        """The answer may take until then, and sending it a little longer."""
         self.answering.deadline = min(self.answering.deadline, answer_at)
-        self.telling.deadline = min(self.telling.deadline, tell_at)
+        self.sending.deadline = min(self.sending.deadline, send_at)
 
     def _log(self, last: NotAnswered) -> None:
         """Log a failure without a reader: a reader that still listens reports it itself."""

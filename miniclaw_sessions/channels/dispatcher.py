@@ -80,7 +80,7 @@ BACKOFF_S = (1.0, 60.0)
 """How long it takes until a channel that failed is started again: at first, doubled each time, and at most."""
 
 LAST_WORDS_S = 5.0
-"""How long it may take to tell those whose answers were cut off; a busy machine needs a while to save and tell it."""
+"""How long a channel may take to send that its answers were cut off; a busy machine needs a while to save that."""
 
 _NOT_ENTERED = "the dispatcher is used within `async with Dispatcher(...) as dispatcher`"
 _REFUSALS = 64  # sent at the same time, by one channel; it is not listened to until some of them are out
@@ -263,7 +263,7 @@ class Dispatcher:
                                     refusals.acquire_nowait()
                                     self._refused.add(delivery)
                                     tasks.start_soon(self._refuse, channel, delivery, refusals, name="refusal")
-                                async with refusals:  # there is room for telling one more
+                                async with refusals:  # there is room for one more refusal
                                     pass
                     break
                 except Exception as error:  # noqa: BLE001 - a channel's own code; the others go on
@@ -330,7 +330,7 @@ class Dispatcher:
 
     async def _refuse(self, channel: Channel, delivery: Delivery, refusals: anyio.Semaphore) -> None:
         try:
-            await self._tell(channel, delivery)
+            await self._send_all(channel, delivery)
         finally:
             self._refused.discard(delivery)
             refusals.release()
@@ -345,7 +345,7 @@ class Dispatcher:
                 delivery = waiting[0]
                 async with anyio.create_task_group() as tasks:
                     if delivery.channel is not None:
-                        tasks.start_soon(self._tell, delivery.channel, delivery, name="telling")
+                        tasks.start_soon(self._send_all, delivery.channel, delivery, name="sending")
                     publisher = TurnPublisher(self._manager.events.turns, key)
                     last = await self._answer_in_time(delivery, key, publisher)
                     delivery.standing = None  # from here on, people know what the turn has asked
@@ -462,12 +462,12 @@ class Dispatcher:
                 return Obeyed(incoming, end) if isinstance(end, str) else Answered(incoming, end)
         return NotAnswered(incoming, Reason.DUPLICATE, error)
 
-    # --- telling -----------------------------------------------------------------------------------------------------
+    # --- sending -----------------------------------------------------------------------------------------------------
 
-    async def _tell(self, channel: Channel, delivery: Delivery) -> None:
+    async def _send_all(self, channel: Channel, delivery: Delivery) -> None:
         """Send a channel every event, in order; after a failure, only those that matter."""
         is_reached = True
-        with delivery.telling:
+        with delivery.sending:
             async for outgoing in delivery:
                 if is_reached or not isinstance(outgoing, Progress):
                     is_reached = await self._send(channel, delivery, outgoing) and is_reached

@@ -355,7 +355,7 @@ class _Mailbox:
         self._thread = SerialThread("mailbox")
         self._client: IMAPClient | None = None
         self._is_closed = False
-        self._is_told = False
+        self._is_idle = False
 
     async def open(self, password: Secret) -> int:
         """Log in; returns the mailbox's UIDVALIDITY."""
@@ -414,20 +414,20 @@ class _Mailbox:
         """From now on the server announces new mail, if it can."""
         if await self._call(lambda client: client.has_capability("IDLE")):
             await self._call(lambda client: client.idle())
-            self._is_told = True
+            self._is_idle = True
 
     async def wait(self) -> None:
         """Wait for an announcement of the server."""
-        if not self._is_told or self._client is None:
+        if not self._is_idle or self._client is None:
             await anyio.sleep_forever()
         else:
             await anyio.wait_readable(self._client.socket())
 
     async def end_waiting(self) -> None:
         """End the server's announcements; this also finds out that the connection was lost meanwhile."""
-        if self._is_told:
+        if self._is_idle:
             await self._call(lambda client: client.idle_done())
-            self._is_told = False
+            self._is_idle = False
 
     async def _call(self, method: Callable[[IMAPClient], T]) -> T:
         assert self._client is not None  # noqa: S101 - it was opened

@@ -138,7 +138,7 @@ class TelegramChannel:
         try:
             import telegram  # noqa: PLC0415 - an extra, and slow to load
 
-            from miniclaw_sessions.channels.telegram_replies import told_apart  # noqa: PLC0415 - loads the extra
+            from miniclaw_sessions.channels.telegram_replies import judging_request  # noqa: PLC0415 - loads the extra
         except ImportError:
             sentence = f"the channel telegram needs python-telegram-bot: {to_install('telegram')}"
             raise ConfigError(sentence) from None
@@ -153,8 +153,8 @@ class TelegramChannel:
             token,
             base_url=f"{url}/bot",
             base_file_url=f"{url}/file/bot",
-            request=told_apart(token),
-            get_updates_request=told_apart(token),
+            request=judging_request(token),
+            get_updates_request=judging_request(token),
         )
         self._webhook_secret = hmac.new(token.encode(), b"webhook", hashlib.sha256).hexdigest()
         self._exchanges: dict[int, Exchange] = {}
@@ -397,7 +397,7 @@ class TelegramChannel:
                     return [shown]
         return [TextPart("(an image that is too large, or none, or cannot be had)")]
 
-    # --- telling -----------------------------------------------------------------------------------------------------
+    # --- sending -----------------------------------------------------------------------------------------------------
 
     async def send(self, chat_id: str, outgoing: Outgoing) -> None:
         """As `channels.base.Channel`; what no reply of Telegram's own confirms was not sent.

@@ -99,7 +99,7 @@ def unseen_in(message: telegram.Message) -> Unseen | None:
     attachment = message.effective_attachment
     if attachment is None or images_of(message):
         return None
-    what, verb, is_told = _UNSEEN.get(type(attachment).__name__, ("something", "read", True))
+    what, verb, is_answered = _UNSEEN.get(type(attachment).__name__, ("something", "read", True))
     named = getattr(attachment, "file_name", None) or getattr(attachment, "emoji", None)
     seconds = getattr(attachment, "duration", None)
     if named:
@@ -107,7 +107,7 @@ def unseen_in(message: telegram.Message) -> Unseen | None:
     elif seconds:
         seconds = int(msgspec.convert(seconds, timedelta).total_seconds())
         what = f"{what} of {seconds} second{'' if seconds == 1 else 's'}"
-    return Unseen(what, verb, is_told)
+    return Unseen(what, verb, is_answered)
 
 
 def images_of(message: telegram.Message) -> Sequence[telegram.PhotoSize | telegram.Document]:

@@ -84,7 +84,7 @@ def fault_of(method: str, status: int, body: bytes) -> str | None:
     return None if is_ok is is_done else "its `ok` says something else than its status"
 
 
-def told_apart(token: str) -> HTTPXRequest:
+def judging_request(token: str) -> HTTPXRequest:
     """The library's way to call Telegram, with every reply judged before the library reads it.
 
     Args:

@@ -11,12 +11,12 @@ class Unseen(NamedTuple):
     Attributes:
         what: what it is, such as `a voice message of 12 seconds`.
         verb: what cannot be done with it, such as `listen to`.
-        is_told: whether the person gets this answer too; who sends a sticker expects no apology.
+        is_answered: whether the person gets this answer too; who sends a sticker expects no apology.
     """
 
     what: str
     verb: str
-    is_told: bool = True
+    is_answered: bool = True
 
     @property
     def to_model(self) -> str:
@@ -26,7 +26,7 @@ class Unseen(NamedTuple):
     @property
     def to_person(self) -> str:
         """What the person reads before the answer; empty: nothing."""
-        return f"I cannot {self.verb} {self.what}. Please write what matters in it." if self.is_told else ""
+        return f"I cannot {self.verb} {self.what}. Please write what matters in it." if self.is_answered else ""
 
 
 def with_notice(notice: str, text: str) -> str:

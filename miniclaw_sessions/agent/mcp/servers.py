@@ -100,7 +100,7 @@ class MCPServer:
         self._client: Client | None = None
         self._program: Program | None = None
         self._look = anyio.Event()
-        self._told: frozenset[str] = frozenset()
+        self._reported: frozenset[str] = frozenset()
         self._last_problem = ""
 
     def __repr__(self) -> str:
@@ -176,11 +176,11 @@ class MCPServer:
         changed = [tool.name for tool in found.tools if former.get(tool.name, tool.fingerprint) != tool.fingerprint]
         self.tools = found.tools
         problems = (*found.problems, *(f"its tool {name} is another one than before" for name in changed))
-        for sentence in (one for one in problems if one not in self._told):
+        for sentence in (one for one in problems if one not in self._reported):
             log.warning(
                 "an MCP server's tools are not all right", action="mcp.tools", server=self.name, detail=sentence
             )
-        self._told = frozenset(problems)
+        self._reported = frozenset(problems)
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> Content:
         """Call a tool by the name that the server has for it.

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from miniclaw_sessions.agent.providers.connections import trusted
-from miniclaw_sessions.channels.telegram_replies import told_apart
+from miniclaw_sessions.channels.telegram_replies import judging_request
 from tests.agent.providers.all_providers import CLASSES, KEY, MODEL, SERVICES
 from tests.here import make_certificate
 
@@ -37,9 +37,9 @@ async def test_a_second_client_of_a_service_reads_them_no_second_time(
 
 
 async def test_a_second_bot_reads_them_no_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    await told_apart("1:a").shutdown()
+    await judging_request("1:a").shutdown()
     forbid_reading(monkeypatch)
-    await told_apart("2:b").shutdown()
+    await judging_request("2:b").shutdown()
 
 
 async def test_others_are_trusted_when_the_environment_names_others(
