@@ -81,21 +81,19 @@ def _whole(block: Any) -> OtherPart:
 
 def _read_result(result: Mapping[str, Any]) -> Message:
     content = result.get("content")
-    blocks = content if isinstance(content, list) else []
-    parts = [_read_result_block(block) for block in blocks]
+    parts: list[Part] = []
+    for block in content if isinstance(content, list) else []:
+        if isinstance(block, dict) and block.keys() == {"json"}:
+            parts.append(TextPart(arguments_text(block["json"])))
+            continue
+        piece = _read_block(block) if isinstance(block, dict) else None
+        parts.append(_whole(block) if piece is None or isinstance(piece, ToolCall) else piece)
     return Message(
         Role.TOOL_RESULT,
         plain(tuple(parts)),
         tool_call_id=result["toolUseId"],
         is_error=result.get("status") == "error",
     )
-
-
-def _read_result_block(block: Any) -> Part:
-    if isinstance(block, dict) and block.keys() == {"json"}:
-        return TextPart(arguments_text(block["json"]))
-    piece = _read_block(block) if isinstance(block, dict) else _whole(block)
-    return _whole(block) if isinstance(piece, ToolCall) else piece
 
 
 # --- to Strands ------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from datetime import UTC
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -140,15 +141,9 @@ def _author_of(incoming: Incoming) -> str | None:
     return named or incoming.author
 
 
-async def _approve(call: CommandCall) -> TurnEnd:
-    """Let the calls of the open question run."""
-    answers = dict.fromkeys(call.question, True)
-    return await call.answer(Approval(call.session, answers=answers, author=_author_of(call.incoming)))
-
-
-async def _deny(call: CommandCall) -> TurnEnd:
-    """Refuse the calls of the open question; the model learns of it."""
-    answers = dict.fromkeys(call.question, False)
+async def _decide(call: CommandCall, *, agreed: bool) -> TurnEnd:
+    """Let the calls of the open question run, or refuse them; the model learns of it."""
+    answers = dict.fromkeys(call.question, agreed)
     return await call.answer(Approval(call.session, answers=answers, author=_author_of(call.incoming)))
 
 
@@ -232,8 +227,8 @@ COMMANDS: dict[str, Command] = {
     "/retry": Command("answer my last message once more", _retry),
     "/model": Command("which model answers here; /model NAME changes it", _choose_model),
     "/usage": Command("what this chat has used", _show_usage),
-    "/approve": Command("agree to what waits for a yes", _approve),
-    "/deny": Command("do not agree to it", _deny),
+    "/approve": Command("agree to what waits for a yes", partial(_decide, agreed=True)),
+    "/deny": Command("do not agree to it", partial(_decide, agreed=False)),
     "/help": Command("show this", _list_commands),
     "/start": Command("", _list_commands),  # some networks send it for a person who opens the chat for the first time
 }

@@ -150,14 +150,10 @@ def content_of(result: mcp.types.CallToolResult, max_bytes: int) -> Content:
     text = "\n".join(part.text for part in parts if isinstance(part, TextPart))
     if result.is_error:
         raise ToolFailed(text or "the tool says that it failed, and not why")
-    shown = _cut(text, max_bytes)
+    encoded = text.encode(errors="replace")
+    shown = encoded.decode()
+    if len(encoded) > max_bytes:
+        kept = encoded[:max_bytes].decode(errors="ignore")
+        shown = f"{kept}\n[cut off here: the result has {len(encoded)} bytes, and {max_bytes} are let through]"
     images = [part for part in parts if isinstance(part, ImagePart)]
     return (*([TextPart(shown)] if shown else []), *images) if images else shown
-
-
-def _cut(text: str, max_bytes: int) -> str:
-    encoded = text.encode(errors="replace")
-    if len(encoded) <= max_bytes:
-        return encoded.decode()
-    kept = encoded[:max_bytes].decode(errors="ignore")
-    return f"{kept}\n[cut off here: the result has {len(encoded)} bytes, and {max_bytes} are let through]"

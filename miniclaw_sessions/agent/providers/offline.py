@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 
 import orjson
 from anyio.lowlevel import checkpoint
@@ -34,6 +34,7 @@ _SUMMARY = "Summary made without a model, of what the user said:"
 _FIRST_LINES, _LAST_LINES = 10, 90  # of a summary; the lines between them are left out
 _LEFT_OUT = "- …"
 _NOTHING_SAID = "You have not told me that in this conversation."
+_FIRST_MESSAGE = "This is your first message."
 
 _I = re.IGNORECASE
 _WORDS = r"([^\s.,;!?]+(?: (?!and\b|but\b|i\b)[^\s.,;!?]+){0,2})"
@@ -123,9 +124,8 @@ def _respond_to_question(context: Sequence[Message], tools: Collection[str]) -> 
         return _answer("I have no clock here.")
     if (expression := _expression_in(question)) and "calculator" in tools:
         return _call("calculator", {"expression": expression}, context)
-    for asked, recall in _RECALLS:
-        if asked.search(question):
-            return _answer(recall(earlier, context))
+    if (recalled := _recall(question, earlier, context)) is not None:
+        return _answer(recalled)
     said = f"You said {_quote(question)}. " if question else ""
     return _answer(
         _acknowledge(question)
@@ -143,44 +143,27 @@ def _stated(fact: str, texts: Sequence[str]) -> list[str]:
     return [match[1].strip() for match in found if not match.string.startswith("?", match.end())]
 
 
-def _recall_name(earlier: Sequence[str], _: Sequence[Message]) -> str:
-    names = _stated("name", earlier)
-    return f"Your name is {names[-1]}." if names else _NOTHING_SAID
-
-
-def _recall_home(earlier: Sequence[str], _: Sequence[Message]) -> str:
-    homes = _stated("home", earlier)
-    return f"You live in {homes[-1]}." if homes else _NOTHING_SAID
-
-
-def _recall_memory(earlier: Sequence[str], _: Sequence[Message]) -> str:
-    memories = _stated("memory", earlier)
-    return (
-        "You asked me to remember: " + "; ".join(m.rstrip(".") for m in memories) + "." if memories else _NOTHING_SAID
-    )
-
-
-def _recall_first(earlier: Sequence[str], _: Sequence[Message]) -> str:
-    return f"The first thing I can still see is: {_quote(earlier[0])}" if earlier else "This is your first message."
-
-
-def _recall_before(earlier: Sequence[str], _: Sequence[Message]) -> str:
-    return f"Before this you said: {_quote(earlier[-1])}" if earlier else "This is your first message."
-
-
-def _count(earlier: Sequence[str], context: Sequence[Message]) -> str:
-    spoken = sum(message.role is not Role.SYSTEM for message in context)
-    return f"I can see {spoken} messages of this conversation, {len(earlier) + 1} of them yours."
-
-
-_RECALLS: list[tuple[re.Pattern[str], Callable[[Sequence[str], Sequence[Message]], str]]] = [
-    (_ASKS_NAME, _recall_name),
-    (_ASKS_HOME, _recall_home),
-    (_ASKS_MEMORY, _recall_memory),
-    (_ASKS_FIRST, _recall_first),
-    (_ASKS_BEFORE, _recall_before),
-    (_ASKS_COUNT, _count),
-]
+def _recall(question: str, earlier: Sequence[str], context: Sequence[Message]) -> str | None:
+    """The answer to a question about this conversation; None: it is another question."""
+    if _ASKS_NAME.search(question):
+        names = _stated("name", earlier)
+        answer = f"Your name is {names[-1]}." if names else _NOTHING_SAID
+    elif _ASKS_HOME.search(question):
+        homes = _stated("home", earlier)
+        answer = f"You live in {homes[-1]}." if homes else _NOTHING_SAID
+    elif _ASKS_MEMORY.search(question):
+        memories = [memory.rstrip(".") for memory in _stated("memory", earlier)]
+        answer = f"You asked me to remember: {'; '.join(memories)}." if memories else _NOTHING_SAID
+    elif _ASKS_FIRST.search(question):
+        answer = f"The first thing I can still see is: {_quote(earlier[0])}" if earlier else _FIRST_MESSAGE
+    elif _ASKS_BEFORE.search(question):
+        answer = f"Before this you said: {_quote(earlier[-1])}" if earlier else _FIRST_MESSAGE
+    elif _ASKS_COUNT.search(question):
+        spoken = sum(message.role is not Role.SYSTEM for message in context)
+        answer = f"I can see {spoken} messages of this conversation, {len(earlier) + 1} of them yours."
+    else:
+        return None
+    return answer
 
 
 # --- summarizing -----------------------------------------------------------------------------------------------------

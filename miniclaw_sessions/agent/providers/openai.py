@@ -176,8 +176,11 @@ class _Assembly:
             return []
         for fragment in delta.tool_calls or ():
             self._call_of(fragment).add(fragment)
+        fields = delta.model_extra or {}  # OpenAI has no field for the model's thinking, and others have two
+        shown = (fields.get(name) for name in ("reasoning_content", "reasoning"))
+        thinking = next((text for text in shown if isinstance(text, str) and text), "")
         text = (delta.content or "") + (delta.refusal or "")
-        pieces: list[TextDelta | ReasoningDelta] = [ReasoningDelta(_reasoning_of(delta)), TextDelta(text)]
+        pieces: list[TextDelta | ReasoningDelta] = [ReasoningDelta(thinking), TextDelta(text)]
         added = [piece for piece in pieces if piece.text]
         for piece in added:
             if not self._pieces or self._pieces[-1][0] is not type(piece):
@@ -210,13 +213,6 @@ class _Assembly:
             usage=_usage_of(self._usage),
             stop_reason=self.stop_reason,
         )
-
-
-def _reasoning_of(delta: ChoiceDelta) -> str:
-    """The model's thinking in a piece: OpenAI has no field for it, and others have two."""
-    fields = delta.model_extra or {}
-    found = (fields.get(name) for name in ("reasoning_content", "reasoning"))
-    return next((text for text in found if isinstance(text, str) and text), "")
 
 
 def _usage_of(usage: CompletionUsage | None) -> Usage | None:
