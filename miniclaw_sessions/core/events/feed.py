@@ -245,8 +245,10 @@ class Feed:
         ]
         data = {"session_id": session_id, "sequence": stored[-1].sequence, "entries": entries}
         self.publish("entries", data, session_id, key)
-        if (changed := _changed(described)) is not None:
-            self.publish("changed", {"session_id": session_id, **changed}, session_id, key)
+        about_session = [one for one in described if one.type in _ABOUT_SESSION or one.custom_type == METADATA]
+        if about_session:
+            titles = [{"title": one.name} for one in about_session if one.type == "session_info"]
+            self.publish("changed", {"session_id": session_id, **(titles[-1] if titles else {})}, session_id, key)
 
     # --- subscriptions -----------------------------------------------------------------------------------------------
 
@@ -394,12 +396,3 @@ def _description(stored: StoredEntry) -> _Described:
     with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _described.decode(stored.encoded)
     return _Described()
-
-
-def _changed(described: Iterable[_Described]) -> dict[str, Any] | None:
-    """What is new of the session itself; None: nothing."""
-    about = [one for one in described if one.type in _ABOUT_SESSION or one.custom_type == METADATA]
-    if not about:
-        return None
-    titles = [one.name for one in about if one.type == "session_info"]
-    return {"title": titles[-1]} if titles else {}

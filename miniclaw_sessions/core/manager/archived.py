@@ -53,7 +53,12 @@ async def restore(registry: SessionRegistry, archive: Archive, session_id: str) 
         created_at = None if head is None else head.created_at
         async with registry.new_journal(key, purpose="restore", created_at=created_at) as journal:
             entries = ArchivedEntries()
-            await _adopt(journal, entries.read(lines, journal))
+            if journal.home.store.keeps_entries:
+                await adopt_all(journal, but_for_unfinished(entries.read(lines, journal)))
+            else:  # no transcript is kept: the messages of the branch that they end with
+                whole = Session.new(window=journal.conversation.window.capacity).journal
+                await adopt_all(whole, entries.read(lines, journal))
+                await copy_branch(whole, journal)
             if head is None and not entries.taken:
                 raise ImportRefused(f"the archived file {file} holds nothing that is an entry of a session")
             journal.checkpoint.touch()
@@ -89,16 +94,6 @@ def _key_of(session_id: str) -> SessionKey:
         return SessionKey.parse(session_id)
     except InvalidKey:  # it is shortened: only the file's first line has the key
         raise ImportRefused(f"the archived file of {session_id} has lost the line that names its chat") from None
-
-
-async def _adopt(journal: Journal, entries: AsyncIterator[Entry]) -> None:
-    """Store the entries; where the store keeps no transcript, the messages of the branch that they end with."""
-    if journal.home.store.keeps_entries:
-        await adopt_all(journal, but_for_unfinished(entries))
-        return
-    whole = Session.new(window=journal.conversation.window.capacity).journal
-    await adopt_all(whole, entries)
-    await copy_branch(whole, journal)
 
 
 class ArchivedEntries:

@@ -216,7 +216,8 @@ class SessionCache:
             if len(self._cached) <= self.limit:
                 return True
             session_id, journal = self._cached.popitem(last=False)
-            if _may_go(journal):
+            is_saved = not journal.checkpoint.is_dirty and journal.queue.rejected is None
+            if is_saved and not journal.is_deleted:  # else a task is about to remove it
                 self.evictions += 1
                 self.names.note(session_id, journal.last_accessed.timestamp())
                 self._held[session_id] = journal
@@ -271,11 +272,6 @@ class SessionCache:
             return Listing(in_memory, list(self._on_disk), list(self._on_disk.values()))
         on_disk = [(one, used) for one, used in self._on_disk.items() if one not in self._held]
         return Listing(in_memory, [one for one, _ in on_disk], [used for _, used in on_disk])
-
-
-def _may_go(journal: Journal) -> bool:
-    """True if nothing is lost when its object goes: all of it is on disk, and no task is about to remove it."""
-    return not journal.checkpoint.is_dirty and not journal.is_deleted and journal.queue.rejected is None
 
 
 def moment_of(seconds: float) -> datetime:

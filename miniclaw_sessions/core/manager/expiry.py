@@ -124,41 +124,40 @@ class Expiry:
                 have been used since.
         """
         async with self._sweeping:
-            return await self._sweep(dry_run=dry_run)
-
-    async def _sweep(self, *, dry_run: bool) -> SweepReport:
-        self.forgive_jump()
-        scanned, idle, held = await self._population.look(self._clock.now())
-        outdated, kept = await self._retention.outdated(self._storage.archive, self._clock.now(), self._population.held)
-        held = list(dict.fromkeys([*held, *kept]))
-        if doubt := await self._population.doubt():
-            if not dry_run:
-                log.warning("expiry is put off", action="sweep.postponed", reason=doubt)
-                return SweepReport(postponed=doubt)
-            return SweepReport(dry_run=True, sessions=idle, held=held, forgotten=outdated, postponed=doubt)
-        if dry_run:
-            return SweepReport(scanned=scanned, sessions=idle, held=held, forgotten=outdated, dry_run=True)
-        gone = await self._population.remove(idle)
-        self.expired += len(gone)
-        archived = sum(self._retention.of_id(session_id).archives for session_id in gone)
-        for name in outdated:
-            await self._storage.archive.delete(name)
-        for session_id in [*gone, *map(session_of, outdated)]:
-            self._registry.events.swept.publish(session_id)
-        if len(gone) > archived or self.is_to_be_purged:
-            await self._purge()
-        report = SweepReport(
-            scanned=scanned,
-            expired=len(gone),
-            archived=archived,
-            freed_bytes=sum(gone.values()),
-            sessions=list(gone),
-            held=held,
-            forgotten=outdated,
-        )
-        numbers = {name: getattr(report, name) for name in ("scanned", "expired", "archived", "freed_bytes")}
-        log.info("swept", action="sweep.done", **numbers, held=len(held), forgotten=len(outdated))
-        return report
+            self.forgive_jump()
+            scanned, idle, held = await self._population.look(self._clock.now())
+            outdated, kept = await self._retention.outdated(
+                self._storage.archive, self._clock.now(), self._population.held
+            )
+            held = list(dict.fromkeys([*held, *kept]))
+            if doubt := await self._population.doubt():
+                if not dry_run:
+                    log.warning("expiry is put off", action="sweep.postponed", reason=doubt)
+                    return SweepReport(postponed=doubt)
+                return SweepReport(dry_run=True, sessions=idle, held=held, forgotten=outdated, postponed=doubt)
+            if dry_run:
+                return SweepReport(scanned=scanned, sessions=idle, held=held, forgotten=outdated, dry_run=True)
+            gone = await self._population.remove(idle)
+            self.expired += len(gone)
+            archived = sum(self._retention.of_id(session_id).archives for session_id in gone)
+            for name in outdated:
+                await self._storage.archive.delete(name)
+            for session_id in [*gone, *map(session_of, outdated)]:
+                self._registry.events.swept.publish(session_id)
+            if len(gone) > archived or self.is_to_be_purged:
+                await self._purge()
+            report = SweepReport(
+                scanned=scanned,
+                expired=len(gone),
+                archived=archived,
+                freed_bytes=sum(gone.values()),
+                sessions=list(gone),
+                held=held,
+                forgotten=outdated,
+            )
+            numbers = {name: getattr(report, name) for name in ("scanned", "expired", "archived", "freed_bytes")}
+            log.info("swept", action="sweep.done", **numbers, held=len(held), forgotten=len(outdated))
+            return report
 
     async def _purge(self) -> None:
         """Leave nothing of what is gone for good in the store's log; the next sweep does what cannot be done now."""

@@ -293,14 +293,11 @@ class SessionManager:
         Raises:
             StoreFull, StoreUnavailable: something accepted, or some snapshot, could not be saved.
         """
-        if self._held is None:
+        if (held := self._held) is None:
             return
         if self._closed:
-            await self._held.watch()
-        else:
-            await self._close(self._held)
-
-    async def _close(self, held: HeldOpen[None]) -> None:
+            await held.watch()
+            return
         self._closed = True
         self._registry.close()
         self.events.stop()

@@ -295,35 +295,31 @@ class SessionRegistry:
         session_id = refused.session_id
         self._reserved[session_id] = anyio.Event()
         try:
-            return await self._reload_now(refused)
+            stored = await self.store.head(session_id)
+            if stored is None and self.mode.absence_is_deletion:
+                self._forget(refused)
+                return None
+            head = stored.head if stored is not None else refused.queue.head
+            conversation = Conversation.new(
+                head.key, incarnation=head.incarnation, created_at=head.created_at, capacity=self._settings.window
+            )
+            if stored is None or stored.last_sequence < refused.queue.committed:  # it has lost what it had acknowledged
+                found, report = await self._storage.load(session_id)
+                self._storage.report.add(report)
+                conversation = found[session_id].conversation if session_id in found else conversation
+            else:
+                await catch_up(conversation, self.store)
+            if self.cache.get(session_id) is not refused:
+                return None
+            refused.retire()
+            self.flusher.remove(refused)
+            self.evicted_of_gone += refused.evicted
+            journal = self.mode.journal(conversation, self)
+            self._admit(journal, dirty=True)
+            log.warning("reloaded from the store", action="session.reloaded", session_id=journal.session_id)
+            return journal
         finally:
             self._release(session_id)
-
-    async def _reload_now(self, refused: Journal) -> Journal | None:
-        session_id = refused.session_id
-        stored = await self.store.head(session_id)
-        if stored is None and self.mode.absence_is_deletion:
-            self._forget(refused)
-            return None
-        head = stored.head if stored is not None else refused.queue.head
-        conversation = Conversation.new(
-            head.key, incarnation=head.incarnation, created_at=head.created_at, capacity=self._settings.window
-        )
-        if stored is None or stored.last_sequence < refused.queue.committed:  # it has lost what it had acknowledged
-            found, report = await self._storage.load(session_id)
-            self._storage.report.add(report)
-            conversation = found[session_id].conversation if session_id in found else conversation
-        else:
-            await catch_up(conversation, self.store)
-        if self.cache.get(session_id) is not refused:
-            return None
-        refused.retire()
-        self.flusher.remove(refused)
-        self.evicted_of_gone += refused.evicted
-        journal = self.mode.journal(conversation, self)
-        self._admit(journal, dirty=True)
-        log.warning("reloaded from the store", action="session.reloaded", session_id=journal.session_id)
-        return journal
 
     # --- coming into being -------------------------------------------------------------------------------------------
 

@@ -40,15 +40,9 @@ def summarize(session: Session, loss: Loss | None) -> SessionSummary:
 
 async def words_of(session: Session) -> tuple[str | None, str | None]:
     """A session's `last_words` and `first_words`, as a row of a list has them; at most `BEGINNING` entries are read."""
-    return _last_words(session), await _first_words(session)
-
-
-def _last_words(session: Session) -> str | None:
-    """How the newest message of a person or the assistant begins; None where the window has none with words."""
-    for kept in reversed(session.journal.conversation.window.kept):
-        if kept.role in (Role.USER, Role.ASSISTANT):
-            return first_words(kept.entry)
-    return None
+    newest = reversed(session.journal.conversation.window.kept)
+    last = next((one for one in newest if one.role in (Role.USER, Role.ASSISTANT)), None)
+    return None if last is None else first_words(last.entry), await _first_words(session)
 
 
 async def _first_words(session: Session) -> str | None:
@@ -58,17 +52,14 @@ async def _first_words(session: Session) -> str | None:
         return None
     if (known := _FIRST_WORDS.get(journal)) is not None:
         return known
-    said = [first_words(one) for one in await _questions(session)]
+    if len(session) == session.message_count:  # the memory has all of them
+        kept = islice(journal.conversation.window.kept, BEGINNING)
+        questions = [one.entry for one in kept if one.role is Role.USER]
+    else:
+        beginning = readable(await session.tree.read_after(0, BEGINNING))
+        questions = [one for one in beginning if isinstance(one, MessageEntry) and one.message.is_user]
+    said = [first_words(one) for one in questions]
     by_hand = next((words for words in said if not words.startswith(_NOT_BY_HAND)), None)
     if by_hand is not None:
         _FIRST_WORDS[journal] = by_hand
     return by_hand or next(iter(said), None)
-
-
-async def _questions(session: Session) -> list[MessageEntry]:
-    """What people said among a session's first messages: from memory, where that has all of them."""
-    if len(session) == session.message_count:
-        kept = islice(session.journal.conversation.window.kept, BEGINNING)
-        return [one.entry for one in kept if one.role is Role.USER]
-    entries = readable(await session.tree.read_after(0, BEGINNING))
-    return [entry for entry in entries if isinstance(entry, MessageEntry) and entry.message.is_user]

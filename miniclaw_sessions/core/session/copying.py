@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -146,10 +146,12 @@ async def adopt_all(target: Journal, entries: AsyncIterator[Entry], places: Plac
     """
     placed = _placed(entries, target.last_sequence, places or Places())
     async for batch in in_batches(placed, lambda one: len(one[1])):
-        for part in _begun_at_clearings(batch):
-            if _is_clearing(part[0][0]):
+        # an entry that takes everything off the branch begins a part of its own
+        starts = [place for place, (entry, _) in enumerate(batch) if place == 0 or _is_clearing(entry)]
+        for start, end in zip(starts, [*starts[1:], len(batch)], strict=True):
+            if _is_clearing(batch[start][0]):
                 await target.settle()  # what is in force there stays in force
-            target.accept(part)
+            target.accept(batch[start:end])
             target.checkpoint.not_used_later()
             await target.saved()
     await target.settle()
@@ -164,40 +166,27 @@ def storable(target: Journal, entries: Iterable[Entry]) -> tuple[list[Entry], li
             fitting.append(entry)
         except InvalidMessage as error:
             problems.append(f"entry {entry.id}: {error}")
-            fitting.append(_in_place_of(entry, str(error)))
+            data = {"reason": str(error)}
+            note = Custom(
+                id=entry.id, parent_id=entry.parent_id, timestamp=entry.timestamp, custom_type=NOT_STORED, data=data
+            )
+            fitting.append(note)
     return fitting, problems
 
 
-def _in_place_of(entry: Entry, reason: str) -> Custom:
-    return Custom(
-        id=entry.id,
-        parent_id=entry.parent_id,
-        timestamp=entry.timestamp,
-        custom_type=NOT_STORED,
-        data={"reason": reason},
-    )
-
-
 async def _placed(entries: AsyncIterator[Entry], last: int, places: Places) -> AsyncIterator[tuple[Entry, bytes]]:
-    """The entries, numbered from the place behind the last one, and their bytes."""
+    """The entries, numbered from the place behind the last one, and their bytes.
+
+    Every message that is kept has a time (miniclaw); one that came without has its entry's.
+    """
     async for entry in entries:
         last += 1
-        placed = places.place(_timed(entry), last)
+        timed = entry
+        if isinstance(entry, MessageEntry) and entry.message.timestamp is None:
+            message = msgspec.structs.replace(entry.message, timestamp=in_utc(entry.timestamp))
+            timed = msgspec.structs.replace(entry, message=message)
+        placed = places.place(timed, last)
         yield placed, encode_entry(placed)
-
-
-def _timed(entry: Entry) -> Entry:
-    """Every message that is kept has a time (miniclaw); one that came without has its entry's."""
-    if isinstance(entry, MessageEntry) and entry.message.timestamp is None:
-        message = msgspec.structs.replace(entry.message, timestamp=in_utc(entry.timestamp))
-        return msgspec.structs.replace(entry, message=message)
-    return entry
-
-
-def _begun_at_clearings(batch: Sequence[tuple[Entry, bytes]]) -> Iterator[Sequence[tuple[Entry, bytes]]]:
-    """The batch in parts: an entry that takes everything off the branch begins another one."""
-    starts = [place for place, (entry, _) in enumerate(batch) if place == 0 or _is_clearing(entry)]
-    return (batch[start:end] for start, end in zip(starts, [*starts[1:], len(batch)], strict=True))
 
 
 def _is_clearing(entry: Entry) -> bool:

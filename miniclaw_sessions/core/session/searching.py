@@ -26,7 +26,6 @@ from miniclaw_sessions.core.history.search import (
     Branch,
     Found,
     Hit,
-    Order,
     Search,
     SearchPage,
     SearchQuery,
@@ -96,7 +95,8 @@ async def search_page(
         found = await look(_window(search, begin))
         before = begin.before or max([now, *(hit.said_at + _TICK for hit in found.hits)])
         until = begin.until or found.cursor
-        for rank, hit in sorted(((_rank(hit, order), hit) for hit in found.hits), reverse=True, key=itemgetter(0)):
+        ranks: list[Rank] = [(hit.score if order == "best" else 0.0, *hit.place) for hit in found.hits]
+        for rank, hit in sorted(zip(ranks, found.hits, strict=True), reverse=True, key=itemgetter(0)):
             if begin.rank is not None and rank >= begin.rank:
                 continue
             if len(results) == search.limit:
@@ -122,10 +122,6 @@ def _window(search: Search, position: _Position) -> Search:
         until=position.until,
         before=min((one for one in (search.before, position.before) if one is not None), default=None),
     )
-
-
-def _rank(hit: Hit, order: Order) -> Rank:
-    return hit.score if order == "best" else 0.0, *hit.place
 
 
 def _page(results: Sequence[SearchResult], following: _Position | None, found: Found) -> SearchPage:

@@ -325,7 +325,6 @@ class Turn:
         if known is None:
             if isinstance(self._request, Opening):
                 return await self._open(self._request)
-            self._close_what_was_left(self._request)
             return await self._ask(self._request)
         await self._journal.saved()
         await self._ownership.take()
@@ -334,6 +333,14 @@ class Turn:
         return await self._take_up()
 
     async def _ask(self, request: Message) -> MessageEntry:
+        """Commit the user's message, and before it what closes the calls that a former turn has left open.
+
+        Behind it, their results would stand in the wrong place, and a crash could come between.
+        """
+        self.check(request)
+        left = open_calls([*self._journal.summary(), *self._journal.conversation.window.messages()])
+        if left:
+            self._extend([Message.tool_result(call, ABANDONED, is_error=True) for call in left])
         self._journal.home.committer.check_store()
         entry = self._journal.append(request, idempotency_key=self._idempotency_key)
         receipt = self._journal.queue.receipt(entry.id)
@@ -415,13 +422,6 @@ class Turn:
             if isinstance(entry, MessageEntry) and (begins_turn(entry) or is_reply(entry.message)):
                 return False
         return False
-
-    def _close_what_was_left(self, request: Message) -> None:
-        """Behind the user's message the results would stand in the wrong place, and a crash could come between."""
-        self.check(request)
-        left = open_calls([*self._journal.summary(), *self._journal.conversation.window.messages()])
-        if left:
-            self._extend([Message.tool_result(call, ABANDONED, is_error=True) for call in left])
 
     async def _take_up(self) -> MessageEntry:
         """The user's newest message, and what was said since: the window may hold no more than the end of it."""

@@ -6,7 +6,6 @@ One that is gone, damaged or of an earlier session is passed over, and the sessi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from anyio import to_thread
 
@@ -39,7 +38,7 @@ class StoredCheckpoints:
             snapshots: the snapshots to keep.
             as_used: write down as well when the sessions were used.
         """
-        checkpoints = await to_thread.run_sync(partial(self._encoded, snapshots, as_used=as_used))
+        checkpoints = await to_thread.run_sync(lambda: [self._encoded(one, as_used=as_used) for one in snapshots])
         sound = [one for one in checkpoints if isinstance(one, Checkpoint)]
         failure: StoreError | None = None
         try:
@@ -71,10 +70,7 @@ class StoredCheckpoints:
         same = (checkpoint.incarnation, checkpoint.sequence)
         return snapshot if (snapshot.state.incarnation, snapshot.state.last_sequence) == same else None
 
-    def _encoded(self, snapshots: Sequence[Snapshot], *, as_used: bool) -> list[Checkpoint | SessionsError]:
-        return [self._one(snapshot, as_used=as_used) for snapshot in snapshots]
-
-    def _one(self, snapshot: Snapshot, *, as_used: bool) -> Checkpoint | SessionsError:
+    def _encoded(self, snapshot: Snapshot, *, as_used: bool) -> Checkpoint | SessionsError:
         state = snapshot.state
         try:
             encoded = encode_snapshot(snapshot, max_bytes=self._max_bytes)

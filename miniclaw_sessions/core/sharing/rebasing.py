@@ -115,8 +115,9 @@ class _Rebase:
         if self.is_mine and nothing_came and (queue.claim is None or queue.claim.is_held):
             raise conflict
         conversation = await _as_stored(journal, self.stored)
-        if _doubles(conversation, self.entries, self.left_out):  # stored a moment ago: it would be refused for ever
-            return None
+        keys = conversation.state.idempotency_keys
+        if any(entry.idempotency_key in keys for entry in self.entries if entry.id not in self.left_out):
+            return None  # one was stored a moment ago: it would be refused for ever
         moved = behind(conversation, self.entries, self.left_out)
         committed = conversation.state.last_sequence
         waiting = [stored_entry(entry, encode_entry(entry)) for entry in moved]
@@ -132,7 +133,13 @@ class _Rebase:
     def _settle(self, moved: Sequence[Entry]) -> None:
         """Let every call that waits for one of the entries know what becomes of it."""
         queue, session_id = self._queue, self._journal.session_id
-        _settle_turn(queue, is_mine=self.is_mine, lost=self.lost)
+        if (claim := queue.claim) is not None and not self.is_mine:
+            if self.lost or not claim.is_held:  # what was stored of it before others had it is not lost
+                claim.error = TurnTaken(session_id)
+            queue.claim = None
+        elif claim is not None and not claim.is_held and claim.turn.fence <= queue.fence:
+            # another process has had this number: the next one is asked for
+            claim.turn = msgspec.structs.replace(claim.turn, fence=queue.fence + 1)
         queue.moved(moved)
         queue.stored({id_: entry for id_, entry in self.there.items() if entry is not None})
         queue.give_up(self.lost, partial(TurnTaken, session_id))
@@ -145,18 +152,6 @@ def _may_have_turn(claim: Claim | None, turn: StoredTurn | None) -> bool:
     if claim is None or turn is None or (turn.fence, turn.owner) == (claim.turn.fence, claim.turn.owner):
         return True
     return turn.is_over and not claim.is_held
-
-
-def _settle_turn(queue: SharedQueue, *, is_mine: bool, lost: Collection[str]) -> None:
-    """Ask for the turn with the next number, or let it go; what was stored of it before others had it is not lost."""
-    if (claim := queue.claim) is None:
-        return
-    if not is_mine:
-        if lost or not claim.is_held:
-            claim.error = TurnTaken(queue.head.session_id)
-        queue.claim = None
-    elif not claim.is_held and claim.turn.fence <= queue.fence:  # another process has had this number
-        claim.turn = msgspec.structs.replace(claim.turn, fence=queue.fence + 1)
 
 
 async def refresh(journal: Journal) -> bool:
@@ -275,12 +270,6 @@ def _unit_of(queue: SharedQueue, entry: Entry) -> Accepted:
 
 def _went_on(session_id: str) -> LeafMoved:
     return LeafMoved(f"session {session_id} went on in another process meanwhile; look at it and try again")
-
-
-def _doubles(conversation: Conversation, entries: Iterable[Entry], left_out: Collection[str]) -> bool:
-    """Whether an entry that is not left out has an idempotency key that the session has already."""
-    keys = conversation.state.idempotency_keys
-    return any(entry.idempotency_key in keys for entry in entries if entry.id not in left_out)
 
 
 async def _as_stored(journal: Journal, stored: StoredHead) -> Conversation:
