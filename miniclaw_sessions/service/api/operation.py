@@ -57,13 +57,11 @@ class Stream:
         chunks: its bytes, an async generator.
         media_type: what they are.
         file_name: what a browser calls the file that it saves.
-        at_end: called when the reply is over, however it ended.
     """
 
     chunks: AsyncGenerator[bytes, None]
     media_type: str = "application/json"
     file_name: str | None = None
-    at_end: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import aclosing
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
@@ -175,26 +176,24 @@ async def _streamed(stream: Stream, *, is_head: bool) -> Reply:
     """
     if is_head:
         await stream.chunks.aclose()
-    first = await anext(stream.chunks, b"")
+    seen = [await anext(stream.chunks, b"")]
     headers = {}
     if stream.file_name is not None:
         headers["Content-Disposition"] = f'attachment; filename="{stream.file_name}"'
-    second = None
     if stream.media_type == DOCUMENT and not is_head:  # most are short: then the reply is not in pieces
         second = await anext(stream.chunks, None)
         if second is None:
-            stream.at_end()
-            return Reply(200, first, stream.media_type, headers)
-    return Reply(200, _with_first(first, second, stream.chunks), stream.media_type, headers, stream.at_end)
+            return Reply(200, seen[0], stream.media_type, headers)
+        seen.append(second)
 
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        async with aclosing(stream.chunks):  # else it would end some time after its client has gone
+            for chunk in seen:
+                yield chunk
+            async for chunk in stream.chunks:
+                yield chunk
 
-async def _with_first(first: bytes, second: bytes | None, rest: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """The chunks that had to be seen before the reply could begin, and then the others."""
-    yield first
-    if second is not None:
-        yield second
-    async for chunk in rest:
-        yield chunk
+    return Reply(200, chunks(), stream.media_type, headers)
 
 
 async def _sliced(encoded: bytes) -> AsyncGenerator[bytes, None]:

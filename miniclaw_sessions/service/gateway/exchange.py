@@ -96,14 +96,12 @@ class Reply(NamedTuple):
         body: all of it; or what makes it while it is sent, and is closed when the client goes away.
         media_type: what the body is.
         headers: further ones.
-        at_end: called when a reply that was made piece by piece is over, however it ended.
     """
 
     status: int
     body: bytes | AsyncGenerator[bytes, None]
     media_type: str = "application/json"
     headers: Mapping[str, str] = {}
-    at_end: Callable[[], None] = lambda: None
 
     @classmethod
     def of_error(cls, error: RequestError) -> Reply:
@@ -224,13 +222,10 @@ class Exchange:
             await self._begin(reply, None if reply.status == NOT_MODIFIED else b"%d" % len(reply.body))
             await self._send({"type": "http.response.body", "body": reply.body})
             return
-        try:
-            async with aclosing(reply.body), anyio.create_task_group() as tasks:
-                tasks.start_soon(self._cancel_when_gone, tasks.cancel_scope, name="client watch")
-                await self._send_all_or_break_off(reply, reply.body)
-                tasks.cancel_scope.cancel()
-        finally:
-            reply.at_end()
+        async with aclosing(reply.body), anyio.create_task_group() as tasks:
+            tasks.start_soon(self._cancel_when_gone, tasks.cancel_scope, name="client watch")
+            await self._send_all_or_break_off(reply, reply.body)
+            tasks.cancel_scope.cancel()
 
     async def _begin(self, reply: Reply, length: bytes | None) -> None:
         """Send the head, which no browser takes for something else, and no cache keeps unless the reply says so."""

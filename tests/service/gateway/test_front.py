@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from miniclaw_sessions.config import ListenSettings, SessionSettings
 from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.service.api.operation import Stream, operation
+from miniclaw_sessions.service.api.service import Nothing
 from miniclaw_sessions.service.api.table import OPERATIONS
-from miniclaw_sessions.service.gateway.binding import MAX_UPLOADS
+from miniclaw_sessions.service.gateway.binding import MAX_UPLOADS, Asked, Binding
+from miniclaw_sessions.service.gateway.exchange import Exchange
 from tests.service.gateway.bodies import user
 
 pytestmark = pytest.mark.anyio
@@ -179,3 +183,41 @@ class TestBounded:
         assert (await served.unix.get(ONE)).status_code == 404
         reply = await served.unix.post("/v1/sessions", json={**wanted, "metadata": {"note": "short"}})
         assert (reply.status_code, reply.json()["metadata"]) == (201, {"note": "short"})
+
+
+async def test_what_makes_a_stream_has_ended_when_its_reply_is_over() -> None:
+    """Also where the client goes away in the middle: what it holds, such as a place among large replies, is free."""
+    ended_in: list[int] = []
+
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        try:
+            while True:
+                yield b"more"
+        finally:
+            await anyio.lowlevel.checkpoint()
+            ended_in.append(anyio.get_current_task().id)
+
+    @operation("GET", "/endless", Nothing, Stream, media_types=("text/event-stream",))
+    async def endless(context: Any, request: Nothing) -> Stream:
+        del context, request
+        return Stream(chunks(), "text/event-stream")
+
+    is_sent = anyio.Event()
+
+    async def receive() -> Any:
+        await is_sent.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            is_sent.set()
+            await anyio.sleep_forever()  # the client takes nothing more
+
+    scope = {"method": "GET", "raw_path": b"/endless", "query_string": b"", "headers": []}
+    exchange = Exchange(scope, receive, send)
+    binding = Binding((endless,), ListenSettings())
+    asked = binding.find(exchange)
+    assert isinstance(asked, Asked)
+    context: Any = None
+    await exchange.reply(await binding.reply(asked, exchange, context))
+    assert ended_in == [anyio.get_current_task().id]
