@@ -149,16 +149,16 @@ async def follow_all(context: Context, request: FollowAll) -> Stream:
     watched = context.manager.events.watch_all(
         after=after, only=wanted, listed=request.sessions, content=request.content
     )
-    return Stream(_all(watched), EVENT_STREAM)
 
+    async def encoded() -> AsyncGenerator[bytes, None]:
+        async with aclosing(watched):
+            try:
+                async for happened in watched:
+                    yield b"".join(map(_encoded, happened))
+            except ManagerClosed:
+                return
 
-async def _all(watched: AsyncGenerator[list[Event], None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(watched):
-        try:
-            async for happened in watched:
-                yield b"".join(map(_encoded, happened))
-        except ManagerClosed:
-            return
+    return Stream(encoded(), EVENT_STREAM)
 
 
 def _encoded(event: Event) -> bytes:

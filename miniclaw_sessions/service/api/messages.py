@@ -216,20 +216,20 @@ async def show_entry(context: Context, request: OneEntry) -> msgspec.Raw:
 @operation("GET", f"{ONE}/transcript", OneSession, Stream, media_types=("application/x-ndjson",))
 async def show_transcript(context: Context, request: OneSession) -> Stream:
     """Every entry, one per line, oldest first."""
-    session = await context.find(request.session_id)  # one that does not exist is known before the reply begins
-    return Stream(_transcript_lines(context, session), "application/x-ndjson")
-
-
-async def _transcript_lines(context: Context, session: Session) -> AsyncGenerator[bytes, None]:
-    chunk = bytearray()
     from miniclaw_sessions.core.manager.reading import read_transcript  # noqa: PLC0415 - a client has no manager
 
-    async for entry in read_transcript(context.manager, session.session_id, in_place=True):
-        chunk += encode_entry(entry) + b"\n"
-        if len(chunk) >= PIECE_BYTES:
-            yield bytes(chunk)
-            chunk.clear()
-    yield bytes(chunk)
+    session = await context.find(request.session_id)  # one that does not exist is known before the reply begins
+
+    async def lines() -> AsyncGenerator[bytes, None]:
+        chunk = bytearray()
+        async for entry in read_transcript(context.manager, session.session_id, in_place=True):
+            chunk += encode_entry(entry) + b"\n"
+            if len(chunk) >= PIECE_BYTES:
+                yield bytes(chunk)
+                chunk.clear()
+        yield bytes(chunk)
+
+    return Stream(lines(), "application/x-ndjson")
 
 
 # --- appending -------------------------------------------------------------------------------------------------------

@@ -208,10 +208,18 @@ async def export_session(context: Context, request: ExportSession) -> Stream:
     session = await context.find(request.session_id)
     if request.format == JSON:
         return Stream(_as_json(context, session), _TYPES[".json"], file_name=file_name(session.session_id, ".json"))
+    from miniclaw_sessions.files.transfer import exporting  # noqa: PLC0415 - loads every format
+
     form = _format_to_write(request.format)
     name = file_name(session.session_id, form.suffix)
     media_type = _TYPES.get(form.suffix, "application/octet-stream")
-    return Stream(_written(context, session.session_id, form), media_type, file_name=name)
+
+    async def written() -> AsyncGenerator[bytes, None]:
+        async for chunk in exporting.export_session(context.manager, session.session_id, form):
+            for start in range(0, len(chunk), PIECE_BYTES):  # a format without a tree is written in one
+                yield chunk[start : start + PIECE_BYTES]
+
+    return Stream(written(), media_type, file_name=name)
 
 
 async def _as_json(context: Context, session: Session) -> AsyncGenerator[bytes, None]:
@@ -226,15 +234,6 @@ async def _as_json(context: Context, session: Session) -> AsyncGenerator[bytes, 
             yield bytes(chunk)
             chunk.clear()
     yield bytes(chunk) + b"]}\n"
-
-
-async def _written(context: Context, session_id: str, form: Format) -> AsyncGenerator[bytes, None]:
-    """The file in small pieces: a format without a tree is written in one."""
-    from miniclaw_sessions.files.transfer import exporting  # noqa: PLC0415 - loads every format
-
-    async for chunk in exporting.export_session(context.manager, session_id, form):
-        for start in range(0, len(chunk), PIECE_BYTES):
-            yield chunk[start : start + PIECE_BYTES]
 
 
 def file_name(session_id: str, suffix: str) -> str:

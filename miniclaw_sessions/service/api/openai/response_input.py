@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from miniclaw_sessions.core.protocol.content import DATA_URL
@@ -99,13 +100,8 @@ def _content(content: Any, at: str, known: Mapping[str, _Look]) -> Iterator[OfTh
         yield from known[kind](part, here)
 
 
-def _text(part: Item, at: str) -> Iterator[OfTheService]:
-    _need_text(part, "text", at)
-    yield from ()
-
-
-def _refusal(part: Item, at: str) -> Iterator[OfTheService]:
-    _need_text(part, "refusal", at)
+def _text(part: Item, at: str, *, field: str = "text") -> Iterator[OfTheService]:
+    _need_text(part, field, at)
     yield from ()
 
 
@@ -139,7 +135,7 @@ _INPUT_PARTS: Mapping[str, _Look] = {
     "input_file": _of_the_service,
     "input_audio": _of_the_service,
 }
-_OUTPUT_PARTS: Mapping[str, _Look] = {"output_text": _text, "refusal": _refusal}
+_OUTPUT_PARTS: Mapping[str, _Look] = {"output_text": _text, "refusal": partial(_text, field="refusal")}
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
