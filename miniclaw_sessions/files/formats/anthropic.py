@@ -122,7 +122,7 @@ class _Request(Request):
         if message.role is Role.SYSTEM:
             self._system.append(message)
             return []
-        blocks = self._blocks_of(message)
+        blocks = _write_result(message, self._ids) if message.is_tool_result else self._blocks_of(message)
         if not blocks:
             return []
         role, before = "assistant" if message.is_assistant else "user", self._turn
@@ -144,28 +144,26 @@ class _Request(Request):
         return {"system": system} if system else {}
 
     def _blocks_of(self, message: Message) -> list[dict[str, Any]]:
-        if message.is_tool_result:
-            return _write_result(message, self._ids)
-        written = (self._block_of(message, piece) for piece in in_order(message))
-        blocks = [block for block in written if block is not None]
+        blocks: list[dict[str, Any]] = []
+        for piece in in_order(message):
+            block = None
+            match piece:
+                case ToolCall():
+                    call_id, name = self._ids.of_call(piece.id), fitting_name(piece.name, _LONGEST_NAME)
+                    call = {"type": "tool_use", "id": call_id, "name": name, "input": arguments_object(piece.arguments)}
+                    block = {**kept_fields(piece.extra, KEPT), **call}
+                case ThinkingPart() if message.is_assistant and _is_signed_here(message, piece):
+                    block = written_part(piece, KEPT)
+                case ImagePart() if message.is_assistant:
+                    pass
+                case _:
+                    block = _write_shown(message, piece)
+            blocks += [] if block is None else [block]
         if message.is_assistant:
             while blocks and blocks[-1]["type"] in _THINKING:  # the service refuses a message that ends in thinking
                 blocks.pop()
             return blocks
         return blocks or [{"type": "text", "text": NOTHING_TO_SHOW}]
-
-    def _block_of(self, message: Message, piece: Part | ToolCall) -> dict[str, Any] | None:
-        match piece:
-            case ToolCall():
-                call_id, name = self._ids.of_call(piece.id), fitting_name(piece.name, _LONGEST_NAME)
-                call = {"type": "tool_use", "id": call_id, "name": name, "input": arguments_object(piece.arguments)}
-                return {**kept_fields(piece.extra, KEPT), **call}
-            case ThinkingPart():
-                return written_part(piece, KEPT) if message.is_assistant and _is_signed_here(message, piece) else None
-            case ImagePart():
-                return None if message.is_assistant else _write_image(piece)
-            case _:
-                return _write_shown(message, piece)
 
 
 def _write_shown(message: Message, part: Part) -> dict[str, Any] | None:
@@ -347,14 +345,13 @@ def _is_ours(found: MessageList) -> bool:
     blocks = [
         block for fields in found.messages if isinstance(fields.get("content"), list) for block in fields["content"]
     ]
-    return bool(found.before) or "anthropic_version" in found.header or any(map(_is_typical, blocks))
-
-
-def _is_typical(block: Any) -> bool:
-    kind = _type_of(block)
-    if kind in ("image", "document"):
-        return isinstance(block.get("source"), dict)
-    return kind in ("tool_use", "tool_result", "redacted_thinking") or (kind == "thinking" and "signature" in block)
+    return (
+        bool(found.before)
+        or "anthropic_version" in found.header
+        or any(_type_of(block) in ("tool_use", "tool_result", "redacted_thinking") for block in blocks)
+        or any(_type_of(block) == "thinking" and "signature" in block for block in blocks)
+        or any(_type_of(block) in ("image", "document") and isinstance(block.get("source"), dict) for block in blocks)
+    )
 
 
 ANTHROPIC = message_list_format(

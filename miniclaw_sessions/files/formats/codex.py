@@ -194,12 +194,22 @@ class _Reader(LineReader):
     def _take_event(self, event: dict[str, Any]) -> None:
         kind = text_of(event, "type") or "event"
         text = event.get(_ECHOES.get(kind, ""))
-        if isinstance(text, str):
-            self._take_echo(event, text)
+        if isinstance(text, str) and text in self._said:
+            self._said.remove(text)
+            self._leave_out(event)
+        elif isinstance(text, str):
+            self._echoes.append((text, event))
+            if len(self._echoes) > _REMEMBERED:
+                self._add_event(self._echoes.popleft()[1])
         elif kind == "token_count":
             self._take_count(event)
         elif kind == "thread_rolled_back":
-            self._roll_back(event.get("num_turns"))
+            self._close()
+            turns = event.get("num_turns")
+            if isinstance(turns, int) and turns > 0 and self._turns:
+                self._chain.last_id = self._turns[-min(turns, len(self._turns))]
+                del self._turns[-turns:]
+                self._model = self._effort = self._context = None  # what said them may be gone: say them again
             self._add_event(event)
         else:
             if kind == "thread_name_updated":
@@ -261,15 +271,6 @@ class _Reader(LineReader):
 
     # --- events that repeat ------------------------------------------------------------------------------------------
 
-    def _take_echo(self, event: dict[str, Any], text: str) -> None:
-        if text in self._said:
-            self._said.remove(text)
-            self._leave_out(event)
-            return
-        self._echoes.append((text, event))
-        if len(self._echoes) > _REMEMBERED:
-            self._add_event(self._echoes.popleft()[1])
-
     def _note_said(self, texts: Iterable[str]) -> None:
         """What an item says, which events may repeat, or have repeated already."""
         for text in texts:
@@ -316,13 +317,6 @@ class _Reader(LineReader):
 
     def _add_custom(self, kind: Any, data: dict[str, Any]) -> None:
         self._add(Custom, custom_type=f"{NAME}.{kind if isinstance(kind, str) else 'unknown'}", data=data)
-
-    def _roll_back(self, turns: Any) -> None:
-        self._close()
-        if isinstance(turns, int) and turns > 0 and self._turns:
-            self._chain.last_id = self._turns[-min(turns, len(self._turns))]
-            del self._turns[-turns:]
-            self._model = self._effort = self._context = None  # what said them may be among the turns: say them again
 
 
 # --- items ------------------------------------------------------------------------------------------------------------

@@ -170,9 +170,15 @@ class _Reader(TreeReader):
         kind = fields.get("type")
         if kind == "message":
             return map(msgspec.json.encode, self._message_entries(fields))
-        if kind in _KINDS:
-            return (msgspec.json.encode(_flat(kind, fields)),)
-        return (raw or msgspec.json.encode(fields),)  # of a newer version: as it came
+        if kind not in _KINDS:
+            return (raw or msgspec.json.encode(fields),)  # of a newer version: as it came
+        payload = fields.get(kind)  # the Go manager has an entry's fields under the name of its type, too
+        main = next(iter(_ALWAYS[kind]))
+        if isinstance(payload, dict) and main in payload and (main == kind or main not in fields):
+            fields = {**payload, **without(fields, kind)}
+        if kind == "compaction" and fields.get("first_kept_entry_id") == "":
+            fields = {**fields, "first_kept_entry_id": None}
+        return (msgspec.json.encode(fields),)
 
     def _message_entries(self, fields: dict[str, Any]) -> list[dict[str, Any]]:
         if "message" not in fields:
@@ -222,17 +228,6 @@ class _Reader(TreeReader):
             parent_id = self._tree.missing_parent()
             self._tree.redirect(named, parent_id)
         return parent_id
-
-
-def _flat(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """An entry's fields beside each other; the Go manager has them under the name of the type, too."""
-    payload = fields.get(kind)
-    main = next(iter(_ALWAYS[kind]))
-    if isinstance(payload, dict) and main in payload and (main == kind or main not in fields):
-        fields = {**payload, **{name: value for name, value in fields.items() if name != kind}}
-    if kind == "compaction" and fields.get("first_kept_entry_id") == "":
-        return {**fields, "first_kept_entry_id": None}
-    return fields
 
 
 def _without_places(entry: Entry) -> Entry:

@@ -186,7 +186,13 @@ def _read_message(message: dict[str, Any], content: list[Any]) -> dict[str, Any]
     calls: list[tuple[dict[str, Any], int]] = []
     for part in content:
         if isinstance(part, dict) and part.get("type") == "tool_use" and isinstance(part.get("tool_use"), dict):
-            calls.append((_read_call(part, part["tool_use"]), len(parts)))
+            use, call = part["tool_use"], without(part, "type", "tool_use")
+            call |= {"id": "", "name": ""}  # a call that lacks them is kept, but never sent to a model
+            call |= {name: use[name] for name in ("id", "name", "output") if name in use}
+            call["arguments"] = use.get("arguments")
+            if call["arguments"] is None:
+                call["arguments"] = "" if use.get("input") is None else arguments_text(use["input"])
+            calls.append(({**call, **_kept(without(use, *_CALL_FIELDS))}, len(parts)))
         else:
             parts.append(_read_part(part))
     form = fields.pop(_FORM, None) or ("text" if _looks_like_text(content) else "parts")
@@ -232,16 +238,6 @@ def _read_part(part: Any) -> Any:
     image |= {name: source.pop(name) for name in ("media_type", "url") if isinstance(source.get(name), str)}
     kept = {**inner, "source": source} if source else inner
     return {"type": "image", **image, **rest, **_kept(kept)}
-
-
-def _read_call(part: dict[str, Any], use: dict[str, Any]) -> dict[str, Any]:
-    call = without(part, "type", "tool_use")
-    call |= {"id": "", "name": ""}  # a call that lacks them is kept, but never sent to a model
-    call |= {name: use[name] for name in ("id", "name", "output") if name in use}
-    call["arguments"] = use.get("arguments")
-    if call["arguments"] is None:
-        call["arguments"] = "" if use.get("input") is None else arguments_text(use["input"])
-    return {**call, **_kept(without(use, *_CALL_FIELDS))}
 
 
 def _read_result(role: Any, part: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:

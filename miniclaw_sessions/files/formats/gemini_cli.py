@@ -15,7 +15,7 @@ more in a user's message behind it; the latter, the program's own notices and un
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -228,7 +228,12 @@ def _reply(record: Mapping[str, Any], parts: list[Any], answered: set[bytes]) ->
         for call in calls
         if call.get("id") not in written
     ]
-    results = [part for call in calls for part in _results(call)]
+    results: list[dict[str, Any]] = []
+    for call in calls:
+        if isinstance(output := call.get("result"), str):
+            response = {"id": call.get("id"), "name": call.get("name"), "response": {"output": output}}
+            results.append({"functionResponse": response})
+        results += objects_in(call, "result")
     thoughts: list[dict[str, Any]] = []
     for thought in objects_in(record, "thoughts"):
         subject, description = text_of(thought, "subject"), text_of(thought, "description")
@@ -238,15 +243,6 @@ def _reply(record: Mapping[str, Any], parts: list[Any], answered: set[bytes]) ->
     reply, *rest = from_google([*contents, *([{"role": "user", "parts": results}] if results else [])])
     answered |= {answer for part in results if (answer := _answer(part))}
     return [replace(reply, model=text_of(record, "model"), usage=_usage(record.get("tokens"))), *rest]
-
-
-def _results(call: Mapping[str, Any]) -> Iterable[Any]:
-    result = call.get("result")
-    if isinstance(result, str):
-        result = [
-            {"functionResponse": {"id": call.get("id"), "name": call.get("name"), "response": {"output": result}}}
-        ]
-    return [part for part in result if isinstance(part, dict)] if isinstance(result, list) else []
 
 
 def _answer(part: Any) -> bytes | None:

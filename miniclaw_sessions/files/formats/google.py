@@ -122,33 +122,30 @@ class _Request(Request):
         return self._contents
 
     def _parts_of(self, message: Message) -> list[dict[str, Any]]:
-        pieces = (self._part_of(message, piece) for piece in in_order(message))
-        written = [part for part in pieces if part is not None]
+        written: list[dict[str, Any]] = []
+        for piece in in_order(message):
+            match piece:
+                case ToolCall():
+                    more = kept_fields(kept_fields(piece.extra, KEPT), "function_call")
+                    function = {**more, **self._calls.of_call(piece), "args": arguments_object(piece.arguments)}
+                    written.append({**kept_but(piece.extra, KEPT, *_NOTES, *_SAID), "function_call": function})
+                case TextPart():
+                    part = _write_text(piece)
+                    written += [part] if piece.text or "thought_signature" in part else []  # empty text is refused
+                case ThinkingPart() if message.is_assistant and has_kept(piece.extra, KEPT):
+                    signed = {} if piece.signature is None else {"thought_signature": piece.signature}
+                    thought = {"text": piece.thinking, "thought": True, **signed}
+                    written.append({**kept_fields(piece.extra, KEPT), **thought})
+                case ImagePart():
+                    written.append(_write_image(piece))
+                case OtherPart(fields=fields) if has_kept(message.extra, KEPT):
+                    written.append(fields)
         if not written and not message.is_assistant:
             return [{"text": NOTHING_TO_SHOW}]
         first_call = next((part for part in written if "function_call" in part), None)
         if first_call is not None and self._stand_in is not None:  # of parallel calls only the first one is signed
             first_call.setdefault("thought_signature", self._stand_in)
         return written
-
-    def _part_of(self, message: Message, piece: Part | ToolCall) -> dict[str, Any] | None:
-        match piece:
-            case ToolCall():
-                more = kept_fields(kept_fields(piece.extra, KEPT), "function_call")
-                function = {**more, **self._calls.of_call(piece), "args": arguments_object(piece.arguments)}
-                return {**kept_but(piece.extra, KEPT, *_NOTES, *_SAID), "function_call": function}
-            case TextPart():
-                part = _write_text(piece)
-                return part if piece.text or "thought_signature" in part else None  # empty text is refused
-            case ThinkingPart() if message.is_assistant and has_kept(piece.extra, KEPT):
-                signed = {} if piece.signature is None else {"thought_signature": piece.signature}
-                return {**kept_fields(piece.extra, KEPT), "text": piece.thinking, "thought": True, **signed}
-            case ImagePart():
-                return _write_image(piece)
-            case OtherPart(fields=fields) if has_kept(message.extra, KEPT):
-                return fields
-            case _:
-                return None
 
     def system_fields(self) -> dict[str, Any]:
         return {"system_instruction": {"parts": self._system}} if self._system else {}
@@ -315,7 +312,16 @@ class _ContentReader(MessageReader):
                 self._waiting = list(calls or ())
                 return [Message(Role.ASSISTANT, parts, tool_calls=calls, extra=marked(None, parts, KEPT))]
             case "user" | "function" | "tool":
-                return self._said(pieces)
+                results: list[Message] = []
+                rest: list[Part] = []
+                for piece in pieces:
+                    if isinstance(piece, OtherPart) and isinstance(piece.fields.get("function_response"), dict):
+                        results.append(self._result(piece.fields))
+                    elif not isinstance(piece, ToolCall):
+                        rest.append(piece)
+                if rest or not results:
+                    results.append(Message(Role.USER, tuple(rest), extra=marked(None, tuple(rest), KEPT)))
+                return results
             case "system":
                 return [Message(Role.SYSTEM, tuple(part for part in pieces if not isinstance(part, ToolCall)))]
             case _:
@@ -329,18 +335,6 @@ class _ContentReader(MessageReader):
         if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
             raise InvalidMessage('"parts" must be a list of objects')
         return [self._piece(_snake(part)) for part in parts]
-
-    def _said(self, pieces: Iterable[Part | ToolCall]) -> list[Message]:
-        results: list[Message] = []
-        rest: list[Part] = []
-        for piece in pieces:
-            if isinstance(piece, OtherPart) and isinstance(piece.fields.get("function_response"), dict):
-                results.append(self._result(piece.fields))
-            elif not isinstance(piece, ToolCall):
-                rest.append(piece)
-        if rest or not results:
-            results.append(Message(Role.USER, tuple(rest), extra=marked(None, tuple(rest), KEPT)))
-        return results
 
     def _piece(self, part: dict[str, Any]) -> Part | ToolCall:
         match part:

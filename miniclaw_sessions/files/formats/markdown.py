@@ -168,7 +168,14 @@ class MarkdownWriter:
         self._names[entry.id] = self._names[entry.parent_id or ""] if is_remark else _named(entry)
         if moves_leaf(entry):
             self._standing_at = entry.id
-        return (turn + self._rendered(entry)).encode()
+        match entry:
+            case Label(label=label, target_id=target) if target in self._names:
+                text = f"\n*Label: {_inline(label or '(removed)')} on {self._name(target)}*\n"
+            case BranchSummary(from_id=origin, summary=summary) if origin in self._names:
+                text = f"\n*Branch summary: from {self._name(origin)}*\n\n{_quote(summary)}\n"
+            case _:
+                text = render_entry(entry)
+        return (turn + text).encode()
 
     def finish(self) -> bytes:
         """Where the conversation goes on, if it has branches."""
@@ -187,15 +194,6 @@ class MarkdownWriter:
         if entry_id is None:
             return "\n---\n\n*Cleared: a new beginning*\n"
         return f"\n---\n\n*The conversation goes back to {self._name(entry_id)}*\n"
-
-    def _rendered(self, entry: Entry) -> str:
-        match entry:
-            case Label(label=label, target_id=target) if target in self._names:
-                return f"\n*Label: {_inline(label or '(removed)')} on {self._name(target)}*\n"
-            case BranchSummary(from_id=origin, summary=summary) if origin in self._names:
-                return f"\n*Branch summary: from {self._name(origin)}*\n\n{_quote(summary)}\n"
-            case _:
-                return render_entry(entry)
 
     def _name(self, entry_id: str) -> str:
         return _inline(self._names.get(entry_id) or f"an entry that is not here: {entry_id}")

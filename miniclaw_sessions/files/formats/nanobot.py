@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -116,8 +117,10 @@ class _Reader(LineReader):
 
     def _message(self, line: Mapping[str, Any]) -> Message | None:
         chat = {name: value for name, value in line.items() if name in _CHAT_FIELDS}
-        message = _from_chat(chat)
-        if message is None:
+        message = None
+        with suppress(InvalidMessage):
+            (message,) = from_openai([chat])
+        if message is None or message.role is Role.OTHER:
             try:
                 message = message_from_dict(chat)
             except InvalidMessage as error:
@@ -125,14 +128,6 @@ class _Reader(LineReader):
                 return None
             self._lines.repaired("the message is not quite in chat-completions form, and was read all the same")
         return _with_reasoning(message, without(line, *_CHAT_FIELDS, "timestamp"), self._lines.moment_in(line))
-
-
-def _from_chat(chat: Mapping[str, Any]) -> Message | None:
-    try:
-        (message,) = from_openai([chat])
-    except InvalidMessage:
-        return None
-    return None if message.role is Role.OTHER else message
 
 
 def _with_reasoning(message: Message, unknown: dict[str, Any], timestamp: datetime | None) -> Message:

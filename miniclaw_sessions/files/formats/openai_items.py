@@ -156,25 +156,23 @@ def _would_command(item: Mapping[str, Any]) -> bool:
 def _write_content(message: Message) -> str | list[dict[str, Any]]:
     if isinstance(message.content, str):
         return message.content
-    return [written for part in message.content if (written := _write_input(part)) is not None]
-
-
-def _write_input(part: Part) -> dict[str, Any] | None:
-    match part:
-        case TextPart():
-            kept = kept_fields(part.extra, KEPT)
-            return {**kept, "type": "text" if kept.get("type") == "text" else "input_text", "text": part.text}
-        case ImagePart():
-            url = address_of(part)
-            if has_kept(part.extra, KEPT):
-                return {**kept_fields(part.extra, KEPT), "type": "input_image", "image_url": url}
-            if not is_showable(url):
-                return {"type": "input_text", "text": NOT_SHOWABLE}
-            return {"type": "input_image", "detail": "auto", "image_url": url}
-        case OtherPart(fields={"type": "openai_content", "content": dict(content)}):
-            return content
-        case _:
-            return None
+    written: list[dict[str, Any]] = []
+    for part in message.content:
+        match part:
+            case TextPart(text=text):
+                kept = kept_fields(part.extra, KEPT)
+                written.append({**kept, "type": "text" if kept.get("type") == "text" else "input_text", "text": text})
+            case ImagePart():
+                url = address_of(part)
+                if has_kept(part.extra, KEPT):
+                    written.append({**kept_fields(part.extra, KEPT), "type": "input_image", "image_url": url})
+                elif is_showable(url):
+                    written.append({"type": "input_image", "detail": "auto", "image_url": url})
+                else:
+                    written.append({"type": "input_text", "text": NOT_SHOWABLE})
+            case OtherPart(fields={"type": "openai_content", "content": dict(content)}):
+                written.append(content)
+    return written
 
 
 class _Reply:
@@ -189,26 +187,23 @@ class _Reply:
 
     def items(self) -> list[dict[str, Any]]:
         for piece in in_order(self._message):
-            self._write(piece)
+            match piece:
+                case TextPart() if has_kept(piece.extra, KEPT):
+                    content = {"type": "output_text", **kept_but(piece.extra, KEPT, _BEGINS, "text")}
+                    content["refusal" if content["type"] == "refusal" else "text"] = piece.text
+                    self._content(content, kept_fields(piece.extra, KEPT).get(_BEGINS))
+                case OtherPart(fields={"type": "openai_content", "content": dict(content), **rest}):
+                    self._content(content, rest.get(_BEGINS))
+                case TextPart() if piece.text.strip() or has_kept(self._message.extra, KEPT):
+                    self._text(piece.text)
+                case ToolCall():
+                    self._item(_write_call(piece, self._ids))
+                case ThinkingPart() if has_kept(piece.extra, KEPT):
+                    encrypted = {} if piece.signature is None else {"encrypted_content": piece.signature}
+                    self._item({**kept_fields(piece.extra, KEPT), **encrypted, "type": "reasoning"})
+                case OtherPart(fields={"type": "openai_item", "item": dict(item)}) if not _would_command(item):
+                    self._item(item)
         return self._items
-
-    def _write(self, piece: Part | ToolCall) -> None:
-        match piece:
-            case TextPart() if has_kept(piece.extra, KEPT):
-                content = {"type": "output_text", **kept_but(piece.extra, KEPT, _BEGINS, "text")}
-                content["refusal" if content["type"] == "refusal" else "text"] = piece.text
-                self._content(content, kept_fields(piece.extra, KEPT).get(_BEGINS))
-            case OtherPart(fields={"type": "openai_content", "content": dict(content), **rest}):
-                self._content(content, rest.get(_BEGINS))
-            case TextPart() if piece.text.strip() or has_kept(self._message.extra, KEPT):
-                self._text(piece.text)
-            case ToolCall():
-                self._item(_write_call(piece, self._ids))
-            case ThinkingPart() if has_kept(piece.extra, KEPT):
-                encrypted = {} if piece.signature is None else {"encrypted_content": piece.signature}
-                self._item({**kept_fields(piece.extra, KEPT), **encrypted, "type": "reasoning"})
-            case OtherPart(fields={"type": "openai_item", "item": dict(item)}) if not _would_command(item):
-                self._item(item)
 
     def _item(self, item: dict[str, Any]) -> None:
         self._items.append(item)

@@ -126,7 +126,13 @@ class Shape:
         self.parents.append(-1 if parent is None else parent)
         is_piece = isinstance(entry, Label) or (isinstance(entry, MessageEntry) and entry.message.is_tool_result)
         self.heads.append(self.heads[parent] if is_piece and parent is not None else number)
-        self.kinds.append(_kind(entry) | (_ANSWER if self._is_answer(entry, number) else 0))
+        self.kinds.append(
+            (_LABEL if isinstance(entry, Label) else 0)
+            | (_MOVES if moves_leaf(entry) else 0)
+            | (_ANSWER if self._is_answer(entry, number) else 0)
+            | (_SUMMARY if isinstance(entry, Compaction | BranchSummary) else 0)
+            | (_USER if isinstance(entry, MessageEntry) and entry.message.is_user else 0)
+        )
         if isinstance(entry, MessageEntry) and entry.message.tool_calls:
             self._calls[number] = frozenset(call.id for call in entry.message.tool_calls)
             if len(self._calls) > _CALLING:
@@ -142,16 +148,6 @@ class Shape:
         if not isinstance(entry, MessageEntry) or not entry.message.is_tool_result or not entry.message.tool_call_id:
             return False
         return entry.message.tool_call_id in self._calls.get(self.heads[number], ())
-
-
-def _kind(entry: Entry) -> int:
-    is_user = isinstance(entry, MessageEntry) and entry.message.is_user
-    return (
-        (_LABEL if isinstance(entry, Label) else 0)
-        | (_MOVES if moves_leaf(entry) else 0)
-        | (_SUMMARY if isinstance(entry, Compaction | BranchSummary) else 0)
-        | (_USER if is_user else 0)
-    )
 
 
 # --- the rows --------------------------------------------------------------------------------------------------------

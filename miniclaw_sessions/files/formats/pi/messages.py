@@ -509,22 +509,17 @@ def _write_part(part: Part) -> Any:
             fields |= {} if signature is None else {"thinkingSignature": signature}
             fields |= {"redacted": True} if redacted else {}
             return _THINKING.restore(fields, extra)
-        case ImagePart():
-            return _write_image(part)
+        case ImagePart(data=None, url=url):  # as text: pi would send it without data, which providers refuse
+            shown = "" if url is None or url.startswith("data:") else f": {url}"
+            own = {"image": {"media_type": part.media_type, "url": url}}
+            return with_own({"type": "text", "text": f"[image{shown}]"}, own)
+        case ImagePart(data=data, url=url):
+            fields = {"type": "image", "data": data, "mimeType": part.media_type}
+            return _IMAGE.restore(with_own(fields, {} if url is None else {"url": url}), part.extra)
         case OtherPart(fields={"type": "pi", "part": wrapped}):
             return wrapped
         case OtherPart(fields=fields):
             return fields
-
-
-def _write_image(image: ImagePart) -> dict[str, Any]:
-    """An image that is only a link is written as text: pi would send it without data, which providers refuse."""
-    if image.data is None:
-        shown = "" if image.url is None or image.url.startswith("data:") else f": {image.url}"
-        own = {"image": {"media_type": image.media_type, "url": image.url}}
-        return with_own({"type": "text", "text": f"[image{shown}]"}, own)
-    fields = {"type": "image", "data": image.data, "mimeType": image.media_type}
-    return _IMAGE.restore(with_own(fields, {} if image.url is None else {"url": image.url}), image.extra)
 
 
 def _write_call(call: ToolCall) -> dict[str, Any]:
