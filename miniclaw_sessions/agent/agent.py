@@ -103,14 +103,14 @@ class ContextKeeper(Protocol):
     """Keeps a session within its model's context; called between the steps of a turn."""
 
     context: ContextBuilder
-    """What the model is sent."""
+    """Builds what is sent to the model."""
 
     async def before_request(self, turn: Turn) -> CompactionOutcome | None:
-        """The model is about to be asked; what was done about the context, if anything was."""
+        """Called before a request to the model. Returns the compaction that this took, if any."""
         ...
 
     async def overflowed(self, turn: Turn) -> CompactionOutcome:
-        """The model refused the context as too large; it is asked once more if this has made it smaller."""
+        """Called when the model refused the context as too large; it is asked again if the compaction succeeds."""
         ...
 
 
@@ -125,29 +125,29 @@ class Unanswered(StrEnum):
 
 
 class Agent:
-    """A model with its tools, for any number of sessions at once; it holds nothing of any of them.
+    """A model with its tools, for any number of sessions at once; it keeps nothing of them.
 
     Args:
         provider: the model.
-        tools: what it may call.
-        changing_tools: gives further ones, which come and go.
-        system_prompt: its first instruction.
-        hooks: who takes part in its turns.
-        session: whose conversation it is, where a call names no other; without any, each call stands alone. Any object
-            that has the methods of Dive's or the kernel's session will do: see `foreign_session`.
-        max_iterations: how often it is asked within one turn.
+        tools: the tools that it may call.
+        changing_tools: returns further tools, which may differ from call to call.
+        system_prompt: the first instruction to the model.
+        hooks: called in each turn.
+        session: the default session. Without one, a call that names no session stands alone. Any object with the
+            methods of Dive's or the kernel's session will do: see `foreign_session`.
+        max_iterations: the limit of requests to the model within one turn.
         tool_timeout_s: seconds after which a tool is cancelled, and its call answered with an error.
-        history_limit: how many messages from before the current one it is sent.
+        history_limit: how many messages before the current one are sent to the model.
         max_context_tokens: send about this many tokens of the transcript, in place of the window's
             `history_limit` messages; None: the window.
-        limits: how much one reply may be, in size and time.
+        limits: the size and the time of one reply.
         clock: makes ids for calls that a model left without one; the machine's by default.
-        observer: who counts and measures its turns.
+        observer: counts and measures the turns.
         choices: other models, by the names that a session may have chosen (`Session.chosen_model`).
         budgets: what may be spent; by default no limit.
 
     Attributes:
-        context: what its model is sent of a session, unless a keeper decides.
+        context: builds what is sent to the model, unless a keeper does.
 
     Raises:
         ConfigError: two tools have one name, or a limit is not positive.
@@ -192,16 +192,16 @@ class Agent:
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """What the model may call."""
+        """The tools that the model may call now."""
         return self.tool_runner.tools
 
     @property
     def models(self) -> dict[str, str]:
-        """The models that a session may choose, and who provides them; the first one answers unless it does."""
+        """The models that a session may choose, with their providers; the first one is the default."""
         return {name: one.name for name, one in self.choices.items()} or {self.provider.model: self.provider.name}
 
     def in_place(self, *, provider: Provider, tools: Iterable[Tool], system_prompt: str) -> Agent:
-        """An agent like this one, with its hooks and limits, that works with another provider, tools and prompt."""
+        """An agent with the hooks and limits of this one, and another provider, tools and prompt."""
         other = copy(self)
         other.provider, other.choices, other.session = provider, {}, None
         other.system_prompt = system_prompt
@@ -223,14 +223,14 @@ class Agent:
 
         Args:
             message: the user's message, or what the turn begins with.
-            session: whose conversation it is; the agent's own by default, or none at all.
+            session: the session of the turn; by default the agent's own, which may be none.
             idempotency_key: the sender's own id of the message; see `Session.turn`.
             keeper: keeps the context small enough; see `assistant.AgentSession`.
 
         Raises, while iterating over the events:
             ModelError: the model failed, or answered nothing.
-            BudgetSpent: nothing more may be spent here; the model was not asked.
-            IterationLimit: it went on calling tools.
+            BudgetSpent: a budget is spent; the model was not asked.
+            IterationLimit: the model still called tools at its last request.
             AgentError: a hook failed. These errors carry what was produced.
             TurnInProgress, DuplicateMessage, StoreError, ...: as for `Session.turn`.
         """
@@ -250,9 +250,9 @@ class Agent:
         one is missing, the turn is suspended again.
 
         Args:
-            session: whose turn; the agent's own by default.
+            session: the session of the turn; the agent's own by default.
             results: answers from outside, by the id of their call.
-            unanswered: what becomes of other calls without a result.
+            unanswered: what happens to other calls without a result.
             keeper: as for `run`.
 
         Raises, while iterating over the events:
@@ -433,7 +433,7 @@ class _Running:
         )
 
     def stopped(self) -> TurnStopped:
-        """The end of a turn that was stopped, which also stands in the transcript: it does not wait for a reply."""
+        """The end of a turn that was stopped. The transcript has it too, so that the turn does not wait for a reply."""
         turn = self._turn
         turn.close_calls()
         reply = Message(
@@ -453,7 +453,7 @@ class _Running:
     # --- what a former process left ----------------------------------------------------------------------------------
 
     async def _answer(self, calls: Sequence[ToolCall]) -> list[PendingCall]:
-        """Answer the calls that a former process left open; those that still wait for an answer from outside."""
+        """Answer the calls that a former process left open, and return those that still wait for an answer."""
         turn, wanted, results = self._turn, self._wanted, self._wanted.results
         waiting = {pending.call.id: pending for pending in await pending_calls(wanted.session)}
         still = [waiting[call.id] for call in calls if call.id in waiting and call.id not in results]
@@ -477,7 +477,7 @@ class _Running:
     # --- the model ---------------------------------------------------------------------------------------------------
 
     async def _next_reply(self) -> Message:
-        """Ask the model once; once more where its context had to be made smaller first."""
+        """Ask the model once; a second time if its context had to be made smaller first."""
         agent, keeper, on_event = self._agent, self._wanted.keeper, self._wanted.on_event
         if agent.budgets is not None:
             await agent.budgets.check(self._wanted.session)

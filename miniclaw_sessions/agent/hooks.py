@@ -1,4 +1,4 @@
-"""Where others take part in a turn: before and after the generation, before and after each tool call, as in Dive.
+"""Hooks of a turn: before and after the generation, before and after each tool call, as in Dive.
 
 The order is fixed: the history is loaded, `before_generation`, the generation, `after_generation`, the reply is
 saved. A hook around the generation that raises ends the turn as a failing model does; one around a tool call does not:
@@ -24,13 +24,13 @@ class Generation:
     """One turn, as hooks see and change it.
 
     Attributes:
-        session: whose turn it is.
-        message: what is being answered.
+        session: the session of the turn.
+        message: the message that is being answered.
         system_prompt: the first instruction to the model; may be changed before the generation.
         added: messages that `before_generation` adds behind the user's: the model sees them, and they are saved.
-        reply: what the model said at last; `after_generation` may put another message in its place.
-        usage: what the turn cost so far.
-        is_resumed: whether a former process, or a suspension, has left the turn; its hooks are called once more.
+        reply: the model's last reply; `after_generation` may replace it.
+        usage: the cost of the turn so far.
+        is_resumed: whether a former process or a suspension left the turn; its hooks are then called again.
     """
 
     def __init__(self, session: Session, message: Message, system_prompt: str, *, is_resumed: bool = False) -> None:
@@ -50,7 +50,7 @@ _current: ContextVar[Generation] = ContextVar("generation")
 
 
 def current_generation() -> Generation:
-    """The turn that the running tool was called in, so that a tool knows whose conversation it is.
+    """The turn that the running tool was called in, with its session.
 
     Raises:
         AgentError: no agent has called it.
@@ -62,7 +62,7 @@ def current_generation() -> Generation:
 
 
 def calling_tools_in(generation: Generation) -> None:
-    """From here on this task calls a tool in this turn."""
+    """Let `current_generation` return this turn in this task."""
     _current.set(generation)
 
 
@@ -92,7 +92,7 @@ class Hooks:
 
 
 class InTurn(Hooks):
-    """Several hooks as one: each sees what those before it made of the turn; what comes after, in reverse.
+    """Several hooks as one: those before a step in their order, those after it in reverse.
 
     Args:
         hooks: in their order.
@@ -112,7 +112,7 @@ class InTurn(Hooks):
             await one.after_generation(generation)
 
     async def before_tool(self, generation: Generation, call: ToolCall) -> ToolCall | Message | None:
-        """As each of them does, until one says that nothing runs."""
+        """As each of them does, until one returns a result."""
         for one in self._hooks:
             said = await one.before_tool(generation, call)
             if isinstance(said, Message):
