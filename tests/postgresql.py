@@ -215,6 +215,12 @@ class PostgreSQLServer:
         return process
 
 
+async def cut_connections(server: PostgreSQLServer, database: str) -> None:
+    """End every connection to the database of a URL."""
+    name = name_of(database)
+    await server.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
+
+
 def _unprivileged_user() -> pwd.struct_passwd | None:
     """Whom the server runs as where we are root; else None, and it runs as we do."""
     if os.geteuid() != 0:

@@ -20,6 +20,7 @@ from miniclaw_sessions import disk
 from miniclaw_sessions.disk import Directory, DirectoryLock, NotRegular, TooLarge
 from miniclaw_sessions.errors import DirectoryInUse
 from tests.strange_files import plant_link, plant_socket
+from tests.system_errors import failing
 
 MANY = disk.SYNC_ONE_BY_ONE + 4
 
@@ -50,13 +51,6 @@ def run_python(program: str, *arguments: object, umask: int = 0o022) -> str:
         umask=umask,
     )
     return done.stdout.strip()
-
-
-def failing(number: int) -> Callable[..., None]:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    return fail
 
 
 # --- modes -----------------------------------------------------------------------------------------------------------

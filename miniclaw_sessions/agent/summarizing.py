@@ -28,15 +28,15 @@ SYSTEM_PROMPT = (
 """The default of the first instruction to the model."""
 
 INSTRUCTION = """\
-Summarize the conversation above, so that somebody who has only your summary can go on with it. Keep:
+Summarize the conversation above, so that a reader who has only your summary can go on with it. Keep:
 
-- what the user wants, and what they told about themselves, in their own words where these matter;
+- what the user wants, and what they said about themselves, in their own words where these matter;
 - what was done and found out, with exact names, paths, numbers and error messages;
 - what was decided, and why;
 - what is still open, and what was to come next.
 
-If the conversation begins with a summary of what came before, keep what it says, too. Leave out greetings and whatever
-was corrected later. Answer with the summary alone."""
+If the conversation begins with a summary of what came before, keep what it says, too. Leave out greetings and
+everything that was corrected later. Answer with the summary alone."""
 """The last instruction to the model."""
 
 _CUT_OFF = frozenset({"length", "max_tokens", "max_output_tokens", "MAX_TOKENS"})  # as the services say it

@@ -97,7 +97,7 @@ class Dispatcher:
         limits: how much may wait.
         backoff_s: how long a channel that failed is left alone, at first and at most.
         send_timeout_s: how long a channel may take to send something, unless it says so itself.
-        last_words_s: how long it may take to tell those whose answers are cut off.
+        last_words_s: how long a channel may take to send that an answer is cut off.
         watch: who counts what is handed over, and what becomes of it.
 
     Attributes:

@@ -50,6 +50,11 @@ def roles(session: Session) -> list[str]:
     return [f"{message.role.value}{'!' * message.is_error}" for message in session.messages()]
 
 
+def roles_and_texts(session: Session) -> list[tuple[str, str]]:
+    """The window: who said what."""
+    return [(message.role.value, message.text) for message in session.messages()]
+
+
 async def read(turn: AbstractAsyncContextManager[Events]) -> list[AgentEvent]:
     """All events of a turn."""
     async with turn as events:

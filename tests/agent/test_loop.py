@@ -42,7 +42,7 @@ from miniclaw_sessions.errors import (
     TurnInProgress,
 )
 from miniclaw_sessions.testing.provider import ScriptedProvider
-from tests.agent.conversations import HELLO, calls, echo, read, tool
+from tests.agent.conversations import HELLO, calls, echo, read, roles_and_texts, tool
 from tests.fuzz.every_step import Cancelled
 from tests.legality import is_legal
 from tests.two_tasks import in_two_tasks
@@ -52,10 +52,6 @@ pytestmark = pytest.mark.anyio
 
 async def fail(_: dict[str, Any]) -> str:
     raise RuntimeError("the disk is on fire")
-
-
-def said(session: Session) -> list[tuple[str, str]]:
-    return [(message.role.value, message.text) for message in session.messages()]
 
 
 async def events_of(agent: Agent, session: Session, message: Message = HELLO) -> list[AgentEvent]:
@@ -72,7 +68,7 @@ async def test_a_reply_is_streamed_stored_and_told_last(session: Session) -> Non
     assert isinstance(finished, TurnFinished)
     assert finished.message == session.messages()[-1]
     assert (finished.message.model, finished.message.timestamp is None) == ("script-1", False)
-    assert said(session) == [("user", "hello"), ("assistant", "hi there")]
+    assert roles_and_texts(session) == [("user", "hello"), ("assistant", "hi there")]
 
 
 async def test_a_reply_is_understood_however_a_provider_makes_it(session: Session) -> None:
@@ -86,7 +82,7 @@ async def test_a_reply_is_understood_however_a_provider_makes_it(session: Sessio
 
     for _ in range(2):
         await events_of(Agent(Plain()), session)
-    assert said(session)[1::2] == [("assistant", "one"), ("assistant", "two")]
+    assert roles_and_texts(session)[1::2] == [("assistant", "one"), ("assistant", "two")]
 
 
 async def test_a_reply_that_is_not_the_assistant_s_is_called_so(session: Session) -> None:
@@ -115,7 +111,7 @@ async def test_tool_calls_and_results_are_stored_in_order(session: Session, numb
     provider = ScriptedProvider([calls(*["echo"] * number, arguments='{"say": "x"}'), "done"])
     agent = Agent(provider, tools=[tool("echo", echo)])
     assert (await agent.reply(HELLO, session=session)).text == "done"
-    assert said(session) == [
+    assert roles_and_texts(session) == [
         ("user", "hello"),
         ("assistant", ""),
         *[("tool_result", "x")] * number,
@@ -195,8 +191,8 @@ async def test_two_sessions_of_one_agent_do_not_see_each_other(manager: SessionM
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(partial(agent.reply, Message.user("a"), session=one))
         tasks.start_soon(partial(agent.reply, Message.user("b"), session=two))
-    assert said(one) == [("user", "a"), ("assistant", "you said a")]
-    assert said(two) == [("user", "b"), ("assistant", "you said b")]
+    assert roles_and_texts(one) == [("user", "a"), ("assistant", "you said a")]
+    assert roles_and_texts(two) == [("user", "b"), ("assistant", "you said b")]
 
 
 async def test_two_messages_of_one_chat_are_answered_one_after_the_other(session: Session) -> None:
@@ -204,7 +200,7 @@ async def test_two_messages_of_one_chat_are_answered_one_after_the_other(session
     async with anyio.create_task_group() as tasks:
         for text in "abc":
             tasks.start_soon(partial(agent.reply, Message.user(text), session=session))
-    assert [text for _, text in said(session)] == ["a", "re: a", "b", "re: b", "c", "re: c"]
+    assert [text for _, text in roles_and_texts(session)] == ["a", "re: a", "b", "re: b", "c", "re: c"]
 
 
 async def test_what_others_append_during_a_turn_is_not_overwritten(session: Session) -> None:
@@ -214,7 +210,7 @@ async def test_what_others_append_during_a_turn_is_not_overwritten(session: Sess
 
     provider = ScriptedProvider([calls("interject"), "done"])
     await Agent(provider, tools=[tool("interject", interject)]).reply(HELLO, session=session)
-    assert ("user", "by the way") in said(session)
+    assert ("user", "by the way") in roles_and_texts(session)
     assert is_legal(build_context(session.messages())) == []
     assert all(is_legal(context) == [] for context in provider.contexts)
 
@@ -232,7 +228,7 @@ async def test_a_message_that_was_left_unanswered_is_answered_when_it_is_deliver
     with pytest.raises(ModelError):
         await agent.reply(HELLO, session=session, idempotency_key="update-1")
     await agent.reply(HELLO, session=session, idempotency_key="update-1")
-    assert said(session) == [("user", "hello"), ("assistant", "hi")]
+    assert roles_and_texts(session) == [("user", "hello"), ("assistant", "hi")]
 
 
 async def test_calls_survive_a_restart_and_reach_the_model_again(tmp_path: Path) -> None:
@@ -279,7 +275,7 @@ async def test_what_goes_wrong_with_a_tool_is_told_to_the_model_and_the_loop_goe
     assert len(seen) == 4
     assert seen[2].is_error
     assert seen[2].text.startswith(shown)
-    assert said(session)[-1] == ("assistant", "done")
+    assert roles_and_texts(session)[-1] == ("assistant", "done")
 
 
 async def test_malformed_arguments_are_kept_for_the_transcript(session: Session) -> None:
@@ -357,7 +353,7 @@ async def test_a_model_that_fails_leaves_the_users_message(session: Session) -> 
     with pytest.raises(ModelError, match=r"scripted/script-1 failed with RuntimeError") as caught:
         await Agent(ScriptedProvider([RuntimeError("secret")])).reply(HELLO, session=session)
     assert "secret" not in str(caught.value)
-    assert said(session) == [("user", "hello")]
+    assert roles_and_texts(session) == [("user", "hello")]
 
 
 async def test_a_model_error_is_passed_on_as_it_is(session: Session) -> None:
@@ -384,7 +380,7 @@ async def test_a_model_that_fails_after_tools_ran_leaves_their_complete_group(se
 async def test_an_empty_reply_is_an_error_and_is_not_stored(session: Session, reply: Message) -> None:
     with pytest.raises(ModelError):
         await Agent(ScriptedProvider([reply])).reply(HELLO, session=session)
-    assert said(session) == [("user", "hello")]
+    assert roles_and_texts(session) == [("user", "hello")]
 
 
 async def test_a_stream_that_ends_without_a_reply_is_an_error(session: Session) -> None:
@@ -397,7 +393,7 @@ async def test_a_stream_that_ends_without_a_reply_is_an_error(session: Session) 
 
     with pytest.raises(ModelError, match="ended without a reply"):
         await Agent(Silent()).reply(HELLO, session=session)  # type: ignore[arg-type]
-    assert said(session) == [("user", "hello")]
+    assert roles_and_texts(session) == [("user", "hello")]
 
 
 async def test_a_reply_that_cannot_be_stored_is_the_models_error(session: Session) -> None:
@@ -517,7 +513,10 @@ async def test_a_reply_that_is_not_saved_is_not_told_as_finished(tmp_path: Path)
         with pytest.raises(StoreFull):
             await read()
         assert [type(event) for event in events] == [MessageAccepted, TextDelta, TextDelta, ReplyFinished]
-        assert said(session) == [("user", "hello"), ("assistant", "hi")]  # accepted: it is saved when space returns
+        assert roles_and_texts(session) == [
+            ("user", "hello"),
+            ("assistant", "hi"),
+        ]  # accepted: it is saved when space returns
         store.is_full = False
         await manager.flush()
 
@@ -602,7 +601,7 @@ async def test_a_cancelled_turn_that_waits_for_another_one_appends_nothing(sessi
         with anyio.move_on_after(0):
             await Agent(second).reply(Message.user("impatient"), session=session)
         may_end.set()
-    assert said(session) == [("user", "hello"), ("assistant", "first")]
+    assert roles_and_texts(session) == [("user", "hello"), ("assistant", "first")]
 
 
 # --- settings --------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.turn import INTERRUPTED
 from miniclaw_sessions.errors import AgentError, DuplicateMessage, NothingToResume
 from miniclaw_sessions.testing import ScriptedProvider
+from tests.agent.conversations import roles_and_texts
 from tests.legality import is_legal
 
 pytestmark = pytest.mark.anyio
@@ -73,10 +74,6 @@ async def stopped(agent: Agent, session: Session, began: anyio.Event, **options:
             assert session.stop_turn()
     assert isinstance(running.end, TurnStopped)
     return running.end
-
-
-def roles_and_texts(session: Session) -> list[tuple[str, str]]:
-    return [(message.role.value, message.text) for message in session.messages()]
 
 
 async def test_the_text_so_far_is_kept_and_marked(session: Session, manager: SessionManager) -> None:

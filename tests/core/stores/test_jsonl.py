@@ -49,6 +49,7 @@ from miniclaw_sessions.errors import (
 )
 from miniclaw_sessions.testing import sample_entries, sample_head
 from tests.core.stores.durable import append
+from tests.system_errors import failing
 
 pytestmark = pytest.mark.anyio
 
@@ -88,13 +89,6 @@ def torn_pieces(path: Path) -> list[bytes]:
 
 def modes(path: Path) -> dict[str, str]:
     return {str(file.relative_to(path.parent)): oct(stat.S_IMODE(file.stat().st_mode)) for file in path.rglob("*")}
-
-
-def failing(number: int) -> Callable[..., Any]:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    return fail
 
 
 # --- the files -------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from miniclaw_sessions.errors import (
     StoreUnavailable,
 )
 from miniclaw_sessions.testing import sample_entries, sample_head
-from tests.postgresql import OWNER, PostgreSQLServer, name_of, running_server
+from tests.postgresql import OWNER, PostgreSQLServer, cut_connections, name_of, running_server
 
 pytestmark = pytest.mark.anyio
 
@@ -332,7 +332,7 @@ async def test_a_read_only_server_says_so(postgresql: PostgreSQLServer, database
     async with PostgreSQLStore(database) as store:
         assert await store.append([Append(sample_head(), sample_entries(1, 1))]) == [None]
         await postgresql.execute(f'ALTER DATABASE "{name_of(database)}" SET default_transaction_read_only = on')
-        await _cut_connections(postgresql, database)
+        await cut_connections(postgresql, database)
         with pytest.raises(StoreUnavailable, match="it is a standby"):
             await store.append([Append(sample_head(), sample_entries(2, 2))])
 
@@ -382,11 +382,6 @@ async def test_the_longest_names_and_keys_fit(database: str) -> None:
     async with PostgreSQLStore(database) as store:
         assert await store.append([Append(head, [entry])]) == [None]
         assert await store.find_by_idempotency_key(key.session_id, widest) == entry
-
-
-async def _cut_connections(postgresql: PostgreSQLServer, database: str) -> None:
-    name = name_of(database)
-    await postgresql.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
 
 
 async def test_who_waits_for_a_server_that_hangs_is_told_after_a_while(

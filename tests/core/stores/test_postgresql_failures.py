@@ -32,7 +32,7 @@ from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
 from miniclaw_sessions.errors import ConfigError, StoreUnavailable
 from miniclaw_sessions.testing import sample_entries, sample_head
 from tests.core.stores.wire import Cut, Wire
-from tests.postgresql import OWNER, PostgreSQLServer, name_of
+from tests.postgresql import OWNER, PostgreSQLServer, cut_connections, name_of
 
 pytestmark = pytest.mark.anyio
 
@@ -53,11 +53,6 @@ async def transaction(server: PostgreSQLServer, database: str, statement: str) -
             yield
     finally:
         await connection.close()
-
-
-async def cut_connections(server: PostgreSQLServer, database: str) -> None:
-    name = name_of(database)
-    await server.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
 
 
 # --- a server that is slow -------------------------------------------------------------------------------------------
