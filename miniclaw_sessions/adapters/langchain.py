@@ -235,6 +235,13 @@ def _canonical(message: BaseMessage, fields: Mapping[str, Any]) -> Message:
 
 
 def _read_reply(message: AIMessage, content: str | tuple[Part, ...], name: str | None) -> Message:
+    usage: Usage | None = None
+    counted: Any = message.usage_metadata
+    if counted is not None:
+        details = counted.get("input_token_details") or {}
+        read, written = details.get("cache_read") or 0, details.get("cache_creation") or 0
+        uncached = counted["input_tokens"] - read - written  # LangChain's input tokens include those of the cache
+        usage = Usage(uncached, counted["output_tokens"], read, written, total_tokens=counted["total_tokens"])
     metadata = message.response_metadata
     model, reason = metadata.get("model_name"), metadata.get("finish_reason") or metadata.get("stop_reason")
     return Message(
@@ -246,19 +253,9 @@ def _read_reply(message: AIMessage, content: str | tuple[Part, ...], name: str |
         or None,
         name=name,
         model=model if isinstance(model, str) else None,
-        usage=_read_usage(message.usage_metadata),
+        usage=usage,
         stop_reason=reason if isinstance(reason, str) else None,
     )
-
-
-def _read_usage(counted: Any) -> Usage | None:
-    """The counts; LangChain's input tokens include those of the cache."""
-    if counted is None:
-        return None
-    details = counted.get("input_token_details") or {}
-    read, written = details.get("cache_read") or 0, details.get("cache_creation") or 0
-    total = counted["total_tokens"]
-    return Usage(counted["input_tokens"] - read - written, counted["output_tokens"], read, written, total_tokens=total)
 
 
 def _read_block(block: Any) -> Part:
@@ -337,22 +334,18 @@ def _plain_reply(message: Message) -> dict[str, Any]:
             for call in message.tool_calls or ()
         ],
     }
-    if message.usage is not None:
-        fields["usage_metadata"] = _write_usage(message.usage)
+    if (usage := message.usage) is not None:
+        given = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
+        counted: dict[str, Any] = {
+            "input_tokens": given,
+            "output_tokens": usage.output_tokens,
+            "total_tokens": usage.total,
+        }
+        if given != usage.input_tokens:
+            cache = {"cache_read": usage.cache_read_tokens, "cache_creation": usage.cache_write_tokens}
+            counted["input_token_details"] = cache
+        fields["usage_metadata"] = counted
     return fields
-
-
-def _write_usage(usage: Usage) -> dict[str, Any]:
-    given = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
-    counted: dict[str, Any] = {
-        "input_tokens": given,
-        "output_tokens": usage.output_tokens,
-        "total_tokens": usage.total,
-    }
-    if given != usage.input_tokens:
-        cache = {"cache_read": usage.cache_read_tokens, "cache_creation": usage.cache_write_tokens}
-        counted["input_token_details"] = cache
-    return counted
 
 
 def _write_block(part: Part) -> Any:

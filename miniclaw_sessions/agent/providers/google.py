@@ -25,7 +25,7 @@ from miniclaw_sessions.files.formats.google import SKIP_VALIDATION, from_google_
 
 if TYPE_CHECKING:
     from google.genai import Client
-    from google.genai.types import GenerateContentConfig, GenerateContentResponse, ToolConfig
+    from google.genai.types import GenerateContentConfig, GenerateContentResponse
     from httpx2 import Response
 
 _responses: ContextVar[list[Response]] = ContextVar("the responses to the request under way")
@@ -130,10 +130,19 @@ class GoogleProvider(ServiceProvider):
         if self._thinking is not None:
             thinking = types.ThinkingConfig(thinking_budget=self._thinking, include_thoughts=self._thinking != 0)
         wanted = self._options
+        tool_config = None  # then the model decides
+        if functions and wanted.tool_choice is not None:
+            name = wanted.tool_choice.removeprefix(FUNCTION)
+            mode = {"auto": "AUTO", "none": "NONE"}.get(wanted.tool_choice, "ANY")
+            calling = types.FunctionCallingConfig(
+                mode=types.FunctionCallingConfigMode(mode),
+                allowed_function_names=[name] if name != wanted.tool_choice else None,
+            )
+            tool_config = types.ToolConfig(function_calling_config=calling)
         return types.GenerateContentConfig(
             system_instruction=types.Content.model_validate(system) if system else None,
             tools=[types.Tool(function_declarations=functions)] if functions else None,
-            tool_config=_tool_config(wanted.tool_choice) if functions else None,
+            tool_config=tool_config,
             temperature=wanted.temperature,
             top_p=wanted.top_p,
             response_mime_type=None if wanted.format is None else "application/json",
@@ -142,20 +151,6 @@ class GoogleProvider(ServiceProvider):
             thinking_config=thinking,
             automatic_function_calling=types.AutomaticFunctionCallingConfig(disable=True),
         )
-
-
-def _tool_config(chosen: str | None) -> ToolConfig | None:
-    """The tool that must be called, in the service's terms; None: the model decides."""
-    from google.genai import types  # noqa: PLC0415 - loaded with the client
-
-    if chosen is None:
-        return None
-    name = chosen.removeprefix(FUNCTION)
-    mode = {"auto": "AUTO", "none": "NONE"}.get(chosen, "ANY")
-    calling = types.FunctionCallingConfig(
-        mode=types.FunctionCallingConfigMode(mode), allowed_function_names=[name] if name != chosen else None
-    )
-    return types.ToolConfig(function_calling_config=calling)
 
 
 async def _note(response: Response) -> None:
