@@ -31,16 +31,18 @@ from miniclaw_sessions.config import ListenSettings, LoadedSettings, Settings, T
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.persistence.recovery import Progress
 from miniclaw_sessions.encryption import load_keys
+from miniclaw_sessions.files.discovery.programs import programs_named
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.log.audit import AuditLog
 from miniclaw_sessions.log.records import configure_logging
 from miniclaw_sessions.secret import read_secret
 from miniclaw_sessions.service.gateway.admission import access_policy, make_token, print_address
 from miniclaw_sessions.service.gateway.exit_status import ExitStatus
-from miniclaw_sessions.service.gateway.following import check_follow, keep_up
+from miniclaw_sessions.service.gateway.following import keep_up
 from miniclaw_sessions.service.gateway.http import Gateway, make_app
 from miniclaw_sessions.service.gateway.listeners import AddressInUseError, Listener, inherited, listen_tcp, listen_unix
 from miniclaw_sessions.service.gateway.notify import Notifier, watchdog
+from miniclaw_sessions.service.gateway.sampling import sample
 from miniclaw_sessions.service.gateway.server import EmbeddedServer
 from miniclaw_sessions.service.gateway.signals import Signals
 from miniclaw_sessions.service.gateway.telemetry import Spans, Telemetry
@@ -92,8 +94,9 @@ async def _live(
 ) -> ExitStatus:
     """From the settings to the saved sessions."""
     settings = loaded.settings
-    read_secret(settings.listen.token_file, "token", os.environ)  # what is wrong with it is said before all is read
-    check_follow(settings.follow)
+    # What is wrong with these two is reported before all sessions are read.
+    read_secret(settings.listen.token_file, "token", os.environ)
+    programs_named(settings.follow.programs)
     phase = Phase(notifier)
     keys = load_keys(settings.encryption, os.environ)
     channels, failed = await to_thread.run_sync(make_channels, settings)
@@ -160,7 +163,8 @@ async def _serve(
         tasks.start_soon(server.serve_until_stopped, [listener.socket for listener in listeners], name="http server")
         await server.listening.wait()
         tasks.start_soon(app.delay.watch, name="event loop delay")
-        tasks.start_soon(app.sample, name="samples")
+        commit_seconds = app.telemetry.metrics.commit_seconds
+        tasks.start_soon(sample, manager, app.context.series, commit_seconds, app.delay, name="samples")
         tasks.start_soon(app.watch_tokens, name="tokens")
         app.context.problems = server.problems
         tasks.start_soon(_on_hangup, app, listeners, life, name="SIGHUP")

@@ -19,15 +19,6 @@ AGAIN_S = 60.0
 """The pause before following starts again after an unexpected failure."""
 
 
-def check_follow(settings: FollowSettings) -> None:
-    """Raise unless every program is known.
-
-    Raises:
-        ConfigError: one is not.
-    """
-    programs_named(settings.programs)
-
-
 async def keep_up(context: Context, settings: FollowSettings) -> None:
     """Follow the programs of the settings, until cancelled; returns at once where there are none."""
     clock = context.manager.clock

@@ -33,7 +33,6 @@ from miniclaw_sessions.service.gateway.exchange import Scope as RequestScope
 from miniclaw_sessions.service.gateway.mcp import MCP, mcp_reply
 from miniclaw_sessions.service.gateway.page import FILES
 from miniclaw_sessions.service.gateway.responding import DispatchedResponses
-from miniclaw_sessions.service.gateway.sampling import sample
 from miniclaw_sessions.service.gateway.security import AccessPolicy, is_preflight, permission, sharing
 from miniclaw_sessions.service.gateway.telemetry import LoopDelay, Telemetry
 
@@ -174,12 +173,6 @@ class Gateway:
             raise RequestError(403, "forbidden", "this daemon does not serve TCP", close=True)
         exchange.sharing = sharing(exchange.headers, self.policy.origins)
         return self.policy
-
-    async def sample(self) -> None:
-        """Sample the numbers for the page's plots until cancelled."""
-        manager = self.context.whole
-        seconds = self.telemetry.metrics.commit_seconds
-        await sample(self.context.series, manager.statistics, seconds, self.delay, manager.clock)
 
     async def watch_tokens(self) -> None:
         """Break off what is under way for tokens that are valid no longer, such as streams that never end."""

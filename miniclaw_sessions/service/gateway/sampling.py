@@ -3,42 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import anyio
 from anyio import to_thread
 from prometheus_client import Histogram
 
-from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.service.api.samples import EVERY_S, Series
 from miniclaw_sessions.service.gateway.telemetry import LoopDelay
-from miniclaw_sessions.statistics import ManagerStatistics
 
 
-async def sample(
-    series: Series,
-    statistics: Callable[[], ManagerStatistics],
-    commit_seconds: Histogram,
-    delay: LoopDelay,
-    clock: Clock,
-) -> None:
+async def sample(manager: SessionManager, series: Series, commit_seconds: Histogram, delay: LoopDelay) -> None:
     """Add a sample every `EVERY_S` until cancelled.
 
     Args:
+        manager: whose numbers they are.
         series: where they go.
-        statistics: the manager's numbers.
         commit_seconds: how long each commit took.
         delay: the event loop's.
-        clock: when a sample is taken.
     """
     while True:
         memory = await to_thread.run_sync(_memory_bytes)
-        numbers = statistics()
+        numbers = manager.statistics()
         sums = [one.value for metric in commit_seconds.collect() for one in metric.samples if one.name.endswith("_sum")]
         series.add(
             {
-                "at": clock.now().timestamp(),
+                "at": manager.clock.now().timestamp(),
                 "appended": numbers.appended,
                 "commits": numbers.commits,
                 "commit_seconds": sum(sums),

@@ -30,7 +30,7 @@ async def test_a_sample_tells_the_daemons_numbers(tmp_path: Path) -> None:
     ):
         await (await manager.get_or_create("demo", "1")).add_message(Message.user("x"))
         delay = LoopDelay(Telemetry(manager.statistics, Settings()).metrics)
-        tasks.start_soon(sample, series, manager.statistics, seconds, delay, clock)
+        tasks.start_soon(sample, manager, series, seconds, delay)
         while not (reply := series.reply(None)).at:
             await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
