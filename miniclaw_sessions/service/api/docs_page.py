@@ -109,8 +109,13 @@ def _article(path: str, method: str, one: dict[str, Any]) -> str:
         if int(status) < _FIRST_ERROR:
             title = f"<code>{status}</code> {_marked(reply['description'])}"
             parts.append(f"<details open><summary>{title}</summary>{_content(reply.get('content', {}))}</details>")
-    errors = [(status, reply) for status, reply in one["responses"].items() if int(status) >= _FIRST_ERROR]
-    rows = "".join(f"<tr><td><code>{status}</code></td><td>{_kinds(reply)}</td></tr>" for status, reply in errors)
+    rows = ""
+    for status, reply in one["responses"].items():
+        if int(status) >= _FIRST_ERROR:
+            named = reply.get("content", {}).get("application/json", {}).get("examples", {})
+            places = [(kind, escape(example["$ref"].rpartition("/")[2])) for kind, example in named.items()]
+            kinds = ", ".join(f'<a href="#{place}">{escape(kind)}</a>' for kind, place in places)
+            rows += f"<tr><td><code>{status}</code></td><td>{kinds or _marked(reply['description'])}</td></tr>"
     parts.append(f"<details><summary>Errors</summary><table>{rows}</table></details>")
     return "".join([*parts, "</article>"])
 
@@ -153,13 +158,6 @@ def _content(content: dict[str, Any]) -> str:
             title = escape(example.get("summary") or name)
             parts.append(f"<details><summary>{title}</summary>{_code(example['value'])}</details>")
     return "".join(parts)
-
-
-def _kinds(reply: dict[str, Any]) -> str:
-    """The errors of a status; one without an example is described in words."""
-    named = reply.get("content", {}).get("application/json", {}).get("examples", {})
-    links = [f'<a href="#{escape(one["$ref"].rpartition("/")[2])}">{escape(kind)}</a>' for kind, one in named.items()]
-    return ", ".join(links) or _marked(reply["description"])
 
 
 def _errors(examples: dict[str, Any]) -> str:

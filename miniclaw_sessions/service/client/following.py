@@ -139,16 +139,16 @@ class SessionEvents:
         await self._events.aclose()
 
     async def _follow(self) -> AsyncGenerator[SessionEvent, None]:
-        async with aclosing(resumed(self._transport, live.follow_all, self._ask)) as events:
+        def ask(place: str | None) -> live.FollowAll:
+            return live.FollowAll(
+                channel=self._channel, prefix=self._prefix, content=True, sessions=True, last_event_id=place
+            )
+
+        async with aclosing(resumed(self._transport, live.follow_all, ask)) as events:
             async for event in events:
                 async with aclosing(self._events_of(event)) as made:
                     async for one in made:
                         yield one
-
-    def _ask(self, place: str | None) -> live.FollowAll:
-        return live.FollowAll(
-            channel=self._channel, prefix=self._prefix, content=True, sessions=True, last_event_id=place
-        )
 
     async def _events_of(self, event: ServerSentEvent) -> AsyncGenerator[SessionEvent, None]:
         if event.kind == CONNECTED:
