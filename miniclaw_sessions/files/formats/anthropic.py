@@ -172,7 +172,13 @@ def _write_shown(message: Message, part: Part) -> dict[str, Any] | None:
         case TextPart():
             return _write_text(part)
         case ImagePart():
-            return _write_image(part)
+            image = inlined(part)
+            if image.data is not None and (image.media_type or "image/png") not in _IMAGE_TYPES:
+                return {"type": "text", "text": f"(an image of type {image.media_type}, which cannot be shown)"}
+            block = written_part(replace(image, media_type=image.media_type or "image/png"), KEPT) or {"source": {}}
+            source = block["source"]
+            is_file = source.get("type") == "url" and not str(source.get("url")).startswith(("https://", "http://"))
+            return block if source and not is_file else {"type": "text", "text": "(an image that is not at hand)"}
         case OtherPart(fields=fields):
             known = has_kept(message.extra, KEPT) or (
                 not message.is_assistant and fields.get("type") in _BLOCKS_OF_A_USER
@@ -184,17 +190,6 @@ def _write_shown(message: Message, part: Part) -> dict[str, Any] | None:
 
 def _write_text(part: TextPart) -> dict[str, Any] | None:
     return written_part(part, KEPT) if part.text.strip() else None  # refused
-
-
-def _write_image(part: ImagePart) -> dict[str, Any] | None:
-    image = inlined(part)
-    if image.data is not None and (image.media_type or "image/png") not in _IMAGE_TYPES:
-        return {"type": "text", "text": f"(an image of type {image.media_type}, which cannot be shown)"}
-    block = written_part(replace(image, media_type=image.media_type or "image/png"), KEPT)
-    source = {} if block is None else block["source"]
-    if not source or (source.get("type") == "url" and not str(source.get("url")).startswith(("https://", "http://"))):
-        return {"type": "text", "text": "(an image that is not at hand)"}
-    return block
 
 
 def _is_signed_here(message: Message, part: ThinkingPart) -> bool:

@@ -257,8 +257,17 @@ class _Reader(LineReader):
     def _take_compaction(self, payload: dict[str, Any]) -> None:
         self._close()
         summary, history = text_of(payload, "message") or "", payload.get("replacement_history")
-        messages, rest = _messages_of(history, self._time) if isinstance(history, list) else ([], None)
-        extra = kept_apart(payload, ("replacement_history",) if rest is not None else ("message",), NAME) or {NAME: {}}
+        items, replies = history if isinstance(history, list) else None, _Replies()
+        messages: list[Message] = []
+        rest: list[Any] = []  # the items that make no message
+        for item in items or ():
+            complete = replies.feed(item, self._time) if isinstance(item, dict) else None
+            if complete is None:
+                rest.append(item)
+            else:
+                messages += complete
+        messages += replies.finish()
+        extra = kept_apart(payload, ("message",) if items is None else ("replacement_history",), NAME) or {NAME: {}}
         if rest:
             extra[NAME]["replacement_history"] = rest
         is_among = any(summary in message.text for message in messages)
@@ -397,20 +406,6 @@ class _Replies:
         """The reply that is open, if there is one, as it stands."""
         reply, self._reply = self._reply, None
         return [] if reply is None else [reply.message()]
-
-
-def _messages_of(items: Iterable[Any], timestamp: datetime | None) -> tuple[list[Message], list[Any]]:
-    """The messages that items make, and the items that make none."""
-    replies = _Replies()
-    messages: list[Message] = []
-    rest: list[Any] = []
-    for item in items:
-        complete = replies.feed(item, timestamp) if isinstance(item, dict) else None
-        if complete is None:
-            rest.append(item)
-        else:
-            messages += complete
-    return messages + replies.finish(), rest
 
 
 def _read_usage(event: Mapping[str, Any]) -> Usage | None:

@@ -98,7 +98,9 @@ def to_google(messages: Sequence[Message], *, stand_in: str | None = None) -> di
 class _Request(Request):
     def __init__(self, stand_in: str | None = None) -> None:
         self._stand_in = stand_in
-        self._calls = _Calls()
+        self._ids = CallIds(_ID)
+        self._names: dict[str, str] = {}  # of the calls that were written, for their responses
+        self._without_id: set[str] = set()
         self._images: list[dict[str, Any]] = []
         self._contents: list[dict[str, Any]] = []  # the last one may grow
         self._system: list[dict[str, Any]] = []
@@ -126,8 +128,14 @@ class _Request(Request):
         for piece in in_order(message):
             match piece:
                 case ToolCall():
-                    more = kept_fields(kept_fields(piece.extra, KEPT), "function_call")
-                    function = {**more, **self._calls.of_call(piece), "args": arguments_object(piece.arguments)}
+                    function = dict(kept_fields(kept_fields(piece.extra, KEPT), "function_call"))
+                    if kept_fields(piece.extra, KEPT).get(_WITHOUT_ID) is True:
+                        self._without_id.add(piece.id)
+                    else:
+                        self._without_id.discard(piece.id)
+                        function["id"] = self._ids.of_call(piece.id)
+                    self._names[piece.id] = _fitting(piece.name)
+                    function |= {"name": self._names[piece.id], "args": arguments_object(piece.arguments)}
                     written.append({**kept_but(piece.extra, KEPT, *_NOTES, *_SAID), "function_call": function})
                 case TextPart():
                     part = _write_text(piece)
@@ -157,7 +165,10 @@ class _Request(Request):
             response = arguments_object(message.text)
         else:
             response = {"error" if message.is_error else "output": message.text}
-        function = {**kept_fields(kept, "function_response"), **self._calls.of_response(message), "response": response}
+        function, call_id = dict(kept_fields(kept, "function_response")), message.tool_call_id or ""
+        if call_id not in self._without_id:
+            function["id"] = self._ids.of_result(call_id)
+        function |= {"name": self._names.get(call_id) or _fitting(message.name or ""), "response": response}
         shown = [_write_image(part) for part in message.content if isinstance(part, ImagePart)]
         if shown and kept.get(_IMAGES_INSIDE) is True:
             function["parts"] = shown
@@ -179,28 +190,6 @@ class _Request(Request):
             last["parts"] += parts
         else:
             self._contents.append({"role": role, "parts": parts})
-
-
-class _Calls:
-    """The calls that were written: their ids and names, for their responses."""
-
-    def __init__(self) -> None:
-        self._ids = CallIds(_ID)
-        self._names: dict[str, str] = {}
-        self._without_id: set[str] = set()
-
-    def of_call(self, call: ToolCall) -> dict[str, Any]:
-        self._names[call.id] = _fitting(call.name)
-        if kept_fields(call.extra, KEPT).get(_WITHOUT_ID) is True:
-            self._without_id.add(call.id)
-            return {"name": self._names[call.id]}
-        self._without_id.discard(call.id)
-        return {"id": self._ids.of_call(call.id), "name": self._names[call.id]}
-
-    def of_response(self, message: Message) -> dict[str, Any]:
-        call_id = message.tool_call_id or ""
-        name = {"name": self._names.get(call_id) or _fitting(message.name or "")}
-        return name if call_id in self._without_id else {"id": self._ids.of_result(call_id), **name}
 
 
 def _is_response(part: Mapping[str, Any]) -> bool:

@@ -9,7 +9,6 @@ as another message; control characters are shown, not obeyed.
 from __future__ import annotations
 
 import re
-from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -32,7 +31,6 @@ from miniclaw_sessions.core.protocol.entries import (
 from miniclaw_sessions.core.protocol.json_values import in_utc
 from miniclaw_sessions.core.protocol.messages import (
     ImagePart,
-    Message,
     OtherPart,
     Part,
     Role,
@@ -46,7 +44,18 @@ from miniclaw_sessions.printable import printable
 def render_entry(entry: Entry) -> str:
     """One entry with a blank line before it; empty for what has nothing to show."""
     if isinstance(entry, MessageEntry):
-        return f"\n{_message(entry.message, entry.timestamp)}\n"
+        message = entry.message
+        about = [named(message), *(["failed"] if message.is_error else [])]
+        about += [str(detail) for detail in (message.author, message.model) if detail]
+        when = (message.timestamp or entry.timestamp).strftime("%Y-%m-%d %H:%M:%S")
+        parts = message.content if isinstance(message.content, tuple) else (TextPart(message.content),)
+        is_output = message.role in (Role.TOOL_RESULT, Role.BASH_EXECUTION)
+        blocks = [f"## {' · '.join(map(_inline, about))} · {when}"]
+        blocks += [shown for part in parts if (shown := _part(part, is_output=is_output))]
+        for call in message.tool_calls or ():
+            blocks += [f"**Calls {_inline(call.name)}**", _fence(call.arguments, "json")]
+            blocks += [] if call.output is None else [_fence(call.output)]
+        return "\n" + "\n\n".join(blocks) + "\n"
     name, text = _event(entry)
     if not name:
         return ""
@@ -75,20 +84,6 @@ def _event(entry: Entry) -> tuple[str, str]:
         case Custom(custom_type=kind, data=data) if kind == METADATA:
             said = "Metadata", ", ".join(f"{name} = {_plain(value)}" for name, value in data.items())
     return said
-
-
-def _message(message: Message, logged_at: datetime) -> str:
-    about = [named(message), *(["failed"] if message.is_error else [])]
-    about += [str(detail) for detail in (message.author, message.model) if detail]
-    when = (message.timestamp or logged_at).strftime("%Y-%m-%d %H:%M:%S")
-    heading = f"## {' · '.join(map(_inline, about))} · {when}"
-    parts: tuple[Part, ...] = message.content if isinstance(message.content, tuple) else (TextPart(message.content),)
-    is_output = message.role in (Role.TOOL_RESULT, Role.BASH_EXECUTION)
-    blocks = [heading, *(_part(part, is_output=is_output) for part in parts)]
-    for call in message.tool_calls or ():
-        blocks += [f"**Calls {_inline(call.name)}**", _fence(call.arguments, "json")]
-        blocks += [] if call.output is None else [_fence(call.output)]
-    return "\n\n".join(block for block in blocks if block)
 
 
 def _part(part: Part, *, is_output: bool) -> str:

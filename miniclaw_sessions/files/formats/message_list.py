@@ -67,25 +67,6 @@ class MessageList(msgspec.Struct, frozen=True):
     field: str = ""
 
 
-def list_in(document: Any, names: Sequence[str], before: Mapping[str, Callable[[Any], Any]]) -> MessageList | None:
-    """The list of messages in a document; None if it has no such list.
-
-    Args:
-        document: parsed JSON; the list itself, or an object with the list under one of the names.
-        names: where the list is; the first that is there counts.
-        before: fields that stand for a message before the others, and what makes that message of them.
-    """
-    if isinstance(document, list):
-        return MessageList(document)
-    if not isinstance(document, dict):
-        return None
-    name = next((name for name in names if isinstance(document.get(name), list)), None)
-    if name is None:
-        return None
-    first = [make(document[field]) for field, make in before.items() if document.get(field) is not None]
-    return MessageList(document[name], first, without(document, name, *before), name)
-
-
 class MessageListReader:
     """Reads a document that is, or holds, a list of messages; what is no message is set aside, the others are taken."""
 
@@ -214,7 +195,8 @@ def message_list_format(  # noqa: PLR0913 - what the formats of model services d
     Args:
         name: as the command line has it.
         about: one sentence about it.
-        fields: where the list is in a document that is not the list itself; the first is written.
+        fields: where the list is in a document that is not the list itself, the first that is there; the first is
+            written.
         is_ours: whether a list of objects, which is not empty, is this service's.
         reader: makes a reader of its messages.
         request: makes what writes them.
@@ -222,7 +204,15 @@ def message_list_format(  # noqa: PLR0913 - what the formats of model services d
     """
 
     def find(document: Any) -> MessageList | None:
-        return list_in(document, fields, before)
+        if isinstance(document, list):
+            return MessageList(document)
+        if not isinstance(document, dict):
+            return None
+        field = next((field for field in fields if isinstance(document.get(field), list)), None)
+        if field is None:
+            return None
+        first = [make(document[name]) for name, make in before.items() if document.get(name) is not None]
+        return MessageList(document[field], first, without(document, field, *before), field)
 
     def recognize(sample: Sample) -> bool:
         found = find(sample.document)

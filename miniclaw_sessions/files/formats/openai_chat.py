@@ -71,27 +71,23 @@ class _Request(Request):
         written = [] if message.is_tool_result else self.end()
         if message.is_tool_result and not isinstance(message.content, str):
             self._images += [part for part in message.content if isinstance(part, ImagePart)]
-        return [*written, _write(message)]
+        role = _ROLES.get(message.role, "user")
+        if role == "system" and kept_fields(message.extra, KEPT).get("role") == "developer":
+            role = "developer"
+        fields: dict[str, Any] = {"role": role, "content": _write_content(message)}
+        if message.is_tool_result:
+            fields["tool_call_id"] = fitting_id(message.tool_call_id or "", _CALL_ID)
+        elif message.name is not None and _NAME.fullmatch(message.name):
+            fields["name"] = message.name
+        if message.is_assistant and message.tool_calls:
+            fields["content"] = fields["content"] or None
+            fields["tool_calls"] = [_write_call(call) for call in message.tool_calls]
+        return [*written, {**kept_but(message.extra, KEPT, *_FIELDS), **fields}]
 
     def end(self) -> list[dict[str, Any]]:
         images, self._images = self._images, []
         text = {"type": "text", "text": IMAGES_OF_RESULTS}
         return [{"role": "user", "content": [text, *map(_write_part, images)]}] if images else []
-
-
-def _write(message: Message) -> dict[str, Any]:
-    role = _ROLES.get(message.role, "user")
-    if role == "system" and kept_fields(message.extra, KEPT).get("role") == "developer":
-        role = "developer"
-    fields: dict[str, Any] = {"role": role, "content": _write_content(message)}
-    if message.is_tool_result:
-        fields["tool_call_id"] = fitting_id(message.tool_call_id or "", _CALL_ID)
-    elif message.name is not None and _NAME.fullmatch(message.name):
-        fields["name"] = message.name
-    if message.is_assistant and message.tool_calls:
-        fields["content"] = fields["content"] or None
-        fields["tool_calls"] = [_write_call(call) for call in message.tool_calls]
-    return {**kept_but(message.extra, KEPT, *_FIELDS), **fields}
 
 
 def _write_content(message: Message) -> str | list[dict[str, Any]]:

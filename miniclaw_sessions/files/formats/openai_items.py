@@ -196,8 +196,14 @@ class _Reply:
                     self._content(content, rest.get(_BEGINS))
                 case TextPart() if piece.text.strip() or has_kept(self._message.extra, KEPT):
                     self._text(piece.text)
+                case ToolCall() if has_kept(piece.extra, KEPT):
+                    self._ids.keep(piece.id)
+                    call = {"call_id": piece.id, "name": piece.name, "arguments": piece.arguments}
+                    self._item({**kept_fields(piece.extra, KEPT), "type": "function_call", **call})
                 case ToolCall():
-                    self._item(_write_call(piece, self._ids))
+                    call = {"call_id": self._ids.of_call(piece.id), "name": fitting_name(piece.name, _LONGEST_NAME)}
+                    call["arguments"] = piece.arguments if piece.arguments.strip() else "{}"
+                    self._item({"type": "function_call", **call})
                 case ThinkingPart() if has_kept(piece.extra, KEPT):
                     encrypted = {} if piece.signature is None else {"encrypted_content": piece.signature}
                     self._item({**kept_fields(piece.extra, KEPT), **encrypted, "type": "reasoning"})
@@ -226,16 +232,6 @@ class _Reply:
             fields.pop("type", None)
         self._item({**fields, "role": "assistant", "content": text})
         self._plain = self._items[-1]
-
-
-def _write_call(call: ToolCall, ids: CallIds) -> dict[str, Any]:
-    fields = {**kept_fields(call.extra, KEPT), "type": "function_call"}
-    if has_kept(call.extra, KEPT):
-        ids.keep(call.id)
-        return {**fields, "call_id": call.id, "name": call.name, "arguments": call.arguments}
-    arguments = call.arguments if call.arguments.strip() else "{}"
-    name = fitting_name(call.name, _LONGEST_NAME)
-    return {**fields, "call_id": ids.of_call(call.id), "name": name, "arguments": arguments}
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

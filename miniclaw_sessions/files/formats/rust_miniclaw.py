@@ -20,7 +20,17 @@ from miniclaw_sessions.core.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.core.protocol.json_values import check_json, in_utc
 from miniclaw_sessions.core.protocol.messages import Message, message_from_dict
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
-from miniclaw_sessions.files.formats.codec import Chain, Finding, Format, Outcome, Sample, SessionFacts, moment_of
+from miniclaw_sessions.files.formats.codec import (
+    Chain,
+    Finding,
+    Format,
+    Outcome,
+    Sample,
+    SessionFacts,
+    moment_of,
+    without,
+)
+from miniclaw_sessions.files.formats.json_lines import JsonLines
 from miniclaw_sessions.files.formats.message_list import Request, RequestWriter
 
 NAME = "miniclaw"
@@ -41,7 +51,8 @@ def _recognize(sample: Sample) -> bool:
 class _Reader:
     def __init__(self, chain: Chain) -> None:
         self.facts = SessionFacts(format=NAME)
-        self.findings: list[Finding] = []
+        self._lines = JsonLines()  # one is a message
+        self.findings = self._lines.findings
         self._chain = chain
         self._time = chain.now
 
@@ -64,7 +75,8 @@ class _Reader:
         entries: list[MessageEntry] = []
         parent_id: str | None = None
         for number, fields in enumerate(messages, start=1):
-            message = self._message(fields, number)
+            self._lines.number = number
+            message = self._message(fields)
             if message is not None:
                 entry_id = ids[number - 1] if ids else self._chain.new_id()
                 self._time = message.timestamp or self._time
@@ -83,25 +95,21 @@ class _Reader:
         facts = self.facts
         facts.session_id = facts.source_id = self._text(fields, "session_id")
         facts.channel, facts.chat_id = self._text(fields, "channel"), self._text(fields, "chat_id")
-        facts.created_at = moment_of(fields.get("created_at"))
-        if facts.created_at is not None:
-            self._time = facts.created_at
-        elif fields.get("created_at") is not None:
-            self._repaired(0, "created_at is not a time, and was left out")
+        facts.created_at = self._lines.moment_in(fields, "created_at")
+        self._time = facts.created_at or self._time
         facts.metadata = self._fit(fields.get("metadata"), "metadata")
         if isinstance(title := facts.metadata.get("title"), str):
             facts.title = title
         if isinstance(leaf_id := fields.get("leaf_id"), str):
             facts.leaf_id = leaf_id
-        rest = {name: value for name, value in fields.items() if name not in _NOT_KEPT}
-        facts.header = self._fit(rest, "what else the file says of the session")
+        facts.header = self._fit(without(fields, *_NOT_KEPT), "what else the file says of the session")
 
     def _text(self, fields: Mapping[str, Any], name: str) -> str:
         value = fields.get(name)
         if isinstance(value, str):
             return value
         usable = isinstance(value, int) and not isinstance(value, bool)
-        self._repaired(0, f"{name} is not text, and was {'made text' if usable else 'left out'}")
+        self._lines.repaired(f"{name} is not text, and was {'made text' if usable else 'left out'}")
         return str(value) if usable else ""
 
     def _fit(self, value: Any, what: str) -> dict[str, Any]:
@@ -112,7 +120,7 @@ class _Reader:
                 return dict(check_json(value))
         except InvalidMessage:
             pass
-        self._repaired(0, f"{what} cannot be stored, and was left out")
+        self._lines.repaired(f"{what} cannot be stored, and was left out")
         return {}
 
     def _ids(self, ids: Any, count: int) -> Sequence[str]:
@@ -124,28 +132,25 @@ class _Reader:
         )
         if len(texts) == len(set(texts)) == count:
             return texts
-        self._repaired(0, "its list of ids does not fit its messages; they have new ids")
+        self._lines.repaired("its list of ids does not fit its messages; they have new ids")
         self.facts.leaf_id = None
         return ()
 
-    def _message(self, fields: Any, number: int) -> Message | None:
+    def _message(self, fields: Any) -> Message | None:
         try:
             return message_from_dict(check_json(fields))
         except InvalidMessage as error:
             reason = str(error)
         if isinstance(fields, dict) and "timestamp" in fields and moment_of(fields["timestamp"]) is None:
             try:
-                message = message_from_dict({name: value for name, value in fields.items() if name != "timestamp"})
+                message = message_from_dict(without(fields, "timestamp"))
             except InvalidMessage as error:
                 reason = str(error)
             else:
-                self._repaired(number, "its timestamp is not a time, and was left out")
+                self._lines.repaired("its timestamp is not a time, and was left out")
                 return message
-        self.findings.append(Finding(number, Outcome.SET_ASIDE, reason, json.dumps(fields).encode()))
+        self.findings.append(Finding(self._lines.number, Outcome.SET_ASIDE, reason, json.dumps(fields).encode()))
         return None
-
-    def _repaired(self, number: int, text: str) -> None:
-        self.findings.append(Finding(number, Outcome.REPAIRED, text))
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

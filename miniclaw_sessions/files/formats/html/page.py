@@ -76,11 +76,15 @@ class HtmlPage:
         leaf = next((row for row in rows if row.is_leaf), None)
         to_leaf = anchor(entries.row(leaf).entry.id) if leaf is not None else "conversation"
         branches = Branches(rows)
+        policy = (  # the page's own style and script, the images that it carries, and nothing else
+            f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data:; "
+            "base-uri 'none'; form-action 'none'"
+        )
         yield f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_policy(style, script)}">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <meta name="referrer" content="no-referrer">
@@ -168,14 +172,6 @@ class _Entries:
         self._older = self._newer
         self._newer = {entry.sequence: entry for entry in self._read(place - 1, _HELD)}
         return self._newer[place]
-
-
-def _policy(style: str, script: str) -> str:
-    """What the page may do: its own style and script, the images that it carries, and nothing else."""
-    return (
-        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
 
 
 def _digest(source: str) -> str:
