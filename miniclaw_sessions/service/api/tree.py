@@ -12,7 +12,7 @@ from msgspec import Meta
 from miniclaw_sessions.core.history.compaction import KEEP_TOKENS, count_tokens, tokens_of
 from miniclaw_sessions.core.history.transcript import Transcript
 from miniclaw_sessions.core.protocol.encoding import encode_entry, message_document
-from miniclaw_sessions.core.protocol.entries import Custom, Entry, Label, LeafMove
+from miniclaw_sessions.core.protocol.entries import Custom, Label, LeafMove
 from miniclaw_sessions.service.api.error_table import RequestError, invalid
 from miniclaw_sessions.service.api.messages import checked_message
 from miniclaw_sessions.service.api.operation import Stream, document_in_pieces, large_reply, operation
@@ -122,7 +122,12 @@ async def show_tree(context: Context, request: OneSession) -> Stream:
     session = await context.find(request.session_id)
     transcript = Transcript(session_id=session.session_id)
     async for entry in session.tree.read_entries(transcript.problems):
-        transcript.add(_without_content(entry))  # with content, it may be larger than the memory
+        if isinstance(entry, LeafMove | Label):
+            transcript.add(entry)
+        else:  # without its content: the transcript may be larger than the memory
+            kind = entry.custom_type if isinstance(entry, Custom) else ""  # which says whether it moves the leaf
+            bare = Custom(id=entry.id, parent_id=entry.parent_id, timestamp=entry.timestamp, custom_type=kind)
+            transcript.add(bare)
     about = {
         "session_id": transcript.session_id,
         "leaf_id": transcript.leaf_id,
@@ -133,13 +138,6 @@ async def show_tree(context: Context, request: OneSession) -> Stream:
     followed = ((entry.id, _ids_of(transcript, entry.id)) for entry in transcript.entries)
     pairs = (orjson.dumps(entry_id) + b":" + orjson.dumps(children) for entry_id, children in followed if children)
     return Stream(document_in_pieces(about, "children", pairs, brackets=b"{}"))
-
-
-def _without_content(entry: Entry) -> Entry:
-    if isinstance(entry, LeafMove | Label):
-        return entry
-    kind = entry.custom_type if isinstance(entry, Custom) else ""  # which says whether it moves the leaf
-    return Custom(id=entry.id, parent_id=entry.parent_id, timestamp=entry.timestamp, custom_type=kind)
 
 
 def _ids_of(transcript: Transcript, parent_id: str | None) -> list[str]:

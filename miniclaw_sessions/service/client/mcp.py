@@ -233,11 +233,21 @@ def _request(operation: Operation[Any, Any], given: Mapping[str, Any]) -> Any:
 
 
 async def _called(access: Access, name: str, arguments: Mapping[str, Any]) -> str:
+    """A tool's reply as JSON that a model can read: long texts are cut off, images only mentioned.
+
+    Raises:
+        RequestError: there is no such tool, an argument is wrong, or the reply is too long all the same.
+    """
     operation = next((one for one, _ in TOOLS if one.name == name), None)
     if operation is None:
         raise invalid(f"there is no tool {name[:100]!r}; there are: {', '.join(one.name for one, _ in TOOLS)}")
-    reply = await access.call(operation, _request(operation, arguments))
-    return _short(msgspec.to_builtins(reply))
+    document = msgspec.to_builtins(await access.call(operation, _request(operation, arguments)))
+    text = ""
+    for length in _TEXT_LENGTHS:
+        text = msgspec.json.encode(_with_texts_of(length, document)).decode()
+        if len(text) <= MAX_CHARACTERS:
+            return text
+    raise invalid(f"the reply would have {len(text)} characters, more than {MAX_CHARACTERS}; ask for less with limit")
 
 
 @contextmanager
@@ -247,20 +257,6 @@ def _as_protocol_errors() -> Iterator[None]:
         yield
     except Exception as error:
         raise MCPError(protocol.INVALID_PARAMS, as_reply(error).message) from error
-
-
-def _short(document: Any) -> str:
-    """A reply as JSON that a model can read: long texts are cut off, images only mentioned.
-
-    Raises:
-        RequestError: it is too long all the same.
-    """
-    text = ""
-    for length in _TEXT_LENGTHS:
-        text = msgspec.json.encode(_with_texts_of(length, document)).decode()
-        if len(text) <= MAX_CHARACTERS:
-            return text
-    raise invalid(f"the reply would have {len(text)} characters, more than {MAX_CHARACTERS}; ask for less with limit")
 
 
 def _with_texts_of(length: int, value: Any) -> Any:

@@ -56,7 +56,13 @@ def collected(settings: TelemetrySettings) -> Spans:
         raise ConfigError(
             f"telemetry.otlp_endpoint is {show_value(endpoint)}; write http://host:port, such as a collector's 4318"
         )
-    headers = _headers(settings)
+    headers: dict[str, str] = {}
+    secret = read_secret(settings.otlp_headers_file, "otlp_headers", os.environ, lines=True)
+    if secret is not None:
+        lines = [line.partition(":") for line in secret.reveal().splitlines() if line.strip()]
+        if not all(name.strip() and colon for name, colon, _ in lines):
+            raise ConfigError("telemetry.otlp_headers_file: write one `name: value` a line")
+        headers = {name.strip(): value.strip() for name, _, value in lines}
     return OpenTelemetrySpans(
         OTLPSpanExporter(endpoint if endpoint.endswith(_PATH) else endpoint + _PATH, headers=headers, timeout=SEND_S),
         settings,
@@ -149,13 +155,3 @@ def _within(context: contexts.Context) -> Iterator[None]:
         yield
     finally:
         contexts.detach(before)
-
-
-def _headers(settings: TelemetrySettings) -> dict[str, str]:
-    secret = read_secret(settings.otlp_headers_file, "otlp_headers", os.environ, lines=True)
-    if secret is None:
-        return {}
-    lines = [line.partition(":") for line in secret.reveal().splitlines() if line.strip()]
-    if not all(name.strip() and colon for name, colon, _ in lines):
-        raise ConfigError("telemetry.otlp_headers_file: write one `name: value` a line")
-    return {name.strip(): value.strip() for name, _, value in lines}

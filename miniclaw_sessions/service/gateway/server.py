@@ -243,8 +243,15 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def close_if_idle(self) -> None:
         """Close the connection unless a request is being answered, has begun, or waits in the socket unread."""
-        if self._is_idle and not self._in_head and not _has_unread(self.transport):
-            self._close()
+        if not self._is_idle or self._in_head:
+            return
+        peer: Any = self.transport.get_extra_info("socket")
+        if peer is not None and peer.fileno() >= 0:  # else it is closing already
+            poll = select.poll()
+            poll.register(peer.fileno(), select.POLLIN)
+            if poll.poll(0):
+                return
+        self._close()
 
     def timeout_keep_alive_handler(self) -> None:
         """End an idle connection, also if its client does not take the last reply."""
@@ -345,16 +352,6 @@ class _HeadWithBody:
     def _flush(self) -> None:
         if self._head and not self._transport.is_closing():
             self.write(b"")
-
-
-def _has_unread(transport: asyncio.Transport) -> bool:
-    """Whether its socket holds unread bytes."""
-    peer: Any = transport.get_extra_info("socket")
-    if transport.is_closing() or peer is None or peer.fileno() < 0:
-        return False
-    poll = select.poll()
-    poll.register(peer.fileno(), select.POLLIN)
-    return bool(poll.poll(0))
 
 
 class EmbeddedServer(uvicorn.Server):

@@ -383,21 +383,14 @@ class _Request:
 
     def on_event(self, event: ModelEvent) -> None:
         """Count and measure a piece of the reply."""
-        if isinstance(event, Reply):
-            self._replied(event.message)
-        elif not self._has_text:
-            self._has_text = True
-            since = self._telemetry.now() - self._began
-            self._metrics.model_first_token_seconds.labels(*self._labels).observe(since)
-            self.span.set({"gen_ai.response.time_to_first_chunk": since})
-
-    def end(self) -> None:
-        """It is over, by success or failure."""
-        self._metrics.model_requests.labels(*self._labels, self.outcome).inc()
-        self._metrics.model_seconds.labels(*self._labels).observe(self._telemetry.now() - self._began)
-        self.span.end()
-
-    def _replied(self, reply: Message) -> None:
+        if not isinstance(event, Reply):
+            if not self._has_text:
+                self._has_text = True
+                since = self._telemetry.now() - self._began
+                self._metrics.model_first_token_seconds.labels(*self._labels).observe(since)
+                self.span.set({"gen_ai.response.time_to_first_chunk": since})
+            return
+        reply = event.message
         self.outcome = "done"
         usage = reply.usage or Usage()
         counted = {
@@ -415,6 +408,12 @@ class _Request:
             self.span.set({"gen_ai.response.model": _named(reply.model)})
         if reply.stop_reason is not None:
             self.span.set({"gen_ai.response.finish_reasons": [_named(reply.stop_reason)]})
+
+    def end(self) -> None:
+        """It is over, by success or failure."""
+        self._metrics.model_requests.labels(*self._labels, self.outcome).inc()
+        self._metrics.model_seconds.labels(*self._labels).observe(self._telemetry.now() - self._began)
+        self.span.end()
 
 
 def _named(text: str) -> str:

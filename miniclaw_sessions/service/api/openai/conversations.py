@@ -456,9 +456,19 @@ def _given_ids(items: Sequence[Item]) -> list[str]:
 async def _added_before(
     last: _Last | None, session: Session, items: Sequence[Item], digest: bytes, now: datetime
 ) -> list[Item] | None:
-    """The items that an earlier, equal request added; None: no such request is known."""
+    """The items that an earlier, equal request added; None: no such request is known.
+
+    Where this process does not know of the last request, it is the newest items, if they are these and just added.
+    """
     if last is None or last.digest != digest:  # the first one came to another process, or to this one before its start
-        return await _newest_if_same(session, items, now)
+        await session.saved()
+        found, _ = await page_of_items(session, after=None, limit=len(items), newest_first=True)
+        newest = found[::-1]
+        is_same = len(newest) == len(items) and all(
+            now - there.entry.timestamp <= REMEMBERED and same_item(there.item, item, but_for_id=item.get("id") is None)
+            for there, item in zip(newest, items, strict=True)
+        )
+        return [one.item for one in newest] if is_same else None
     if last.entry_ids is None or now - last.moment > REMEMBERED:
         return None
     await session.saved()
@@ -468,18 +478,6 @@ async def _added_before(
         return None
     there = await find_items(session, _given_ids(items))
     return _in_order(items, there, [one for entry in entries for one in items_of(entry)])
-
-
-async def _newest_if_same(session: Session, items: Sequence[Item], now: datetime) -> list[Item] | None:
-    """The newest items of the session, if they are these and were added just now."""
-    await session.saved()
-    found, _ = await page_of_items(session, after=None, limit=len(items), newest_first=True)
-    newest = found[::-1]
-    is_same = len(newest) == len(items) and all(
-        now - there.entry.timestamp <= REMEMBERED and same_item(there.item, item, but_for_id=item.get("id") is None)
-        for there, item in zip(newest, items, strict=True)
-    )
-    return [there.item for there in newest] if is_same else None
 
 
 async def _appended_with(session: Session, first: Entry, count: int) -> list[Item]:

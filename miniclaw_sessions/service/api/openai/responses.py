@@ -226,7 +226,14 @@ async def _event_stream(context: Context, wanted: Wanted, place: Place) -> Async
     except Exception as error:
         if not is_sent:
             raise _refusal(error, wanted) from error
-        yield b"".join(await _failed(writer or EventWriter(""), newest, error, wanted))
+        refused = in_openai_form(as_reply(_refusal(error, wanted)))
+        writer = writer or EventWriter("")
+        found = None if newest is None else await find_response(newest.session, newest.mark.id)
+        if found is None:
+            yield b"".join(writer.error(refused.kind, refused.message))
+            return
+        found.error = found.error or failure_of(error)
+        yield b"".join(writer.ended(document_of(found)))
 
 
 async def _written(writer: EventWriter, event: ResponseEvent) -> list[bytes]:
@@ -244,16 +251,6 @@ async def _written(writer: EventWriter, event: ResponseEvent) -> list[bytes]:
             return writer.replied()
         case _:
             return writer.ended(await _document(event))
-
-
-async def _failed(writer: EventWriter, event: ResponseEvent | None, error: Exception, wanted: Wanted) -> list[bytes]:
-    """The events of a failure after the status was sent."""
-    refused = in_openai_form(as_reply(_refusal(error, wanted)))
-    found = None if event is None else await find_response(event.session, event.mark.id)
-    if found is None:
-        return writer.error(refused.kind, refused.message)
-    found.error = found.error or failure_of(error)
-    return writer.ended(document_of(found))
 
 
 def failure_of(error: Exception) -> dict[str, str]:
