@@ -658,6 +658,23 @@ async def test_a_thread_is_not_copied_over_another_one(saver: MiniclawSaver) -> 
         await saver.acopy_thread("1", "2")
 
 
+async def test_a_thread_that_is_deleted_while_all_are_listed_is_left_out(
+    manager: SessionManager, saver: MiniclawSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = chat(saver)
+    for thread in ("1", "2"):
+        await graph.ainvoke({"messages": [HumanMessage("hi")]}, {"configurable": {"thread_id": thread}})
+    ids = saver._chats.ids
+
+    async def ids_before_a_deletion(channel: str | None = None) -> list[str]:
+        found = await ids(channel)
+        await manager.delete("langgraph_2")
+        return found
+
+    monkeypatch.setattr(saver._chats, "ids", ids_before_a_deletion)
+    assert {found.config["configurable"]["thread_id"] async for found in saver.alist(None)} == {"1"}
+
+
 @dataclass
 class Made:
     """Whatever is named in a checkpoint: reading it calls that."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import groupby
 from typing import Any
 
@@ -254,12 +254,12 @@ class MiniclawSaver(BaseCheckpointSaver[str]):
 
     async def _sessions(self, config: RunnableConfig | None) -> Sequence[Chat]:
         """The session of a config, if there is one; without any, all of the channel."""
-        if config is None:
-            return [await self._chats.find(session_id) for session_id in await self._chats.ids(self.channel)]
-        try:
-            return [await self._chats.find(self._key(config).session_id)]
-        except SessionNotFound:
-            return []
+        wanted = await self._chats.ids(self.channel) if config is None else [self._key(config).session_id]
+        found: list[Chat] = []
+        for session_id in wanted:
+            with suppress(SessionNotFound):  # one of the channel's may have been deleted since its id was read
+                found.append(await self._chats.find(session_id))
+        return found
 
     def _key(self, config: RunnableConfig) -> SessionKey:
         configurable = config["configurable"]
