@@ -143,7 +143,8 @@ class MessagesChannel:
         before = index.known[1] if base is not None else ()
         digests = [digest_of(message) for message in messages]
         keep, found = _compare(digests, before, index.offered)
-        new_from = _new_at_the_end(found)
+        # what a graph puts among older messages was not said to anybody: only those behind all known ones are new
+        new_from = max((place + 1 for place, one in enumerate(found) if one is not None), default=0)
         known = list(before[:keep])
         references: list[Reference] = []
         said: list[Message] = []
@@ -235,7 +236,9 @@ def _offered(entries: Sequence[MessageEntry], before: Sequence[BaseMessage]) -> 
     """
     if not entries:
         return []
-    latest = _latest_exchange(before)
+    # the graph's last reply and the results behind it, in the form for other frameworks
+    last_reply = next((place for place in range(len(before) - 1, -1, -1) if before[place].type != "tool"), 0)
+    latest = [shown[0] for message in before[last_reply:] if (shown := _shown_to_others(message)) is not None]
     start = [BEFORE] if before else []
     history = [*start, *latest, *(entry.message for entry in entries)]
     known = {id(message) for message in (*start, *latest)}
@@ -255,13 +258,6 @@ def _offered(entries: Sequence[MessageEntry], before: Sequence[BaseMessage]) -> 
     return given
 
 
-def _latest_exchange(messages: Sequence[BaseMessage]) -> list[Message]:
-    """The graph's last reply, and the results behind it, in the form for other frameworks."""
-    start = next((place for place in range(len(messages) - 1, -1, -1) if messages[place].type != "tool"), 0)
-    shown = [_shown_to_others(message) for message in messages[start:]]
-    return [found[0] for found in shown if found is not None]
-
-
 def _compare(
     digests: Sequence[bytes], stored: Sequence[Known], given: Sequence[Known]
 ) -> tuple[int, list[Known | None]]:
@@ -279,8 +275,3 @@ def _compare(
     for known in (*stored[keep:], *given):
         left[known.digest].append(known)
     return keep, [left[digest].popleft() if left[digest] else None for digest in digests[keep:]]
-
-
-def _new_at_the_end(found: Sequence[Known | None]) -> int:
-    """From where on nothing is known: what a graph puts among older messages was not said to anybody."""
-    return max((place + 1 for place, one in enumerate(found) if one is not None), default=0)
