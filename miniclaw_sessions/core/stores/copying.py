@@ -345,9 +345,11 @@ class _Copy:
         done = 0
         async for stored, there in _side_by_side(self._source.heads(), self._target.heads()):
             own = there
-            if there is not None and self._deletes_others and self._is_other(stored, there):
-                await self._delete(there.head.session_id)
-                own = None
+            if there is not None and self._deletes_others:
+                may_be_in_source = there.head.session_id in self._named if stored is None else _are_one(stored, there)
+                if not may_be_in_source:
+                    await self._delete(there.head.session_id)
+                    own = None
             if stored is None:
                 self._others += own is not None and own.head.session_id not in self._named
                 continue
@@ -367,10 +369,6 @@ class _Copy:
             left.discard(stored.head.session_id)
             done += 1
             on_progress(done)
-
-    def _is_other(self, stored: StoredHead | None, there: StoredHead) -> bool:
-        """Whether the source certainly lacks this session: it has another incarnation, or none."""
-        return there.head.session_id not in self._named if stored is None else not _are_one(stored, there)
 
     async def _entries(self, session: _Session) -> AsyncIterator[_Piece]:
         """The entries of a session that the target lacks; all entries of the source are read for the digest."""

@@ -42,7 +42,11 @@ class EncryptedStore(WrappingStore):
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
         """Encrypt and append, with one sync if the inner store syncs."""
-        return await self._store.append([self._sealed(item) for item in appends])
+        sealed = []
+        for item in appends:
+            entries = [seal_entry(self._keys, item.head.session_id, stored) for stored in item.entries]
+            sealed.append(msgspec.structs.replace(item, entries=entries))
+        return await self._store.append(sealed)
 
     async def load(self, session_ids: Sequence[str]) -> list[StoredSession]:
         """Sessions with the entries behind their checkpoints. The checkpoints stay sealed; their reader opens them."""
@@ -101,10 +105,6 @@ class EncryptedStore(WrappingStore):
     async def check(self) -> list[str]:
         """Check the inner store, then each entry: whether it opens, and its content is sound."""
         return await check_transcripts(self, self.heads(), self._store.check(), opens_seals=True)
-
-    def _sealed(self, item: Append) -> Append:
-        sealed = [seal_entry(self._keys, item.head.session_id, stored) for stored in item.entries]
-        return msgspec.structs.replace(item, entries=sealed)
 
     def _opened(self, session_id: str, page: Sequence[StoredEntry]) -> list[StoredEntry]:
         return [open_entry(self._keys, session_id, stored) for stored in page]

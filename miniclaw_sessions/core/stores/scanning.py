@@ -96,16 +96,14 @@ class Newest:
             found = hit(self._search, session_id, key, entry)
             if found is None or (self._below is not None and found.place >= self._below):
                 continue
-            if self._last is None or found.place >= self._last:
-                self._take(found)
-
-    def _take(self, found: Hit) -> None:
-        if len(self._hits) < self._search.limit:
-            heapq.heappush(self._hits, (found.place, found))
-            return
-        self._left_out = True
-        if found.place > self._hits[0][0]:
-            heapq.heapreplace(self._hits, (found.place, found))
+            if self._last is not None and found.place < self._last:
+                continue
+            if len(self._hits) < self._search.limit:
+                heapq.heappush(self._hits, (found.place, found))
+                continue
+            self._left_out = True
+            if found.place > self._hits[0][0]:
+                heapq.heapreplace(self._hits, (found.place, found))
 
     def found(self, note: str = NO_INDEX) -> Found:
         """The page."""

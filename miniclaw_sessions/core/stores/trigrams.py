@@ -75,7 +75,8 @@ def _numbers_of(text: str) -> set[int]:
             data = word.encode()
             numbers.update([a << 14 | b << 7 | c for a, b, c in zip(data, data[1:], data[2:], strict=False)])
         else:
-            numbers.update([_pair(a, b) for a, b in pairwise(word) if not (a.isascii() and b.isascii())])
+            pairs = [(a, b) for a, b in pairwise(word) if not (a.isascii() and b.isascii())]
+            numbers.update([1 << 30 | (ord(a) * 65_599 + ord(b)) % (1 << 30) for a, b in pairs])
             for part in _NOT_ASCII.split(word):
                 numbers |= _numbers_of(part)
     return numbers
@@ -83,10 +84,6 @@ def _numbers_of(text: str) -> set[int]:
 
 def _alone(character: str) -> int:
     return 1 << 29 | ord(character)
-
-
-def _pair(first: str, second: str) -> int:
-    return 1 << 30 | (ord(first) * 65_599 + ord(second)) % (1 << 30)
 
 
 def _number_of_mark(mark: str) -> int:

@@ -8,6 +8,7 @@ that row; only the first indexing of a session locks the session's own row.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,13 +31,8 @@ _TYPES: dict[str, TypeEngine[Any]] = {
 
 
 def _statement(words: str) -> Statement:
-    named = [name for name in _TYPES if f":{name}" in words]
-    bound = [bindparam(name, type_=_TYPES[name]) for name in named if _is_in(name, words)]
+    bound = [bindparam(name, type_=kind) for name, kind in _TYPES.items() if re.search(rf":{name}\b", words)]
     return compiled(text(words).bindparams(*bound))
-
-
-def _is_in(name: str, words: str) -> bool:
-    return any(not (rest[:1].isalnum() or rest[:1] == "_") for rest in words.split(f":{name}")[1:])
 
 
 # --- bringing it on --------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ found or stored.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -130,7 +129,9 @@ class PostgreSQLStore(IndexedSearch, Catalog):
     async def _prepare(self, connection: Any) -> None:
         """Check that the tables are ours, or create them; several gateways may start at the same time."""
         for attempt in range(_ATTEMPTS):
-            columns = await _columns_of(connection)
+            columns: dict[str, set[str]] = {}
+            for table, name in await connection.fetch(statements.COLUMNS.text):
+                columns.setdefault(table, set()).add(name)
             if columns:
                 return await self._check_schema(connection, columns)
             if self._read_only:
@@ -197,20 +198,19 @@ class PostgreSQLStore(IndexedSearch, Catalog):
 
     async def _appending(self, appends: Sequence[Append]) -> dict[str, StoreError]:
         """Append. If the connection was cut, append once more over a new one: entries are never added twice."""
-        work = partial(self._append, appends=appends)
+
+        async def work(connection: Any) -> dict[str, StoreError]:
+            try:
+                return await self._append_together(connection, appends)
+            except (*REFUSED_VALUES, asyncpg.LockNotAvailableError):  # so that only the faulty one fails
+                return await self._append_each(connection, appends)
+
         try:
             return await self._server.writing("append to", work)
         except StoreUnavailable as error:
             if not isinstance(error.__cause__, CUT):
                 raise
         return await self._server.writing("append to", work)
-
-    async def _append(self, connection: Any, appends: Sequence[Append]) -> dict[str, StoreError]:
-        """Append. Returns the refused sessions with the reasons."""
-        try:
-            return await self._append_together(connection, appends)
-        except (*REFUSED_VALUES, asyncpg.LockNotAvailableError):  # so that only the faulty one fails
-            return await self._append_each(connection, appends)
 
     async def _append_each(self, connection: Any, appends: Sequence[Append]) -> dict[str, StoreError]:
         """Append to each session by itself, in another order each time: sessions that wait must not always be first."""
@@ -504,10 +504,3 @@ async def _delete(connection: Any, session_id: str, known: StoredHead | None) ->
             await connection.execute(statement.text, session_id)
         await note_deleted(connection, [statements.stored_head(row).head.incarnation])
     return True
-
-
-async def _columns_of(connection: Any) -> dict[str, set[str]]:
-    columns: dict[str, set[str]] = {}
-    for table, name in await connection.fetch(statements.COLUMNS.text):
-        columns.setdefault(table, set()).add(name)
-    return columns

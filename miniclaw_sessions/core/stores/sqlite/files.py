@@ -219,15 +219,8 @@ def settle_log(path: Path) -> None:
     """
     with suppress(FileNotFoundError):
         if database_files(path)[1].stat().st_size:
-            _move_log(path)
-
-
-def _move_log(path: Path) -> None:
-    connection = connect(path, writing=True)
-    try:
-        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-    finally:
-        connection.close()
+            with closing(connect(path, writing=True)) as connection:
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
 
 def empty_log(path: Path) -> bool:

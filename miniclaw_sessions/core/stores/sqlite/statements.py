@@ -230,23 +230,26 @@ def append(connection: Connection, appends: Sequence[Append], known: Known) -> l
     outcomes: list[StoreError | None] = []
     accepted: list[tuple[SessionHead, Sequence[StoredEntry]]] = []
     for item in appends:
+        position = known.positions.get(item.head.session_id)
         try:
-            accepted.append((item.head, _new_entries(connection, item, known.positions.get(item.head.session_id))))
-            outcomes.append(None)
+            new = entries_to_add(
+                item,
+                incarnation=position.incarnation if position else None,
+                last_sequence=position.last_sequence if position else 0,
+                ids_between=partial(_ids_between, connection, item.head.session_id),
+            )
         except StoreConflict as conflict:
             outcomes.append(conflict)
+        else:
+            accepted.append((item.head, new))
+            outcomes.append(None)
     _create(connection, [head for head, _ in accepted if head.session_id not in known.positions], known)
-    _insert(connection, _rows(accepted, known))
+    values, columns = _rows(accepted, known), len(EntryRow.__table__.columns)
+    step = ROWS_PER_INSERT * columns
+    for start in range(0, len(values), step):
+        chunk = values[start : start + step]
+        driver_of(connection).execute(_insert_text(len(chunk) // columns), chunk)
     return outcomes
-
-
-def _new_entries(connection: Connection, item: Append, position: Position | None) -> Sequence[StoredEntry]:
-    return entries_to_add(
-        item,
-        incarnation=position.incarnation if position else None,
-        last_sequence=position.last_sequence if position else 0,
-        ids_between=partial(_ids_between, connection, item.head.session_id),
-    )
 
 
 def _rows(accepted: Sequence[tuple[SessionHead, Sequence[StoredEntry]]], known: Known) -> list[Value]:
@@ -311,15 +314,6 @@ def _create(connection: Connection, heads: Sequence[SessionHead], known: Known) 
     rows = dict(connection.execute(_NEW_SESSIONS, values).all())
     for head in heads:
         known.positions[head.session_id] = Position(rows[head.session_id], head.incarnation, 0)
-
-
-def _insert(connection: Connection, values: Sequence[Value]) -> None:
-    """Insert rows into `entries`, given as one flat sequence of values."""
-    columns = len(EntryRow.__table__.columns)
-    step = ROWS_PER_INSERT * columns
-    for start in range(0, len(values), step):
-        chunk = values[start : start + step]
-        driver_of(connection).execute(_insert_text(len(chunk) // columns), chunk)
 
 
 @lru_cache(maxsize=2 * ROWS_PER_INSERT)

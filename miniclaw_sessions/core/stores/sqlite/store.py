@@ -376,19 +376,16 @@ class SQLiteStore(Store):
                 if found != REVISIONS[-1]:
                     with self._transaction() as connection:
                         (create if found is None else upgrade)(connection)
-                self._first_connections()
+                # One connection of each kind now: a full disk could not open them later, but can still be read.
+                with self._transaction() as connection:
+                    statements.check_schema(connection)
+                with self._reader() as connection:
+                    statements.look(connection)
                 with suppress(StoreError):  # later calls report the damage that they meet
                     self._place()
             except BaseException:
                 self._dispose()
                 raise
-
-    def _first_connections(self) -> None:
-        """Open one connection of each kind now: a full disk could not open them later, but can still be read."""
-        with self._transaction() as connection:
-            statements.check_schema(connection)
-        with self._reader() as connection:
-            statements.look(connection)
 
     def _own_problems(self) -> list[str]:
         """The problems that SQLite finds in the database, over a separate connection."""
@@ -499,7 +496,11 @@ class SQLiteStore(Store):
             if self._writer is None:
                 self._writer = _opened(self._writers, self._path).connect()
             with self._writer.begin():
-                self._notice_others(self._writer)
+                (version,) = driver_of(self._writer).execute("PRAGMA data_version").fetchone()
+                if version != self._version:  # another program has changed it since the last transaction
+                    self._known.forget()
+                    self._keys.clear()
+                self._version = version
                 self._check_still_there()
                 yield self._writer
         except BaseException as error:
@@ -528,14 +529,6 @@ class SQLiteStore(Store):
                 f"cannot use {self._path}: it, or its -wal file, was deleted or replaced while it was open. Nothing "
                 "more is acknowledged; start again, and the sessions go on from what is there and their snapshots"
             )
-
-    def _notice_others(self, connection: Connection) -> None:
-        """Forget what is remembered of the database if another program changed it since the last transaction."""
-        (version,) = driver_of(connection).execute("PRAGMA data_version").fetchone()
-        if version != self._version:
-            self._known.forget()
-            self._keys.clear()
-        self._version = version
 
     @contextmanager
     def _reader(self) -> Iterator[Connection]:
