@@ -490,7 +490,8 @@ class SessionCheckpoint:
         if self.is_retired:  # nothing would ever make it clean again
             return
         if self.revision == self.written:
-            self._journal.home.flusher.add(self._journal)
+            journal = self._journal
+            journal.home.flusher.add(journal)
         self.revision += 1
 
     def capture(self) -> tuple[int, Snapshot] | None:
@@ -516,7 +517,8 @@ class SessionCheckpoint:
 
     def touch(self) -> None:
         """The session is being used: its time to live starts again."""
-        now, state = self._journal.home.clock.now(), self._state
+        journal = self._journal
+        now, state = journal.home.clock.now(), journal.conversation.state
         state.last_accessed = max(state.last_accessed, now)
         if now - self._used_on_disk >= ACCESS_RESOLUTION:
             self.changed()
