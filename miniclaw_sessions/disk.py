@@ -69,7 +69,7 @@ class TooLarge(OSError):
     """The file is larger than may be read."""
 
 
-class Found(NamedTuple):
+class FileContent(NamedTuple):
     """The result of reading one name: its bytes, or the error."""
 
     name: str
@@ -202,14 +202,14 @@ class Directory:
             raise NotRegular(errno.EINVAL, f"{name} is not a regular file")
         return fd
 
-    def read_many(self, names: Iterable[str], *, limit: int, tighten: bool = False) -> list[Found]:
+    def read_many(self, names: Iterable[str], *, limit: int, tighten: bool = False) -> list[FileContent]:
         """`read` for many names; an error is returned beside its name instead of raised."""
         found = []
         for name in names:
             try:
-                found.append(Found(name, self.read(name, limit=limit, tighten=tighten), None))
+                found.append(FileContent(name, self.read(name, limit=limit, tighten=tighten), None))
             except OSError as error:
-                found.append(Found(name, None, error))
+                found.append(FileContent(name, None, error))
         return found
 
     def modified_ns(self, name: str) -> int:

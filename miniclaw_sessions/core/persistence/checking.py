@@ -23,7 +23,7 @@ from miniclaw_sessions.core.protocol.entries import BranchSummary, MessageEntry
 from miniclaw_sessions.core.stores.base import Store, StoredEntry, StoredHead
 from miniclaw_sessions.core.stores.branches import walk_up
 from miniclaw_sessions.core.stores.reading import read_all
-from miniclaw_sessions.disk import Found
+from miniclaw_sessions.disk import FileContent
 from miniclaw_sessions.encryption import is_sealed
 from miniclaw_sessions.errors import InvalidMessage, SchemaTooNew, SessionUnavailable, StoreCorrupt, StoreUnavailable
 
@@ -93,7 +93,7 @@ class Check:
             sessions=len(seen | heads.keys()), entries=self._entries, problems=self._problems, notes=self._notes
         )
 
-    async def _check_file(self, found: Found, stored: StoredHead | None) -> None:
+    async def _check_file(self, found: FileContent, stored: StoredHead | None) -> None:
         if found.data is None:
             self._problems.append(f"{found.name}: {found.error}")
             return

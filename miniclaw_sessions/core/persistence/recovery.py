@@ -51,7 +51,7 @@ from miniclaw_sessions.core.stores.base import (
 from miniclaw_sessions.core.stores.branches import bring_window_up
 from miniclaw_sessions.core.stores.checking import RESTORED
 from miniclaw_sessions.core.stores.reading import read_all
-from miniclaw_sessions.disk import Found, TooLarge
+from miniclaw_sessions.disk import FileContent, TooLarge
 from miniclaw_sessions.encryption import is_sealed
 from miniclaw_sessions.errors import ConfigError, InvalidMessage, SnapshotUnreadable, StoreCorrupt, first_cause
 from miniclaw_sessions.log import get_logger
@@ -224,7 +224,7 @@ class Recovery:
     async def _load_files(self, names: Sequence[str]) -> None:
         """Read in a thread and decode here at the same time: each keeps the other waiting least this way."""
         done = 0
-        send, receive = anyio.create_memory_object_stream[list[Found]](READ_AHEAD)
+        send, receive = anyio.create_memory_object_stream[list[FileContent]](READ_AHEAD)
         try:
             async with anyio.create_task_group() as tasks, receive:
                 tasks.start_soon(self._read_files, names, send, name="read snapshots")
@@ -236,12 +236,12 @@ class Recovery:
         except ExceptionGroup as group:  # whichever it was, the file's own error says what to do
             raise first_cause(group) from None
 
-    async def _read_files(self, names: Sequence[str], send: MemoryObjectSendStream[list[Found]]) -> None:
+    async def _read_files(self, names: Sequence[str], send: MemoryObjectSendStream[list[FileContent]]) -> None:
         async with send:
             async for chunk in self._snapshots.read(names, tighten=True):
                 await send.send(chunk)
 
-    def _load(self, found: Found) -> None:
+    def _load(self, found: FileContent) -> None:
         """Decode one file, or note what to do with it; nothing is changed yet."""
         if found.data is None:
             if isinstance(found.error, TooLarge):

@@ -25,7 +25,7 @@ from miniclaw_sessions.core.history.state import Snapshot
 from miniclaw_sessions.core.persistence.checkpoints import Written
 from miniclaw_sessions.core.persistence.quarantine import Quarantine
 from miniclaw_sessions.core.persistence.snapshot_file import encode_snapshot
-from miniclaw_sessions.disk import Directory, Found, NotRegular, TooLarge
+from miniclaw_sessions.disk import Directory, FileContent, NotRegular, TooLarge
 from miniclaw_sessions.encryption import OVERHEAD, DamagedSeal, KeyRing, is_sealed, of_snapshot, refuse_sealed
 from miniclaw_sessions.errors import SnapshotUnreadable
 
@@ -120,7 +120,7 @@ class Snapshots:
         with os.scandir(self._directory.fd) as found:
             return list(islice(filter(_is_session_file, (entry.name for entry in found)), 1))
 
-    async def read(self, names: Sequence[str], *, tighten: bool = False) -> AsyncIterator[list[Found]]:
+    async def read(self, names: Sequence[str], *, tighten: bool = False) -> AsyncIterator[list[FileContent]]:
         """The files' bytes, a chunk at a time, each name once; `tighten` makes those private that are not.
 
         A chunk holds what could be read and what is not a readable session file (`NotRegular`, `TooLarge`). What is
@@ -149,7 +149,7 @@ class Snapshots:
         """Give a file its canonical name, durably and never over another one."""
         await self._in_thread(partial(self._rename, name, new_name))
 
-    def _read(self, names: Sequence[str], *, tighten: bool) -> list[Found]:
+    def _read(self, names: Sequence[str], *, tighten: bool) -> list[FileContent]:
         found = self._directory.read_many(names, limit=self._most_read, tighten=tighten)
         return [one if one.data is None else one._replace(data=self._opened(one.name, one.data)) for one in found]
 

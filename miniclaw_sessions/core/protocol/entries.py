@@ -243,7 +243,7 @@ def is_bookkeeping(entry: Entry) -> bool:
     )
 
 
-class Placed(Protocol):
+class HasPlace(Protocol):
     """Anything with a place in a session."""
 
     @property
@@ -262,7 +262,7 @@ class Placed(Protocol):
         ...
 
 
-def place_of_parent(entry: Placed) -> int:
+def place_of_parent(entry: HasPlace) -> int:
     """The sequence of the entry's parent; 0 if it has none."""
     if entry.parent_id is None:
         return 0

@@ -6,7 +6,7 @@ start reads the schema's version and whether what is there is encrypted, however
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import MappingProxyType, TracebackType
 from typing import Self
@@ -18,7 +18,7 @@ from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.history.state import Snapshot
-from miniclaw_sessions.core.persistence.checking import CheckReport
+from miniclaw_sessions.core.persistence.checking import CheckReport, problems_of_checkpoint
 from miniclaw_sessions.core.persistence.losses import Loss
 from miniclaw_sessions.core.persistence.marker import Marker, check_store
 from miniclaw_sessions.core.persistence.mending import Mended, check_and_mend
@@ -27,10 +27,10 @@ from miniclaw_sessions.core.persistence.own_task import in_own_task, require_asy
 from miniclaw_sessions.core.persistence.recovery import Joined, Progress, Recovered, RecoveryReport, join
 from miniclaw_sessions.core.persistence.snapshots import largest_snapshot
 from miniclaw_sessions.core.sharing.archive import ArchiveTable
-from miniclaw_sessions.core.sharing.checking import check_database
 from miniclaw_sessions.core.sharing.checkpoints import StoredCheckpoints
-from miniclaw_sessions.core.stores.base import Store, StoredSession
+from miniclaw_sessions.core.stores.base import Store, StoredHead, StoredSession
 from miniclaw_sessions.core.stores.encrypted import encrypted
+from miniclaw_sessions.core.stores.reading import PAGE
 from miniclaw_sessions.core.stores.shared_store import SharedStore, as_shared
 from miniclaw_sessions.core.stores.wrapping import WatchedStore
 from miniclaw_sessions.encryption import KeyRing
@@ -191,7 +191,14 @@ class Database:
 
     async def check(self, store: Store, on_progress: Callable[[Progress], None]) -> CheckReport:
         """The tables against each other, every entry, and every checkpoint against the entries."""
-        return await check_database(store, self._snapshots, on_progress)
+        problems = await store.check()
+        total, sessions, entries = await store.count(), 0, 0
+        async for page in _pages_of(store.heads()):
+            sessions, entries = sessions + len(page), entries + sum(one.last_sequence for one in page.values())
+            for snapshot in await self._snapshots(list(page)):
+                problems += await problems_of_checkpoint(store, snapshot, page[snapshot.state.session_id])
+            on_progress(Progress("checking", sessions, max(total, sessions)))
+        return CheckReport(sessions=sessions, entries=entries, problems=problems)
 
     async def repair(self, store: Store) -> Mended:
         """Write what checkpoints have whole over damaged entries."""
@@ -212,3 +219,14 @@ class Database:
     async def _snapshots(self, session_ids: Sequence[str]) -> list[Snapshot]:
         decoded = [self.checkpoints.decoded(one) for one in await self._server.checkpoints(session_ids)]
         return [one for one in decoded if one is not None]
+
+
+async def _pages_of(heads: AsyncIterator[StoredHead]) -> AsyncIterator[dict[str, StoredHead]]:
+    page: dict[str, StoredHead] = {}
+    async for stored in heads:
+        page[stored.head.session_id] = stored
+        if len(page) == PAGE:
+            yield page
+            page = {}
+    if page:
+        yield page

@@ -18,7 +18,7 @@ from miniclaw_sessions.log import get_logger
 log = get_logger(__name__)
 
 
-class Found(NamedTuple):
+class DirectoryContent(NamedTuple):
     """The content of a directory.
 
     Attributes:
@@ -44,7 +44,7 @@ def recognize(path: Path) -> None:
         )
 
 
-def find_transcripts(directory: Directory) -> Found:
+def find_transcripts(directory: Directory) -> DirectoryContent:
     """Examine every file.
 
     Raises:
@@ -53,7 +53,7 @@ def find_transcripts(directory: Directory) -> Found:
         OSError: a file cannot be read; that does not mean that it is damaged or absent (rule R20).
     """
     names = directory.names()
-    found = Found({}, {})
+    found = DirectoryContent({}, {})
     damaged: list[str] = []
     too_new: list[str] = []
     for session_id in session_ids_of(names):
@@ -104,7 +104,7 @@ def session_ids_of(names: Sequence[str]) -> Iterator[str]:
             yield session_id
 
 
-def _report(found: Found, names: Sequence[str]) -> None:
+def _report(found: DirectoryContent, names: Sequence[str]) -> None:
     for session_id, transcript in found.known.items():
         if transcript.header_lost:
             log.error(
