@@ -23,11 +23,6 @@ SALVAGE = ".salvage"
 ENTRIES = 3 * 7
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path / "w")
-
-
 async def cut_off(home: Home, keys: KeyRing | None) -> Said:
     """Leave what a start leaves that is killed when it has set a damaged store aside; returns what was said."""
     await home.fill(keys)

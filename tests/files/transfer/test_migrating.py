@@ -43,11 +43,6 @@ async def everything(place: Location) -> Everything:
         }
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path / "w")
-
-
 def place_of(kind: str, home: Home, postgresql_url: str) -> Location:
     return location(postgresql_url if kind == "postgresql:" else kind, home.workspace)
 

@@ -20,8 +20,7 @@ pytestmark = pytest.mark.usefixtures("own_home")
 
 
 @pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    cli = Cli(tmp_path / "workspace", monkeypatch)
+def cli(cli: Cli) -> Cli:
     filled_by(fill, cli.workspace)
     return cli
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -39,12 +39,9 @@ def fill(workspace: Path) -> None:
 
 
 @pytest.fixture(params=["the daemon", "the files"])
-def filled(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
-    cli = Cli(tmp_path / "workspace", monkeypatch)
+def filled(cli: Cli, request: pytest.FixtureRequest) -> Iterator[Cli]:
     filled_by(fill, cli.workspace)
-    with ExitStack() as stack:
-        if request.param == "the daemon":
-            stack.enter_context(serving(cli.workspace))
+    with serving(cli.workspace) if request.param == "the daemon" else nullcontext():
         yield cli
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -47,9 +47,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
 
 @pytest.fixture(params=["files", "daemon"])
 def cli(files: Cli, request: pytest.FixtureRequest) -> Iterator[Cli]:
-    with ExitStack() as stack:
-        if request.param == "daemon":
-            stack.enter_context(serving(files.workspace))
+    with serving(files.workspace) if request.param == "daemon" else nullcontext():
         yield files
 
 

@@ -46,8 +46,7 @@ def fill(workspace: Path) -> None:
 
 
 @pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    cli = Cli(tmp_path / "workspace", monkeypatch)
+def cli(cli: Cli) -> Cli:
     filled_by(fill, cli.workspace)
     return cli
 

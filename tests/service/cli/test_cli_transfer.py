@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.files.formats.registry import all_formats
 from miniclaw_sessions.service.cli.importing import found_files
 from miniclaw_sessions.service.cli.transfer import EXPORTED, IMPORTED
-from tests.command_line import NASTY, UNSAFE, Cli, Terminal, serving, shape
+from tests.command_line import NASTY, UNSAFE, Cli, Terminal, serving, session_ids, shape
 from tests.sampled import sampled
 
 FORMATS = all_formats()
@@ -47,14 +47,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
 @pytest.fixture(params=sampled(["files", "daemon"], every=2))
 def cli(files: Cli, request: pytest.FixtureRequest) -> Iterator[Cli]:
     """The same, and on a daemon that holds it."""
-    with ExitStack() as stack:
-        if request.param == "daemon":
-            stack.enter_context(serving(files.workspace))
+    with serving(files.workspace) if request.param == "daemon" else nullcontext():
         yield files
-
-
-def session_ids(cli: Cli) -> set[str]:
-    return {session["session_id"] for session in cli("list", "--json").document["sessions"]}
 
 
 def entry_line(number: int) -> dict[str, Any]:
@@ -236,9 +230,7 @@ def test_a_wrong_session_id_is_refused(cli: Cli) -> None:
 @pytest.mark.parametrize("has_daemon", [False, True])
 def test_in_a_terminal_an_import_shows_how_far_it_is(files: Cli, tmp_path: Path, *, has_daemon: bool) -> None:
     path = write_session(tmp_path / "long.jsonl", [entry_line(number) for number in range(12_000)])
-    with ExitStack() as stack:
-        if has_daemon:
-            stack.enter_context(serving(files.workspace))
+    with serving(files.workspace) if has_daemon else nullcontext():
         terminal = Terminal(files.workspace, "import", str(path), columns=WIDTH, patience_s=0.001)
         assert terminal.end() == 0
     seen = terminal.seen

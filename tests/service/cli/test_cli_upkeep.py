@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -38,15 +38,12 @@ def fill(workspace: Path, store: str = "sqlite:") -> None:
 
 
 @pytest.fixture(params=sampled(["the daemon", "the files"], every=2))
-def filled(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
+def filled(cli: Cli, request: pytest.FixtureRequest) -> Iterator[Cli]:
     """A command line on a workspace, which a daemon holds, or nobody."""
-    cli = Cli(tmp_path / "workspace", monkeypatch)
     filled_by(fill, cli.workspace)
     at = orjson.dumps({"telegram_2": {"messages": 7, "at": "2026-01-01T00:00:00Z"}})
     (cli.workspace / "losses.json").write_bytes(at)
-    with ExitStack() as stack:
-        if request.param == "the daemon":
-            stack.enter_context(serving(cli.workspace))
+    with serving(cli.workspace) if request.param == "the daemon" else nullcontext():
         yield cli
 
 
