@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,7 @@ TEXTS = {file.relative_to(ROOT).as_posix(): " ".join(file.read_text(encoding="ut
 """The files, each as one line, so that a phrase that a line break parts is found."""
 
 
+@cache
 def occurrences(word: str) -> dict[str, int]:
     """How often each file has the word, leaving out files without it."""
     pattern = re.compile(rf"(?<![.\w])(?i:{word[0]}){word[1:]}\b")  # not `file.tell()`, nor `there is None`

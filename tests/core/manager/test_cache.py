@@ -348,7 +348,7 @@ async def test_half_a_fork_that_sleeps_is_no_session(stored: Home, tmp_path: Pat
 
 
 async def test_sleeping_sessions_expire_too(home: Home) -> None:
-    async with home.manager(ttl_days=2, archive_expired=False, sweep_interval_s=1e8) as manager:
+    async with home.manager(ttl_days=2, archive_expired=False, sweep_interval_s=1e8, flush_interval_s=3600) as manager:
         await home.fill(manager, 6)
         await home.clock.advance(86_400)
         await said(manager, 1)

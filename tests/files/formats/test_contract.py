@@ -526,10 +526,10 @@ def test_a_message_that_nests_too_deep_is_set_aside_or_can_be_stored(example: Ex
 WRONG: list[Any] = [None, True, 5, 1.5, "", "secret", [], ["secret"], {}, {"secret": 5}, 2**70]
 
 
-@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.proof)])
+@pytest.mark.parametrize("stride", [15, pytest.param(1, marks=pytest.mark.proof)])
 @every_example
 def test_a_value_of_a_wrong_type_costs_no_other_piece(example: Example, stride: int) -> None:
-    """Each value in turn, or every fifth, is replaced by two wrong ones; what the other pieces say is all there."""
+    """Each value in turn, or every fifteenth, is replaced by two wrong ones; what the other pieces say is all there."""
     by_piece = example.form.by_line
     (document,) = ({},) if by_piece else example.pieces
     field = "" if by_piece else next(name for name, value in document.items() if isinstance(value, list))

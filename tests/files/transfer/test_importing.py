@@ -39,6 +39,7 @@ from miniclaw_sessions.files.transfer.importing import fork_from, import_file, i
 from miniclaw_sessions.testing import FakeClock, FaultyStore
 from tests.files.formats.test_contract import EXAMPLES
 from tests.legality import is_legal
+from tests.sampled import sampled
 
 FORMATS = all_formats()
 READABLE = [form for form in FORMATS if form.is_read]
@@ -363,7 +364,7 @@ async def test_nobody_sees_a_session_before_it_is_complete(tmp_path: Path) -> No
         assert len(await manager.list()) == 1
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", sampled(EXAMPLES, every=2))
 async def test_a_file_is_the_same_in_whatever_pieces_it_comes(tmp_path: Path, name: str) -> None:
     example = EXAMPLES[name]
     await check_pieces(tmp_path, b"\n".join(example.lines), example.form.name, (1, 7, 1_000_000))
@@ -594,7 +595,7 @@ async def test_without_a_transcript_what_does_not_fit_is_told(tmp_path: Path) ->
         assert [one.text.split(" messages")[0] for one in report.findings] == ["50 of 60"]
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", sampled(EXAMPLES, every=2))
 async def test_without_a_transcript_a_model_is_told_the_same_of_every_format(tmp_path: Path, name: str) -> None:
     example = EXAMPLES[name]
     told = []
