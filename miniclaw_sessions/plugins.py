@@ -29,8 +29,12 @@ import msgspec
 from miniclaw_sessions.config import Table, check_table, show_value, type_shown
 from miniclaw_sessions.errors import ConfigError, PluginFailed
 
-LOAD_TIMEOUT_S = 20.0
-"""How long a plug-in may take to be imported, and as long again to be made."""
+LOAD_TIMEOUT_S = 30.0
+"""How long a plug-in may take to be imported, and as long again to be made.
+
+The package of a service takes seconds of processor time, and a busy machine ten times that. The unit of systemd waits
+for a minute.
+"""
 
 _GROUP = "miniclaw_sessions."
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")

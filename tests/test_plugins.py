@@ -133,7 +133,6 @@ def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "some_parts.py").write_text(PARTS)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "some_parts", raising=False)
-    monkeypatch.setattr(plugins, "LOAD_TIMEOUT_S", 20.0)
     return "some_parts"
 
 
