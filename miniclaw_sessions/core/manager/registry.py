@@ -473,7 +473,8 @@ class SessionRegistry:
             LeafMoved, SessionHeld: it may not be removed.
             StoreError: it could not be.
         """
-        await self._wait_until_free(journal.session_id)
+        while journal.session_id in self._reserved:  # again: another task may reload it where the first one failed
+            await self._wait_until_free(journal.session_id)
         if journal.is_deleted:
             return False
         if self._background.closed:

@@ -1073,6 +1073,48 @@ async def test_a_refused_session_is_reloaded_once_before_its_deletion_and_holds_
         assert sorted(one.session_id for one in await manager.list()) == ["telegram_2", "telegram_3"]
 
 
+async def test_a_deletion_waits_also_for_the_second_reload_where_the_first_one_fails(
+    faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with faulty.manager() as manager:
+        await refused(faulty, manager)
+        let_go, looks, head = [anyio.Event(), anyio.Event()], [0], faulty.faults.head
+
+        async def slow_head(session_id: str) -> StoredHead | None:
+            look = looks[0]
+            looks[0] += 1
+            await let_go[look].wait()
+            if look == 0:
+                raise StoreUnavailable("not now")
+            return await head(session_id)
+
+        monkeypatch.setattr(faulty.faults, "head", slow_head)
+        outcomes: list[str] = []
+
+        async def get() -> None:
+            try:
+                await manager.get_or_create("telegram", "1")
+                outcomes.append("reloaded")
+            except StoreUnavailable:
+                outcomes.append("failed")
+
+        async def delete() -> None:
+            assert await manager.delete("telegram_1")
+            outcomes.append("deleted")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(get, name="first")
+            await anyio.wait_all_tasks_blocked()
+            tasks.start_soon(get, name="second")
+            await anyio.wait_all_tasks_blocked()
+            tasks.start_soon(delete, name="delete")
+            for event in let_go:
+                await anyio.wait_all_tasks_blocked()
+                event.set()
+        assert outcomes == ["failed", "reloaded", "deleted"]
+        assert await manager.list() == []
+
+
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
