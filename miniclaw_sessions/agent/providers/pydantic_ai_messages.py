@@ -90,8 +90,13 @@ def _read_said(part: Any, fields: dict[str, Any]) -> Message:
             said = content if isinstance(content, str) else tuple(_read_item(item) for item in content)
             message = Message(Role.USER, said, moment)
         case {"part_kind": "tool-return", "content": content, "tool_call_id": str(call_id), "tool_name": str(name)}:
-            returned = _read_return(content)
-            if not isinstance(content, str) and isinstance(returned, str):
+            returned: str | tuple[Part, ...]  # parts where an image is among it, and the JSON of anything else
+            if isinstance(content, str):
+                returned = content
+            elif isinstance(content, list) and any(isinstance(_read_item(item), ImagePart) for item in content):
+                returned = tuple(_read_item(item) for item in content)
+            else:
+                returned = arguments_text(content)
                 kept[_RETURNED_AS_JSON] = True
             is_error = fields["outcome"] != "success"
             message = Message(Role.TOOL_RESULT, returned, moment, tool_call_id=call_id, name=name, is_error=is_error)
@@ -128,18 +133,23 @@ def _read_response(response: ModelResponse, fields: dict[str, Any]) -> Message:
             content_or_text: str | tuple[Part, ...] = text
         case _:
             content_or_text = content
+    counted, usage = response.usage, None
+    if counted.input_tokens or counted.output_tokens:
+        read, written = counted.cache_read_tokens, counted.cache_write_tokens
+        uncached = counted.input_tokens - read - written  # pydantic-ai's input tokens include those of the cache
+        cost = None if counted.cost is None else float(counted.cost)
+        usage = Usage(uncached, counted.output_tokens, read, written, cost=cost)
     message = Message(
         Role.ASSISTANT,
         content_or_text,
         _time_of(fields),
         tool_calls=calls,
         model=response.model_name,
-        usage=_read_usage(response.usage),
+        usage=usage,
         stop_reason=response.finish_reason,
     )
-    usage = fields["usage"]
     defaults = {field.name for field in dataclasses.fields(RequestUsage)}
-    fields["usage"] = {name: value for name, value in usage.items() if value or name not in defaults}
+    fields["usage"] = {name: value for name, value in fields["usage"].items() if value or name not in defaults}
     return _keeping(message, {"response": _differing(response, fields, _plain_response(message))})
 
 
@@ -163,24 +173,6 @@ def _read_piece(fields: dict[str, Any]) -> Part | ToolCall:
             return TextPart(text, extra={KEPT: {**others, "part_kind": "speech"}})
         case _:
             return OtherPart({"type": WHOLE_PART, "part": fields})
-
-
-def _read_usage(usage: RequestUsage) -> Usage | None:
-    """The counts; pydantic-ai's input tokens include those of the cache."""
-    read, written = usage.cache_read_tokens, usage.cache_write_tokens
-    if not (usage.input_tokens or usage.output_tokens):
-        return None
-    cost = None if usage.cost is None else float(usage.cost)
-    return Usage(usage.input_tokens - read - written, usage.output_tokens, read, written, cost=cost)
-
-
-def _read_return(content: Any) -> str | tuple[Part, ...]:
-    """What a tool returned: text, parts where an image is among it, and the JSON of anything else."""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list) and any(isinstance(_read_item(item), ImagePart) for item in content):
-        return tuple(_read_item(item) for item in content)
-    return arguments_text(content)
 
 
 def _read_item(item: Any) -> Part:
@@ -319,7 +311,18 @@ def _plain_said(message: Message) -> dict[str, Any]:
 
 def _plain_response(message: Message) -> dict[str, Any]:
     """The fields of a response, but for its parts, with the content of a message."""
-    fields: dict[str, Any] = {"kind": "response", "usage": _write_usage(message.usage)}
+    counted: dict[str, int] = {}
+    if (usage := message.usage) is not None:
+        counted = {
+            "input_tokens": usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens,
+            "cache_write_tokens": usage.cache_write_tokens,
+            "cache_read_tokens": usage.cache_read_tokens,
+            "output_tokens": usage.output_tokens,
+        }
+    fields: dict[str, Any] = {
+        "kind": "response",
+        "usage": {name: count for name, count in counted.items() if count},
+    }
     if message.timestamp is not None:
         fields["timestamp"] = _written_time(message.timestamp)
     if message.model is not None:
@@ -327,18 +330,6 @@ def _plain_response(message: Message) -> dict[str, Any]:
     if message.stop_reason in _FINISH_REASONS:
         fields["finish_reason"] = message.stop_reason
     return fields
-
-
-def _write_usage(usage: Usage | None) -> dict[str, Any]:
-    if usage is None:
-        return {}
-    counted = {
-        "input_tokens": usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens,
-        "cache_write_tokens": usage.cache_write_tokens,
-        "cache_read_tokens": usage.cache_read_tokens,
-        "output_tokens": usage.output_tokens,
-    }
-    return {name: count for name, count in counted.items() if count}
 
 
 def _write_piece(piece: Part | ToolCall) -> dict[str, Any] | None:
