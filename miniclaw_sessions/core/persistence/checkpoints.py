@@ -1,4 +1,4 @@
-"""Where the newest state of sessions is kept beside their entries: in files (`snapshots`), or in a shared store.
+"""Where the newest snapshots of sessions are kept beside their entries: in files (`snapshots`), or in a shared store.
 
 The flusher writes both the same way, and the bytes are the same (`snapshot_file`).
 """

@@ -64,13 +64,13 @@ class Workspace:
     """The files of one manager; an async context manager.
 
     Attributes:
-        snapshots, store: both sides, once it is open.
+        checkpoints, store: both sides, once it is open.
         sessions: the recovered sessions; their new owner empties this.
         on_disk: the ids of the sessions of which only the names were read.
         report: what recovery found and did.
     """
 
-    snapshots: Snapshots
+    checkpoints: Snapshots
     store: WatchedStore
     _losses: Losses
     sessions: dict[str, Recovered]
@@ -143,11 +143,6 @@ class Workspace:
         return str(self.path)
 
     @property
-    def checkpoints(self) -> Snapshots:
-        """The session files."""
-        return self.snapshots
-
-    @property
     def losses(self) -> Mapping[str, Loss]:
         """What was lost with former stores, until that is acknowledged."""
         return MappingProxyType(self._losses.known)
@@ -179,11 +174,11 @@ class Workspace:
 
     async def modified(self) -> list[tuple[str, float]]:
         """The session ids that have a file, and when each was last used, in seconds since the epoch."""
-        return await self.snapshots.modified()
+        return await self.checkpoints.modified()
 
     async def check(self, store: Store, on_progress: Callable[[Progress], None]) -> CheckReport:
         """Verify every snapshot against the store."""
-        check = Check(self.snapshots, store, clock=self._clock, on_progress=on_progress, losses=self._losses.known)
+        check = Check(self.checkpoints, store, clock=self._clock, on_progress=on_progress, losses=self._losses.known)
         return await check.run()
 
     async def repair(self, store: Store) -> Mended:
@@ -191,7 +186,7 @@ class Workspace:
         return await check_and_mend(self._saved, store)
 
     async def _saved(self, session_id: str) -> Snapshot | None:
-        return await read_snapshot(self.snapshots, session_id, self._clock)
+        return await read_snapshot(self.checkpoints, session_id, self._clock)
 
     @property
     def log_remains(self) -> str:
@@ -200,7 +195,7 @@ class Workspace:
 
     async def purge(self, session_id: str) -> list[str]:
         """Delete its copies that were set aside; see `Storage`."""
-        quarantine = self.snapshots.quarantine
+        quarantine = self.checkpoints.quarantine
         try:
             await to_thread.run_sync(quarantine.forget, f"{session_id}.jsonl")
             await to_thread.run_sync(quarantine.forget, f"{session_id}.json")
@@ -217,7 +212,7 @@ class Workspace:
     @in_own_task
     async def _open(self, stack: AsyncExitStack) -> None:
         await self._lock(stack)
-        self.snapshots = await to_thread.run_sync(self._open_directory, stack)
+        self.checkpoints = await to_thread.run_sync(self._open_directory, stack)
         self.store = await self._open_store(stack)
 
     async def _lock(self, stack: AsyncExitStack) -> None:
@@ -318,7 +313,7 @@ class Workspace:
         for file in files:
             if file.exists():
                 with Directory(file.parent, is_ours=file.parent == self.path) as directory:
-                    self.snapshots.quarantine.take(directory, file.name, reason, at=self._clock.now())
+                    self.checkpoints.quarantine.take(directory, file.name, reason, at=self._clock.now())
         return bool(files)
 
     def _keep_for_salvage(self, files: Sequence[Path]) -> None:
@@ -382,7 +377,7 @@ class Workspace:
 
     def _recovery(self, store: Store) -> Recovery:
         return Recovery(
-            self.snapshots,
+            self.checkpoints,
             store,
             clock=self._clock,
             capacity=self._settings.window,
@@ -406,10 +401,10 @@ class Workspace:
         """Without a marker, see whether everything is encrypted, or nothing; an encrypted workspace gets a marker."""
         if self._marker is not None:
             return
-        names = await to_thread.run_sync(self.snapshots.some_names)
+        names = await to_thread.run_sync(self.checkpoints.some_names)
         if self._encryption is None and names:
             return  # each file shows it when it is read
-        async for _ in self.snapshots.read(names):
+        async for _ in self.checkpoints.read(names):
             pass  # it was refused if it is not encrypted
         await check_store(store, self._encryption)
         if self._encryption is not None:
