@@ -6,6 +6,7 @@ import hashlib
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
+from weakref import WeakSet
 
 import msgspec
 from msgspec import Meta
@@ -32,6 +33,7 @@ from miniclaw_sessions.statistics import SessionSummary
 
 if TYPE_CHECKING:
     from miniclaw_sessions.core.session import Session
+    from miniclaw_sessions.core.session.journal import Journal
     from miniclaw_sessions.core.stores.positions import IdPart, ListPosition
     from miniclaw_sessions.service.api.context import Context
 
@@ -48,6 +50,7 @@ _NEVER = -1
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _MAX_PLACE_DIGITS = 18
 _LATEST = datetime.max.replace(tzinfo=UTC) - _EPOCH
+_called_new: WeakSet[Journal] = WeakSet()  # of several requests that come at once, one has made the session
 _NOT_METADATA = frozenset({"self", "title", "agent_id", "model", "provider", "thinking_level"})
 
 
@@ -192,16 +195,18 @@ async def create_session(context: Context, request: CreateSessionRequest) -> Ope
     wanted = request.body
     metadata = checked_metadata(wanted.metadata)
     context.note(SessionKey.of(wanted.channel, wanted.chat_id).session_id)
-    is_new = False
+    is_missing = False
     try:
         await context.manager.get(wanted.channel, wanted.chat_id)
     except SessionNotFound:
-        is_new = True
+        is_missing = True
     given = metadata if wanted.title is None else {"title": wanted.title, **metadata}
     session = await context.manager.get_or_create(
         wanted.channel, wanted.chat_id, agent_id=wanted.agent_id, metadata=given
     )
-    if is_new:
+    is_new = is_missing and session.journal not in _called_new
+    if is_missing:
+        _called_new.add(session.journal)
         await session.saved()
     return OpenedReply(created=is_new, **msgspec.structs.asdict(session_reply(session)))
 

@@ -53,6 +53,22 @@ async def test_metrics_are_prometheus_text_without_a_single_id(served: Any) -> N
 # --- sessions --------------------------------------------------------------------------------------------------------
 
 
+async def test_of_requests_that_come_at_once_one_has_made_the_session(served: Any) -> None:
+    statuses: list[int] = []
+
+    async def create() -> None:
+        reply = await served.unix.post("/v1/sessions", json={"channel": "telegram", "chat_id": 12})
+        statuses.append(reply.status_code)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(5):
+            tasks.start_soon(create)
+    assert sorted(statuses) == [200, 200, 200, 200, 201]
+    assert (await served.unix.delete("/v1/sessions/telegram_12")).status_code == 200
+    await create()
+    assert statuses[-1] == 201
+
+
 async def test_a_session_is_made_once(served: Any) -> None:
     wanted = {"channel": "telegram", "chat_id": 12, "title": "T", "agent_id": "main", "metadata": {"x": [1]}}
     first = await served.unix.post("/v1/sessions", json=wanted)
