@@ -97,13 +97,11 @@ class _Open:
 class _Reply(_Open):
     """A model's reply, block by block."""
 
-    parts: list[Part]
-    calls: list[ToolCall]
-
-    def begin(self, message: Mapping[str, Any], *, is_copy: bool) -> None:
-        """The first block, and what the line says about the whole reply; the usage of a copy counts elsewhere."""
-        self.parts, self.calls = [], []
-        self.is_copy = is_copy
+    def __init__(self, message: Mapping[str, Any], *, is_copy: bool, **place: Any) -> None:
+        super().__init__(**place)
+        self.parts: list[Part] = []
+        self.calls: list[ToolCall] = []
+        self.is_copy = is_copy  # its usage counts elsewhere
         self.model: str | None = None
         self.usage: Usage | None = None
         self.stop_reason: str | None = None
@@ -277,8 +275,8 @@ class _Reader(LineReader):
             return
         parent_id = self._parent(line)
         self._close(parent_id)
-        reply = _Reply(self._own_id(line), parent_id, self._time, self._kept(line, parent_id))
-        reply.begin(message, is_copy=_origin(line) is not None)
+        place = {"entry_id": self._own_id(line), "parent_id": parent_id, "timestamp": self._time}
+        reply = _Reply(message, is_copy=_origin(line) is not None, **place, extra=self._kept(line, parent_id))
         if reply.message_id:
             self._replies[reply.message_id] = reply
         else:

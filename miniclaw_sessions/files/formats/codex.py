@@ -128,12 +128,12 @@ class _Reader(LineReader):
     @property
     def is_settled(self) -> bool:
         """Whether it is known what the reply cost that is open; that comes last."""
-        return not self._replies.is_open or self._count is not None
+        return self._replies.reply is None or self._count is not None
 
     def pending(self) -> list[Entry]:
         """The reply that is open, and what came behind it."""
-        reply = self._replies.open
-        return [] if reply is None else self._with_reply(copy(self._chain), reply)
+        reply = self._replies.reply
+        return [] if reply is None else self._with_reply(copy(self._chain), reply.message())
 
     def _drain(self) -> list[Entry]:
         done, self._done = self._done, []
@@ -171,7 +171,7 @@ class _Reader(LineReader):
         self._provider = text_of(header, "model_provider") or ""
 
     def _take_item(self, item: dict[str, Any]) -> None:
-        was_open = self._replies.is_open
+        was_open = self._replies.reply is not None
         messages = self._replies.feed(item, self._time)
         if messages is None:
             self._add_custom(item.get("type"), item)
@@ -184,7 +184,8 @@ class _Reader(LineReader):
                 self._is_counted = True
                 self._turns.append(self._chain.last_id)
             self._add(MessageEntry, message=message)
-        if self._reply_id is None and (begun := self._replies.open) is not None:
+        if self._reply_id is None and self._replies.reply is not None:
+            begun = self._replies.reply.message()
             self._reply_id = self._chain.id_of(MessageEntry, timestamp=begun.timestamp, message=begun)
         if item["type"] == "reasoning":
             self._note_said(_reasoning_texts(item))
@@ -224,10 +225,10 @@ class _Reader(LineReader):
             self._add_event(event)
             return
         self._total = total
-        if not self._replies.is_open and not self._is_counted:  # it is too late: that reply is gone
+        if self._replies.reply is None and not self._is_counted:  # it is too late: that reply is gone
             self._is_counted = True
             self._add_event(event)
-        elif self._replies.is_open and self._count is None:
+        elif self._replies.reply is not None and self._count is None:
             self._count = event
             self._close()
         else:
@@ -316,7 +317,7 @@ class _Reader(LineReader):
 
     def _add(self, kind: type[Any], **fields: Any) -> None:
         fields["timestamp"] = self._time
-        if self._replies.is_open:
+        if self._replies.reply is not None:
             self._behind.append((kind, fields))
         else:
             self._done.append(self._chain.add(kind, **fields))
@@ -372,17 +373,7 @@ class _Replies:
     """Makes messages of items, in order; holds the model's reply until it is complete."""
 
     def __init__(self) -> None:
-        self._reply: _Reply | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a reply is held."""
-        return self._reply is not None
-
-    @property
-    def open(self) -> Message | None:
-        """The reply that is held, as it stands; it stays held."""
-        return None if self._reply is None else self._reply.message()
+        self.reply: _Reply | None = None
 
     def feed(self, item: Mapping[str, Any], timestamp: datetime | None) -> list[Message] | None:
         """The messages that are complete with this item; None if it is no message, nor part of one."""
@@ -395,16 +386,16 @@ class _Replies:
             message = _message(item, timestamp)
             return None if message is None else [*self.finish(), message]
         complete: list[Message] = []
-        if kind == "message" and self._reply is not None and (self._reply.has_text or self._reply.calls):
+        if kind == "message" and self.reply is not None and (self.reply.has_text or self.reply.calls):
             complete = self.finish()
-        if self._reply is None:
-            self._reply = _Reply(timestamp)
-        self._reply.add(item)
+        if self.reply is None:
+            self.reply = _Reply(timestamp)
+        self.reply.add(item)
         return complete
 
     def finish(self) -> list[Message]:
         """The reply that is open, if there is one, as it stands."""
-        reply, self._reply = self._reply, None
+        reply, self.reply = self.reply, None
         return [] if reply is None else [reply.message()]
 
 

@@ -331,12 +331,8 @@ class _Writer:
     def feed(self, entry: Entry) -> bytes:
         """An entry of the branch; the bytes may be those of the turn before it."""
         match entry:
-            case MessageEntry(continues=True) if self._turn:
-                self._turn.append(entry)
-                self._remember(entry, entry.message)
-                return b""
-            case MessageEntry():
-                before = self.finish()
+            case MessageEntry(continues=continues):
+                before = b"" if continues and self._turn else self.finish()
                 self._turn.append(entry)
                 self._remember(entry, entry.message)
                 return before

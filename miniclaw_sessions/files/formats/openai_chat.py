@@ -17,6 +17,7 @@ from miniclaw_sessions.core.protocol.images import NOT_SHOWABLE, address_of, ima
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, OtherPart, Part, Role, TextPart, ToolCall
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.files.formats.codec import (
+    content_of,
     has_kept,
     keeping,
     kept_but,
@@ -152,24 +153,17 @@ def _read(fields: Mapping[str, Any]) -> Message:
     calls = fields.get("tool_calls") or ()
     if not isinstance(calls, Sequence):
         raise InvalidMessage('"tool_calls" must be a list')
+    content = fields.get("content")
+    if not isinstance(content, Sequence | None):
+        raise InvalidMessage('"content" must be text or a list of parts')
     return Message(
         role=role,
-        content=_read_content(fields.get("content")),
+        content=content_of(content, _read_part),
         tool_calls=tuple(_read_call(call) for call in calls) or None,
         tool_call_id=_text_or_none(fields, "tool_call_id"),
         name=_text_or_none(fields, "name"),
         extra={**(keeping(unknown, KEPT) or {}), **named} or None,
     )
-
-
-def _read_content(content: Any) -> str | tuple[Part, ...]:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, Sequence):
-        raise InvalidMessage('"content" must be text or a list of parts')
-    return tuple(_read_part(part) for part in content)
 
 
 def _read_part(part: Any) -> Part:
