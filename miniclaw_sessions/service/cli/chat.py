@@ -186,7 +186,7 @@ class Conversation:
             case "/history":
                 await self._show_history()
             case "/new" | "/clear":
-                await self._begin_anew()
+                await self._clear()
             case "/stop":
                 await self._stop_others()
             case "/approve" | "/deny":
@@ -322,7 +322,7 @@ class Conversation:
         if not messages:
             self._invocation.note("nothing was said yet")
 
-    async def _begin_anew(self) -> None:
+    async def _clear(self) -> None:
         with contextlib.suppress(SessionNotFound):
             await self._session.clear()
         self._invocation.note("cleared; the transcript is kept")

@@ -122,7 +122,7 @@ async def _import(
         kept = [one async for one in follower.catch_up(on_progress)]
         if only is not None and not follower.has_source_of(only):
             raise SessionNotFound(only)
-        _tell(invocation, kept, document)
+        _print_imported(invocation, kept, document)
         if follow:
             if not invocation.as_json:
                 invocation.note("following them; Ctrl-C ends it")
@@ -131,7 +131,7 @@ async def _import(
         raise typer.Exit(1)
 
 
-def _tell(invocation: Invocation, kept: Sequence[SourceUpdate], document: Document) -> None:
+def _print_imported(invocation: Invocation, kept: Sequence[SourceUpdate], document: Document) -> None:
     """What was imported."""
     if invocation.as_json:
         invocation.print_json({**document, "imported": [_document(one) for one in kept]})

@@ -27,7 +27,7 @@ FEWEST = 4
 SHORTEST, LONGEST = 6, 12
 """How many characters of an id are shown: more where fewer are not unique in the session."""
 
-_TOLD = 5  # candidates in an error
+_LISTED = 5  # candidates in an error
 
 
 class ShortIds:
@@ -101,5 +101,5 @@ class EntryNames:
 
 def _listed(candidates: Iterable[str]) -> str:
     names = list(candidates)
-    rest = f" and {len(names) - _TOLD} more" if len(names) > _TOLD else ""
-    return ", ".join(names[:_TOLD]) + rest
+    rest = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + rest

@@ -132,7 +132,7 @@ async def _delete_by_rule(invocation: Invocation, rule: dict[str, Any], *, dry_r
         _show_meant(invocation, done)
     else:
         invocation.note(f"deleted {counted(len(done.sessions), 'session', 'sessions')}")
-        _tell_kept(invocation, done)
+        _note_kept(invocation, done)
     for sentence in remains:
         invocation.note(f"remains: {sentence}", "yellow")
 
@@ -152,10 +152,10 @@ def _show_meant(invocation: Invocation, found: ForgetReply) -> None:
         invocation.print_rows(rows)
     else:
         invocation.note("this means no session")
-    _tell_kept(invocation, found)
+    _note_kept(invocation, found)
 
 
-def _tell_kept(invocation: Invocation, found: ForgetReply) -> None:
+def _note_kept(invocation: Invocation, found: ForgetReply) -> None:
     for row in found.held:
         invocation.note(f"{row.session_id} is under legal hold ({row.held or 'since just now'}) and stays", "yellow")
     for row in found.changed:

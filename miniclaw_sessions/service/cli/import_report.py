@@ -73,7 +73,7 @@ def finding_lines(document: Document, *, shows_all: bool) -> Iterator[Text]:
         yield Text.assemble(_GAP, place, _GAP, outcome, _GAP, one_line(finding["text"]))
 
 
-def untold(document: Document, *, shows_all: bool) -> int:
+def findings_left_out(document: Document, *, shows_all: bool) -> int:
     """How many findings are left out."""
     total: int = document["repaired"] + document["set_aside"]
     return total - len(_shown(document, shows_all=shows_all))

@@ -138,7 +138,8 @@ def install(
 ) -> None:
     """Write the units of a hardened service with its own socket, as root; it is not started."""
     names = (*_UNIT_FILES, _NO_NETWORK) if no_network else _UNIT_FILES
-    program = _program()
+    beside = Path(sys.prefix, "bin", "miniclaw-sessions")  # this very program, for the unit to start
+    program = (beside if beside.exists() else Path(shutil.which(beside.name) or PROGRAM_IN_UNITS)).absolute()
     files = {
         UNITS / name: shipped(f"systemd/{name}").replace(PROGRAM_IN_UNITS.encode(), os.fsencode(program))
         for name in names
@@ -163,13 +164,6 @@ def install(
         errors.print(f"the service cannot see {program}: install the package outside of home directories", style="red")
     now = "systemctl daemon-reload && systemctl enable --now miniclaw-sessions.socket miniclaw-sessions"
     errors.print(f"now: {now}", soft_wrap=True)
-
-
-def _program() -> Path:
-    """Where this very program is, for the unit to start."""
-    beside = Path(sys.prefix, "bin", "miniclaw-sessions")
-    found = beside if beside.exists() else Path(shutil.which("miniclaw-sessions") or PROGRAM_IN_UNITS)
-    return found.absolute()
 
 
 def _configuration() -> bytes:

@@ -120,7 +120,7 @@ async def import_files(  # noqa: PLR0913 - one for each option
     if invocation.as_json:
         invocation.print_json(importing.document())
     else:
-        _tell_imports(invocation, importing.document(), verbose=verbose)
+        _print_imports(invocation, importing.document(), verbose=verbose)
     if importing.refused:
         raise typer.Exit(1)
 
@@ -131,7 +131,7 @@ async def _discover(invocation: Invocation, programs: list[str], only: str | Non
     await discover(invocation, programs, only, **wanted)
 
 
-def _tell_imports(invocation: Invocation, document: dict[str, Any], *, verbose: bool) -> None:
+def _print_imports(invocation: Invocation, document: dict[str, Any], *, verbose: bool) -> None:
     from miniclaw_sessions.service.cli.import_report import report_lines, report_rows  # noqa: PLC0415 - loads rich
 
     if not sys.stdout.isatty():
@@ -141,7 +141,7 @@ def _tell_imports(invocation: Invocation, document: dict[str, Any], *, verbose: 
             invocation.console.print(line, soft_wrap=True)
     for report in document["imported"]:
         if report["findings"]:
-            _tell_findings(invocation, report, verbose=verbose)
+            _print_findings(invocation, report, verbose=verbose)
     errors = invocation.errors
     if any(report["dry_run"] for report in document["imported"]):
         invocation.note("nothing was imported: this only shows what would be")
@@ -154,14 +154,14 @@ def _tell_imports(invocation: Invocation, document: dict[str, Any], *, verbose: 
         errors.print("there are no files", style="dim")
 
 
-def _tell_findings(invocation: Invocation, report: dict[str, Any], *, verbose: bool) -> None:
-    from miniclaw_sessions.service.cli.import_report import finding_lines, untold  # noqa: PLC0415 - loads rich
+def _print_findings(invocation: Invocation, report: dict[str, Any], *, verbose: bool) -> None:
+    from miniclaw_sessions.service.cli.import_report import finding_lines, findings_left_out  # noqa: PLC0415 - loads rich
 
     errors = invocation.errors
     errors.print(f"\n{one_line(report['path'])}", style="bold", soft_wrap=True)
     for line in finding_lines(report, shows_all=verbose):
         errors.print(line, soft_wrap=True)
-    if rest := untold(report, shows_all=verbose):
+    if rest := findings_left_out(report, shows_all=verbose):
         hint = "" if verbose else "; --verbose shows them"
         errors.print(f"  {rest} more{hint}", style="dim")
 
@@ -220,15 +220,16 @@ async def export(  # noqa: PLR0913 - one for each option
             invocation.print_json({**document, "problems": problems})
         else:
             invocation.note(f"{written:,} bytes written to {output}")
-    _tell_damage(invocation, problems)
+    _note_damage(invocation, problems)
 
 
 async def _export_all(invocation: Invocation, form: str, directory: Path) -> None:
     """Every session into a file of its own, named after its id."""
     from miniclaw_sessions.files.transfer.exporting_all import export_all  # noqa: PLC0415 - help does not need it
+    from miniclaw_sessions.service.api.transfer import format_rows  # noqa: PLC0415 - same
 
     problems: list[str] = []
-    suffix = _suffix(form)
+    suffix = next(row.suffix for row in format_rows() if row.name == form)
     async with invocation.sessions(reads=True) as client:
         ids = [row.session_id for row in await client.list()]
         sizes = await export_all(ids, partial(client.export, form=form), directory, suffix, invocation.report)
@@ -249,22 +250,15 @@ async def _export_all(invocation: Invocation, form: str, directory: Path) -> Non
         if left:
             sentence += f"; {left:,} were there already, or are gone"
         invocation.note(sentence)
-    _tell_damage(invocation, problems)
+    _note_damage(invocation, problems)
 
 
-def _tell_damage(invocation: Invocation, problems: list[str]) -> None:
+def _note_damage(invocation: Invocation, problems: list[str]) -> None:
     """Name what an export lacks."""
     for problem in problems:
         invocation.note(f"problem: {problem}", "red")
     if problems:
         raise typer.Exit(1)
-
-
-def _suffix(form: str) -> str:
-    """What the names of files in a format end with."""
-    from miniclaw_sessions.service.api.transfer import format_rows  # noqa: PLC0415 - help does not need it
-
-    return next(row.suffix for row in format_rows() if row.name == form)
 
 
 async def _export_person(invocation: Invocation, user: str, output: Path | None, *, alone: bool) -> None:

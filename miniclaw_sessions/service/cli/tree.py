@@ -81,7 +81,7 @@ async def tree(
     )
     for line in lines:
         console.print(line, soft_wrap=True)
-    _tell_problems(invocation, transcript)
+    _note_problems(invocation, transcript)
 
 
 async def read_transcript(session: ClientSession, info: SessionReply, invocation: Invocation) -> Transcript:
@@ -154,7 +154,7 @@ async def _list_branches(invocation: Invocation, session_id: str) -> None:
         invocation.print_rows(branch_table(branches, short_ids(transcript), SystemClock().now()))
         if transcript.leaf_id is None:
             invocation.note("none is current: the conversation begins anew")
-    _tell_problems(invocation, transcript)
+    _note_problems(invocation, transcript)
 
 
 # --- bookmarks -------------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ async def _list_labels(invocation: Invocation, session_id: str) -> None:
         invocation.note("no labels yet")
     else:
         invocation.print_rows(label_table(labels, short_ids(transcript), SystemClock().now()))
-    _tell_problems(invocation, transcript)
+    _note_problems(invocation, transcript)
 
 
 # --- copies and summaries --------------------------------------------------------------------------------------------
@@ -303,6 +303,6 @@ async def find_entry(session: ClientSession, name: str, *, leaf_is_message: bool
     return EntryNames(await session.tree.shape()).find(name)
 
 
-def _tell_problems(invocation: Invocation, transcript: Transcript) -> None:
+def _note_problems(invocation: Invocation, transcript: Transcript) -> None:
     for problem in transcript.problems:
         invocation.note(f"problem: {problem}", "red")
