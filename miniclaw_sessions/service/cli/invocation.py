@@ -170,7 +170,7 @@ class Invocation:
     @functools.cached_property
     def errors(self) -> Console:
         """Standard error, for progress and questions."""
-        from rich.console import Console  # noqa: PLC0415 - same
+        from rich.console import Console  # noqa: PLC0415 - `--json` does not need it
 
         return Console(stderr=True, highlight=False, markup=False, emoji=False)
 

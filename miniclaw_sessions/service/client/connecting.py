@@ -142,7 +142,7 @@ async def _opened_here(opened: Opened, workspace: Path | str, **options: Any) ->
 
 @asynccontextmanager
 async def _opened_readonly(opened: Opened, workspace: Path | str, **options: Any) -> AsyncIterator[Transport]:
-    from miniclaw_sessions.core.manager import open_readonly  # noqa: PLC0415 - same
+    from miniclaw_sessions.core.manager import open_readonly  # noqa: PLC0415 - a client of a daemon does without
 
     async with open_readonly(workspace, **options) as reader:
         yield LocalTransport(opened(reader), readonly=True)
