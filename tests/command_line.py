@@ -33,7 +33,7 @@ from miniclaw_sessions.service.gateway.signals import Signals
 
 NASTY = "red \x1b[31mtext\x1b[0m\x9b and\ra forged\x08 line"
 UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-START_LIMIT_S = 30.0
+START_LIMIT_S = 60.0
 
 
 @dataclass

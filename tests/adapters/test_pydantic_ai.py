@@ -486,7 +486,7 @@ async def test_runs_are_saved_from_a_thread_and_from_another_loop(tmp_path: Path
             agent.run_sync("one")
             asyncio.get_event_loop_policy().get_event_loop().close()  # that pydantic-ai made for this thread
 
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             await to_thread.run_sync(run)
             result = await Agent(TestModel(custom_output_text="hello")).run("two")
             await to_thread.run_sync(lambda: asyncio.run(save(session, result.new_messages())))

@@ -28,7 +28,7 @@ from tests.legality import is_legal
 pytestmark = pytest.mark.anyio
 
 HELLO = Message.user("hello")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Endless:

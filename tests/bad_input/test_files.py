@@ -124,7 +124,7 @@ async def test_in_a_workspace(place: Path, kind: str, name: str) -> None:
     bad = workspace / path
     BAD_FILES[name](bad)
     status, before = bad.lstat(), files_below(workspace)
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         if (words := refused.get(name)) is not None:
             with seen_as(name, place), pytest.raises(SessionsError, match=words):
                 async with opened(workspace, store):
@@ -157,7 +157,7 @@ async def test_as_a_file_to_import(place: Path, name: str) -> None:
     BAD_FILES[name](path)
     status = path.lstat()
     async with opened(place / "w", "none:") as manager:
-        with anyio.fail_after(30), seen_as(name, path), pytest.raises(ImportRefused, match=r"file|session"):
+        with anyio.fail_after(60), seen_as(name, path), pytest.raises(ImportRefused, match=r"file|session"):
             await import_file(manager, path)
         assert await manager.list() == []
     assert (path.lstat().st_ino, path.lstat().st_size) == (status.st_ino, status.st_size)

@@ -39,7 +39,7 @@ FAULTS: Mapping[str, tuple[str, ...]] = {
 }
 """The calls at which something may fail, and how each of them may."""
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 class Duration(enum.Enum):

@@ -23,7 +23,7 @@ from typing import Any
 
 SHORT = "a short write"
 PROJECT = Path(__file__).resolve().parents[2]
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 @contextmanager

@@ -33,7 +33,7 @@ async def events_of(
 ) -> list[Event]:
     """The events up to one of this kind."""
     found: list[Event] = []
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async for events in watched:
             found += [event for event in events if event.kind != "quiet"]
             if any(event.kind == last and session_id in (None, event.session_id) for event in events):

@@ -187,7 +187,7 @@ def words(*items: Any) -> list[str]:
 async def next_of(stream: AsyncGenerator[list[Any], None], count: int) -> list[str]:
     """The first things that come, in short."""
     found: list[str] = []
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while len(found) < count:
             found += words(*await anext(stream))
     return found

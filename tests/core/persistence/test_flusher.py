@@ -72,7 +72,7 @@ class Bench:
         return [entry.message.text for entry in read.entries]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while not condition():
                 await self.clock.advance(0)
 
@@ -291,7 +291,7 @@ async def test_an_unexpected_fault_does_not_end_the_task(bench: Bench, monkeypat
 
 
 async def test_closing_ends_the_task_between_flushes(tmp_path: Path) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with at_work(tmp_path) as bench:
             bench.session().append(Message.user("hi"))
     assert list(bench.snapshots.path.iterdir()) == []  # the last flush is the manager's business

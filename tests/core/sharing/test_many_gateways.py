@@ -784,6 +784,7 @@ async def test_a_commit_that_is_cut_off_is_neither_lost_nor_doubled_though_other
     cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
     async with gateways(database, tmp_path, window=1000) as managers:
         said: list[str] = []
+        acknowledged = anyio.Semaphore(0)
 
         async def talk(manager: SessionManager, name: str) -> None:
             for number in range(15):
@@ -793,13 +794,14 @@ async def test_a_commit_that_is_cut_off_is_neither_lost_nor_doubled_though_other
                         session = await manager.get_or_create("telegram", 1)
                         await session.add_message(Message.user(text), idempotency_key=text)
                         said.append(text)
-                    await anyio.sleep(0.01)
+                        acknowledged.release()
+                    await anyio.lowlevel.checkpoint()
 
         async def cutting() -> None:
             while True:
+                await acknowledged.acquire()  # or a busy machine, which connects slowly, would get nowhere
                 with suppress(asyncpg.PostgresError):  # it cuts its own, too
                     await postgresql.execute(cut, urlsplit(database).path.strip("/"))
-                await anyio.sleep(0.03)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(cutting, name="cut")

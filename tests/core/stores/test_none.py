@@ -69,7 +69,7 @@ async def test_a_turn_that_has_ended_is_in_its_file_with_the_next_flush_and_not_
         await clock.advance(29)
         assert not file.exists()
         await clock.advance(1)
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while session.journal.checkpoint.is_dirty:  # until the thread that writes has done so
                 await checkpoint()
         assert b"answer" in file.read_bytes()

@@ -96,7 +96,7 @@ async def test_an_append_touches_no_index_but_that_of_its_entries(postgresql: Po
         for sequence in range(1, 200):
             assert await store.append([Append(sample_head(), sample_entries(sequence, sequence))]) == [None]
     counted = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'sessions'"
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while True:  # the server counts when a connection is idle or gone
             ((updates, in_place),) = await postgresql.execute(counted, name_of(database))
             if updates == 198:

@@ -442,7 +442,7 @@ async def test_the_manager_indexes_what_was_committed_and_catches_up_with_what_w
         return False
 
     async def is_indexed(term: str) -> None:
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             while not names(term):  # noqa: ASYNC110 - a file has no event
                 await anyio.sleep(0.02)
 

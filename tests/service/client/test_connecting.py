@@ -86,7 +86,7 @@ async def test_a_daemon_that_is_about_to_listen_is_waited_for(short_path: Path) 
         tasks.start_soon(find)
         await anyio.wait_all_tasks_blocked()
         async with serving(manager, short_path / "w" / "miniclaw.sock", Agent(ScriptedProvider())):
-            with anyio.fail_after(30):
+            with anyio.fail_after(60):
                 while not found:
                     await anyio.wait_all_tasks_blocked()
     assert found == [False]

@@ -35,7 +35,7 @@ from miniclaw_sessions.service.client.http import HttpTransport
 
 pytestmark = pytest.mark.anyio
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

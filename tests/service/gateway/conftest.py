@@ -71,7 +71,7 @@ class Served:
 
     async def idle(self) -> None:
         """Wait until no request is being answered."""
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while tasks := self.server.server_state.tasks:
                 await asyncio.wait(tasks)
 

@@ -221,7 +221,7 @@ async def test_a_client_that_goes_away_does_not_lose_the_turn(served: Any, provi
     await served.idle()  # the request ends, the turn does not
     assert served.dispatcher.running == 1
     provider.gate.set()
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         await served.dispatcher.finished()
     assert await texts(served) == ["slow answer", "echo: slow answer"]
 
@@ -230,7 +230,7 @@ async def test_a_client_that_goes_away_does_not_lose_the_turn(served: Any, provi
 async def test_a_turn_without_a_client_is_cut_off_at_last(served: Any, provider: Any) -> None:
     response, _ = await begin_slow_stream(served, provider)
     await response.aclose()
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         await served.dispatcher.finished()
     assert await texts(served) == ["slow answer"]
     assert await served.is_alive()
@@ -243,7 +243,7 @@ async def test_a_client_that_does_not_stream_and_goes_away_is_noticed_too(served
     async with await anyio.connect_unix(str(served.socket)) as stream:
         await stream.send(head % len(body) + body)
         await provider.began.wait()
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         await served.dispatcher.finished()
     assert await texts(served) == ["slow answer"]
 
@@ -315,7 +315,7 @@ async def test_a_turn_is_stopped_by_a_request(served: Any, provider: Any) -> Non
     response, events = await begin_slow_stream(served, provider)
     reply = await served.unix.post("/v1/sessions/telegram_1/stop")
     assert (reply.status_code, reply.json()) == (200, {"stopped": True})
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         rest = [line async for line in events if line]
     await response.aclose()
     assert rest[-2] == "event: stopped"

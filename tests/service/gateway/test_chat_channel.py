@@ -39,7 +39,7 @@ class Asking:
         """Return when the request has been taken."""
         under_way = self._served.dispatcher.running
         self._tasks.start_soon(self._ask, body)
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while self._served.dispatcher.running == under_way:
                 await anyio.lowlevel.checkpoint()
 

@@ -46,7 +46,7 @@ async def events_in(lines: AsyncIterator[str]) -> AsyncIterator[Told]:
 
 async def up_to(events: AsyncIterator[Told], last: str) -> list[Told]:
     found = []
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async for event in events:
             found.append(event)
             if event[0] == last:
@@ -136,7 +136,7 @@ async def test_streams_end_at_once_when_the_daemon_is_told_to_stop(short_path: P
             ]
             for events in streams[:20]:
                 await up_to(events, "ready")
-            with anyio.fail_after(10):
+            with anyio.fail_after(60):
                 daemon.send(signal.SIGTERM)
                 for events in streams:
                     assert [one async for one in events] == []

@@ -132,7 +132,7 @@ async def events_of(client: AsyncOpenAI, **wanted: Any) -> list[ResponseStreamEv
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while not is_so():  # noqa: ASYNC110 - nobody tells it
             await anyio.sleep(0.001)
 

@@ -47,7 +47,7 @@ async def test_recovery_is_left_and_changes_nothing(tmp_path: Path) -> None:
         if len(stages) == 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with Signals() as signals, anyio.fail_after(20):
+    with Signals() as signals, anyio.fail_after(60):
         with signals.interrupting() as opening:
             async with SessionManager(tmp_path / "w", store="jsonl:", on_progress=on_progress):
                 signals.shield()

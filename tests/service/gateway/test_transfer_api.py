@@ -343,7 +343,7 @@ async def test_a_client_that_goes_away_in_the_middle_leaves_nothing(served: Any,
         await stream.aclose()
         await check_nothing_is_left(served)
     stream = await begin_upload(served, data, b"?session_id=a_1")
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         await half_stored.wait()
     await stream.aclose()
     await check_nothing_is_left(served)
@@ -352,7 +352,7 @@ async def test_a_client_that_goes_away_in_the_middle_leaves_nothing(served: Any,
 
 async def test_an_import_that_is_under_way_is_nobodys_session(served: Any, half_stored: anyio.Event) -> None:
     stream = await begin_upload(served, LARGE.read_bytes(), b"?session_id=a_1")
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         await half_stored.wait()
     assert (await served.unix.get("/v1/sessions/a_1")).status_code == 404
     assert (await served.unix.get("/v1/sessions")).json()["sessions"] == []
@@ -402,7 +402,7 @@ class TestOnDisk:
         self, served: Any, half_stored: anyio.Event
     ) -> None:
         stream = await begin_upload(served, LARGE.read_bytes(), b"?session_id=a_1")
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await half_stored.wait()
         await stream.aclose()
         await check_nothing_is_left(served)

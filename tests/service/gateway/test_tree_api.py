@@ -421,7 +421,7 @@ class TestScriptedSummary:
         head = b"POST /v1/sessions/a_1/compact HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         stream = await anyio.connect_unix(str(served.socket))
         await stream.send(head + b"content-length: %d\r\n\r\n" % len(body) + body)
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             await model.stalled.wait()
         await stream.aclose()
         await served.idle()
@@ -557,7 +557,7 @@ async def test_few_replies_that_hold_a_session_are_made_at_a_time_and_the_next_w
         stream = await anyio.connect_unix(str(served.socket))
         await stream.send(head)
         silent.append(stream)
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while context.large_replies.value:
             await anyio.lowlevel.checkpoint()
     replies: list[Any] = []
@@ -567,7 +567,7 @@ async def test_few_replies_that_hold_a_session_are_made_at_a_time_and_the_next_w
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask)
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while not context.large_replies.statistics().tasks_waiting:
                 await anyio.lowlevel.checkpoint()
         assert replies == []

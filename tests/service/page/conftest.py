@@ -83,7 +83,7 @@ def open_page(browser: Browser, daemon: PageDaemon, complaints: list[str]) -> It
     def opened(where: str = "#/", *, token: str = TOKEN, **options: Any) -> Page:
         context = browser.new_context(**{"viewport": {"width": 1360, "height": 860}, **options})
         contexts.append(context)
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(60_000)  # nothing waits this long when all is well
         page = context.new_page()
         page.on("console", heard)
         page.on("pageerror", lambda error: complaints.append(str(error)))

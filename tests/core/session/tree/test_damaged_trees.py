@@ -135,7 +135,7 @@ async def test_no_damage_makes_a_walk_run_in_a_circle(damaged: Damaged, parents:
     for entry_id, parent_id in parents.items():
         damaged.say(entry_id, parent_id, parent_sequence=None if parent_id is None else "abc".index(parent_id) + 1)
     await damaged.store()
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with damaged.bench.opened("2", window=2) as session:
             context = await session.get_context()
             assert texts_of(context.messages)[-1] == "c"
