@@ -39,9 +39,9 @@ TOKENS_PER_IMAGE = 1_200
 TokenCounter = Callable[[Message], int]
 """Counts the tokens of a message."""
 
-_USER = Message.user(
-    "-"
-)  # before a list, it keeps build_context from dropping messages that no user's message precedes
+_USER = Message.user("-")
+"""Before a list, it keeps build_context from dropping messages that no user's message precedes."""
+
 _KNOWN_TO_MODELS = frozenset({Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL_RESULT})
 _WITHIN_TURN = frozenset({Role.SYSTEM, Role.ASSISTANT, Role.TOOL_RESULT})
 _ENDS_WAITING = frozenset({Role.USER, Role.BRANCH_SUMMARY})
@@ -366,9 +366,8 @@ def _waits(messages: Sequence[Message]) -> bool:
 
 def _safe_places(messages: Sequence[Message]) -> list[bool]:
     """For each message, whether a cut may come before it."""
-    parted = [0] * (
-        len(messages) + 1
-    )  # at each index, the pairs that a cut begins to separate, minus those that it no longer does
+    # at each index, the pairs that a cut begins to separate, minus those that it no longer does
+    parted = [0] * (len(messages) + 1)
     for call, result in _pairs(messages):
         parted[call + 1] += 1
         parted[result + 1] -= 1

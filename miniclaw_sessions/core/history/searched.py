@@ -192,9 +192,8 @@ def _forms(text: str, longest: int) -> Iterator[str]:
         end = min(start + _PIECE, len(text))
         if end < len(text):  # after white space, so that no accent is separated from its letter
             end = next((place for place in range(end, end - _SEEK, -1) if text[place - 1].isspace()), end)
-        is_apart = (
-            text[start - 1].isspace() or text[start].isspace()
-        )  # folding strips the spaces at the ends of a piece
+        # folding strips the spaces at the ends of a piece
+        is_apart = text[start - 1].isspace() or text[start].isspace()
         glue = " " if before and not before.endswith(" ") and is_apart else ""
         form = f"{before}{glue}{folded(text[start:end])}"
         yield form

@@ -82,9 +82,8 @@ class UsedKeys:
                         found.add(key)
                     self.sessions[session_id] = found
                     if len(self.sessions) > MAX_SESSIONS:
-                        self.sessions.pop(
-                            next(iter(self.sessions), session_id), None
-                        )  # another thread may have cleared it
+                        # another thread may have cleared it
+                        self.sessions.pop(next(iter(self.sessions), session_id), None)
         return True
 
     def note(self, appends: Sequence[Append]) -> None:

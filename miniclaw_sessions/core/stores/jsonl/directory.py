@@ -112,7 +112,9 @@ class Transcripts:
             }
             self.changed: dict[str, Changed] = {}
             self._directory.remove_temporaries()
-            self._remove_half_copies()
+            if (path / TORN).exists():  # unfinished copies of torn ends, which are still in the transcripts
+                with suppress(OSError), Directory(path / TORN) as aside:
+                    aside.remove_temporaries()
             self._descriptors = stack.enter_context(Descriptors(self._directory))
             self._stack = stack.pop_all()
         for transcript in self.known.values():
@@ -492,12 +494,6 @@ class Transcripts:
                 raise ChangedElsewhere(f"cannot read {self._path / transcript.name}: it changes while it is read")
             os.close(fd)
         return None
-
-    def _remove_half_copies(self) -> None:
-        """Remove unfinished copies of torn ends, which a crash left; the torn ends are still in the transcripts."""
-        if (self._path / TORN).exists():
-            with suppress(OSError), Directory(self._path / TORN) as aside:
-                aside.remove_temporaries()
 
     def _remove_torn(self, name: str) -> None:
         path = self._path / TORN

@@ -66,9 +66,8 @@ def find_transcripts(directory: Directory) -> DirectoryContent:
         except SchemaTooNew as error:
             too_new.append(f"cannot open {directory.path / session_id}{SUFFIX}: {error}")
             found.refused[session_id] = str(error)
-    if (
-        too_new and not found.known
-    ):  # among files of this version, one of a newer version is damaged: it alone is refused
+    # among files of this version, one of a newer version is damaged: it alone is refused
+    if too_new and not found.known:
         raise SchemaTooNew(too_new[0])
     if damaged:
         more = f", and {len(damaged) - 1} more are" if len(damaged) > 1 else ""

@@ -191,9 +191,8 @@ class Connections:
                 give_up(connection)  # it may be broken, and would fail its next user
                 raise
             finally:
-                with suppress(
-                    *FAILURES
-                ):  # without an answer, the statement is cancelled, and then the connection dropped
+                # without an answer, the statement is cancelled, and then the connection dropped
+                with suppress(*FAILURES):
                     await pool.release(connection, timeout=GRACE_S)
 
     async def _acquired(self, pool: Any, attempted: str) -> Any:

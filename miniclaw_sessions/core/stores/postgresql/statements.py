@@ -194,9 +194,8 @@ def _go_on(keys: Keys, *, turns: bool) -> Statement:
         select(_SESSION.session_id, *(said.c[name] for name in ("expected", "last", *claim)))
         .join_from(said, _SESSION, _SESSION.session_id == said.c.session_id)
         .where(*may)
-        .with_for_update(
-            of=_SESSION, key_share=True, skip_locked=True
-        )  # a process that only indexes it does not block this
+        # a process that only indexes it does not block this
+        .with_for_update(of=_SESSION, key_share=True, skip_locked=True)
         .cte("free")
     )
     used_lately = _SESSION.used_at > NOW - literal(USED_RESOLUTION / timedelta(seconds=1), Float()) * SECOND
@@ -222,9 +221,8 @@ def _claim() -> Statement:
         select(_SESSION.session_id, *(said.c[name] for name in _TURN))
         .join_from(said, _SESSION, _SESSION.session_id == said.c.session_id)
         .where(_SESSION.incarnation == said.c.incarnation, _turn_allows(said.c))
-        .with_for_update(
-            of=_SESSION, key_share=True, skip_locked=True
-        )  # a process that only indexes it does not block this
+        # a process that only indexes it does not block this
+        .with_for_update(of=_SESSION, key_share=True, skip_locked=True)
         .cte("free")
     )
     changed = update(_SESSION).where(_SESSION.session_id == free.c.session_id)
@@ -270,9 +268,8 @@ def _with_entries(changed: CTE, said: CTE, *, with_keys: bool) -> Statement:
             ["session_id", "idempotency_key", "sequence"],
             where.where(said.c.idempotency_key.is_not(None)).order_by(said.c.session_id, said.c.sequence),
         )
-        .on_conflict_do_nothing(
-            index_elements=[_KEY.session_id, _KEY.idempotency_key]
-        )  # the oldest entry keeps the key
+        # the oldest entry keeps the key
+        .on_conflict_do_nothing(index_elements=[_KEY.session_id, _KEY.idempotency_key])
         .cte("keyed")
     )
     return compiled(answer.add_cte(keyed))

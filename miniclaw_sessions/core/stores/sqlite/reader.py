@@ -202,9 +202,8 @@ class SQLiteReader(ReadOnlyStore):
     def _in_thread(self, query: Callable[[sqlite3.Connection], list[T]]) -> list[T]:
         with self._failing("read"):
             while True:
-                if (
-                    self._is_unlocked and self._log.exists()
-                ):  # another process has begun to write: use locks from now on
+                if self._is_unlocked and self._log.exists():
+                    # another process has begun to write: use locks from now on
                     self._is_unlocked = False
                     self._use(connect(self.path, writing=False))
                 if self._connection is None:

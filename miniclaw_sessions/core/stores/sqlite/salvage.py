@@ -140,9 +140,8 @@ class Salvage:
         for number, head in heads.items():
             found = where[number]
             known = places[number]
-            expected = known | set(
-                range(max(known, default=0) + 1, max(found, default=0) + 1)
-            )  # the tail of the log is not yet in the index
+            # the tail of the log is not yet in the index
+            expected = known | set(range(max(known, default=0) + 1, max(found, default=0) + 1))
             self._where[head.session_id] = dict(sorted({**dict.fromkeys(expected), **found}.items()))
             self._heads[head.session_id] = head
 

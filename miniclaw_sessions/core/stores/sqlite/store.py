@@ -416,9 +416,8 @@ class SQLiteStore(Store):
                 self._known.forget()
             try:
                 return self._append_together(appends)
-            except (
-                _REFUSED
-            ):  # by one of them, or outdated `_known`: each is tried by itself, so that only that one fails
+            except _REFUSED:
+                # by one of them, or outdated `_known`: each is tried by itself, so that only that one fails
                 return [self._append_alone(item) for item in appends]
 
     def _append_together(self, appends: Sequence[Append]) -> list[StoreError | None]:
