@@ -7,10 +7,10 @@ and nothing else; manager and turns work on the journal itself. What its file la
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from weakref import ref
 
 import msgspec
@@ -459,26 +459,22 @@ class SessionCheckpoint:
         is_retired: the session is about to be deleted or replaced: its file is gone or another object's.
     """
 
-    __slots__ = ("_ref", "_used_on_disk", "is_retired", "revision", "written")
+    __slots__ = ("_journal", "_used_on_disk", "is_retired", "revision", "written")
 
     def __init__(self, journal: Journal) -> None:
-        self._ref = ref(journal)  # in a circle, it would stay in memory until the garbage collector finds it
+        # weak: in a circle, it would stay in memory until the garbage collector finds it. It is reached through its
+        # journal only, so that is there.
+        self._journal = cast("Callable[[], Journal]", ref(journal))
         self.revision = self.written = 0
         self.is_retired = False
         self._used_on_disk = journal.conversation.state.last_accessed
 
     def __repr__(self) -> str:
-        return f"<SessionCheckpoint of {self._journal.session_id}, {self.revision - self.written} behind>"
-
-    @property
-    def _journal(self) -> Journal:
-        journal = self._ref()
-        assert journal is not None  # noqa: S101 - it is reached through its journal only
-        return journal
+        return f"<SessionCheckpoint of {self._journal().session_id}, {self.revision - self.written} behind>"
 
     @property
     def _state(self) -> State:
-        return self._journal.conversation.state
+        return self._journal().conversation.state
 
     @property
     def is_dirty(self) -> bool:
@@ -490,13 +486,13 @@ class SessionCheckpoint:
         if self.is_retired:  # nothing would ever make it clean again
             return
         if self.revision == self.written:
-            journal = self._journal
+            journal = self._journal()
             journal.home.flusher.add(journal)
         self.revision += 1
 
     def capture(self) -> tuple[int, Snapshot] | None:
         """Its revision and the snapshot that may be written now, in one step between two awaits (rule R10)."""
-        journal = self._journal
+        journal = self._journal()
         snapshot = None if self.is_retired else journal.conversation.capture(journal.queue.committed)
         if snapshot is None:
             return None
@@ -511,13 +507,14 @@ class SessionCheckpoint:
         """The session was not deleted after all."""
         self.is_retired = False
         self.changed()
-        self._journal.home.flusher.add(self._journal)  # which had forgotten it, dirty or not
+        journal = self._journal()
+        journal.home.flusher.add(journal)  # which had forgotten it, dirty or not
 
     # --- when the session was used -----------------------------------------------------------------------------------
 
     def touch(self) -> None:
         """The session is being used: its time to live starts again."""
-        journal = self._journal
+        journal = self._journal()
         now, state = journal.home.clock.now(), journal.conversation.state
         state.last_accessed = max(state.last_accessed, now)
         if now - self._used_on_disk >= ACCESS_RESOLUTION:
@@ -525,7 +522,7 @@ class SessionCheckpoint:
 
     def not_used_later(self) -> None:
         """Let it have been used now at the latest: entries from elsewhere may have any date."""
-        self._state.last_accessed = min(self._state.last_accessed, self._journal.home.clock.now())
+        self._state.last_accessed = min(self._state.last_accessed, self._journal().home.clock.now())
 
     @property
     def unsaved_use(self) -> datetime | None:
