@@ -153,7 +153,11 @@ class _Shown:
         A title is the session's, whichever branch it was given on, and stays when the session is cleared.
         """
         if hit.session_id not in self._known:
-            self._known[hit.session_id] = await self._look_up(hit.session_id)
+            self._known[hit.session_id] = None
+            journal = await self._find(hit.session_id)
+            if journal is not None and not journal.is_deleted:
+                branches = await branches_of(journal)
+                self._known[hit.session_id] = journal, branches, branches.path()
         if (known := self._known[hit.session_id]) is None:
             return None
         journal, branches, path = known
@@ -182,13 +186,6 @@ class _Shown:
         except InvalidMessage:
             return None
         return None if found is None else found.text
-
-    async def _look_up(self, session_id: str) -> tuple[Journal, BranchMap, list[tuple[int, int]]] | None:
-        journal = await self._find(session_id)
-        if journal is None or journal.is_deleted:
-            return None
-        branches = await branches_of(journal)
-        return journal, branches, branches.path()
 
 
 async def branches_of(journal: Journal) -> BranchMap:

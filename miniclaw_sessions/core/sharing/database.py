@@ -107,17 +107,9 @@ class Database:
 
     @in_own_task
     async def _open(self, stack: AsyncExitStack) -> None:
-        self.store = WatchedStore(await stack.enter_async_context(encrypted(self._given, self._encryption)))
-        await self._check_marker()
-
-    @property
-    def where(self) -> str:
-        """The server's hosts and the database."""
-        return self._server.place.shown
-
-    async def _check_marker(self) -> None:
-        """Refuse to open it with other keys than it needs; the first one to open it says which those are."""
+        """Open it, but not with other keys than it needs; the first one to open it says which those are."""
         keys, what = self._encryption, f"the store {self.where}"
+        self.store = WatchedStore(await stack.enter_async_context(encrypted(self._given, keys)))
         data = await self._server.read_property(ENCRYPTION)
         if data is None:
             await check_store(self.store, keys)
@@ -135,6 +127,11 @@ class Database:
             raise NotEncrypted(what)
         if keys is not None and marker.key not in keys.ids:
             raise WrongKey(what, marker.key, keys.ids)
+
+    @property
+    def where(self) -> str:
+        """The server's hosts and the database."""
+        return self._server.place.shown
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 
