@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import Cli, Terminal, serving
+from tests.sampled import sampled
 
 SMALL = {
     "MINICLAW_MODEL_CONTEXT_WINDOW": "250",
@@ -19,7 +20,7 @@ SMALL = {
 pytestmark = pytest.mark.usefixtures("own_home")
 
 
-@pytest.fixture(params=["files", "daemon"])
+@pytest.fixture(params=sampled(["daemon", "files"], every=2))
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Cli]:
     workspace = tmp_path / "w"
     if request.param == "files":

@@ -23,6 +23,7 @@ from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.errors import SessionLimit, SessionNotFound, SnapshotUnreadable, StoreFull
 from miniclaw_sessions.testing import FakeClock
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.anyio
 
@@ -51,7 +52,7 @@ class Home:
         return self.workspace / "sessions" / "chat_0.json"
 
 
-@pytest.fixture(params=["sqlite:", "jsonl:", "none:"])
+@pytest.fixture(params=sampled(["sqlite:", "jsonl:", "none:"], every=3))
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Home:
     return Home(tmp_path / "workspace", request.param)
 

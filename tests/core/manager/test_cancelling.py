@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 KEY = SessionKey.of("telegram", "1")
 
 
-@pytest.fixture(params=["sqlite:", "jsonl:", "none:"])
+@pytest.fixture(params=sampled(["sqlite:", "jsonl:", "none:"], every=3))
 def store(request: pytest.FixtureRequest) -> str:
     url: str = request.param
     return url

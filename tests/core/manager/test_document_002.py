@@ -22,6 +22,7 @@ from miniclaw_sessions.core.stores import open_store
 from miniclaw_sessions.core.stores.base import Append, Store
 from miniclaw_sessions.errors import SessionExpired, SessionNotFound, StoreConflict
 from miniclaw_sessions.testing import FakeClock, sample_entries, sample_head
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.anyio
 
@@ -58,7 +59,7 @@ class Database:
         return open_store(self.url, self._directory)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=sampled(["sqlite", "postgresql"], every=2))
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
     if request.param == "sqlite":
         return Database(f"sqlite://{tmp_path}/chats.db", tmp_path)

@@ -46,6 +46,7 @@ from miniclaw_sessions.errors import (
     TurnInProgress,
 )
 from miniclaw_sessions.testing import FakeClock, FaultyStore
+from tests.sampled import sampled
 from tests.texts import texts
 
 pytestmark = pytest.mark.anyio
@@ -78,7 +79,7 @@ class Faulty(Home):
         super().__init__(workspace, self.faults)
 
 
-@pytest.fixture(params=["none", "memory", "sqlite"])
+@pytest.fixture(params=sampled(["sqlite", "none", "memory"], every=3))
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Home:
     """Every test with this fixture holds for every store."""
     stores: dict[str, str | Store] = {"none": NoStore(), "memory": MemoryStore(), "sqlite": "sqlite:"}

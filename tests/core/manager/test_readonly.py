@@ -26,6 +26,7 @@ from miniclaw_sessions.errors import NotAWorkspace, ReadOnlyWorkspace, SessionNo
 from miniclaw_sessions.files.transfer.backup import back_up, restore, verify_backup
 from miniclaw_sessions.statistics import SessionSummary
 from miniclaw_sessions.testing import FakeClock
+from tests.sampled import sampled
 from tests.texts import texts
 
 pytestmark = pytest.mark.anyio
@@ -44,7 +45,7 @@ async def say(manager: SessionManager, *said: str, chat_id: str = "1") -> Sessio
     return session
 
 
-@pytest.fixture(params=["sqlite:", "jsonl:", "none:"])
+@pytest.fixture(params=sampled(["sqlite:", "jsonl:", "none:"], every=3))
 def settings(request: pytest.FixtureRequest) -> SessionSettings:
     return SessionSettings(store=request.param, window=4)
 

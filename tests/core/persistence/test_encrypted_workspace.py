@@ -16,11 +16,12 @@ from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ConfigError, KeyNeeded, NotEncrypted, SchemaTooNew, WrongKey
 from tests.core.persistence.encrypted_homes import BOTH, NEW_KEY, OLD_KEY, SECRET, Home
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(params=["sqlite:", "jsonl:"])
+@pytest.fixture(params=sampled(["sqlite:", "jsonl:"], every=2))
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Home:
     return Home(tmp_path / "w", request.param)
 

@@ -27,7 +27,7 @@ KEYS = KeyRing([b"k" * 32])
 OTHER = KeyRing([b"o" * 32])
 
 
-@pytest.fixture(params=["memory:", "sqlite:", "jsonl:"])
+@pytest.fixture(params=sampled(["memory:", "sqlite:", "jsonl:"], every=3))
 def stores(request: pytest.FixtureRequest, tmp_path: Path) -> StoreMaker:
     numbers = count(1)
     places: dict[Store, Path] = {}

@@ -32,7 +32,7 @@ from tests.sampled import sampled
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(params=["sqlite:", "jsonl:", "none:"])
+@pytest.fixture(params=sampled(["sqlite:", "jsonl:", "none:"], every=3))
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Home:
     return Home(tmp_path / "w", request.param)
 

@@ -38,6 +38,7 @@ from miniclaw_sessions.files.transfer.person import person_archive
 from miniclaw_sessions.service.api.bounded import BoundedSessions
 from miniclaw_sessions.testing import FakeClock
 from tests.postgresql import PostgreSQLServer
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.anyio
 DAY = 86_400.0
@@ -84,7 +85,7 @@ class Home:
         await self.server.execute(f"UPDATE sessions SET used_at = used_at - INTERVAL '{days} days'", database)
 
 
-@pytest.fixture(params=["sqlite:", "jsonl:", "postgresql:"])
+@pytest.fixture(params=sampled(["sqlite:", "jsonl:", "postgresql:"], every=3))
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Home:
     if request.param != "postgresql:":
         return Home(tmp_path / "w", request.param, None)

@@ -19,6 +19,7 @@ from miniclaw_sessions.service.api.forgetting import ForgetReply
 from miniclaw_sessions.service.client import Client
 from miniclaw_sessions.testing import FakeClock
 from tests.command_line import Cli, filled_by, serving, session_ids
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.usefixtures("own_home")
 ANNA = msgspec.structs.replace(Message.user("hello from Anna"), author="Anna")
@@ -38,7 +39,7 @@ def fill(workspace: Path) -> None:
     anyio.run(run)
 
 
-@pytest.fixture(params=["the daemon", "the files"])
+@pytest.fixture(params=sampled(["the daemon", "the files"], every=2))
 def filled(cli: Cli, request: pytest.FixtureRequest) -> Iterator[Cli]:
     filled_by(fill, cli.workspace)
     with serving(cli.workspace) if request.param == "the daemon" else nullcontext():

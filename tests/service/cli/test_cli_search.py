@@ -15,6 +15,7 @@ from miniclaw_sessions import Message, SessionManager, ToolCall
 from miniclaw_sessions.errors import SessionsError
 from miniclaw_sessions.service.cli.search import moment
 from tests.command_line import NASTY, UNSAFE, Cli, Terminal, filled_by, serving
+from tests.sampled import sampled
 
 _STYLES = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -45,7 +46,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     return cli
 
 
-@pytest.fixture(params=["files", "daemon"])
+@pytest.fixture(params=sampled(["daemon", "files"], every=2))
 def cli(files: Cli, request: pytest.FixtureRequest) -> Iterator[Cli]:
     with serving(files.workspace) if request.param == "daemon" else nullcontext():
         yield files

@@ -24,6 +24,7 @@ from miniclaw_sessions.service.cli.entry_names import LONGEST, SHORTEST, EntryNa
 from miniclaw_sessions.service.cli.tree import KEEP_TOKENS
 from tests.command_line import NASTY, UNSAFE, Cli, Terminal, filled_by, serving, shape
 from tests.growing import Growing, grown_at_random
+from tests.sampled import sampled
 
 WIDTH = 80
 _STYLES = re.compile(r"\x1b\[[0-9;]*m")
@@ -62,7 +63,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     return cli
 
 
-@pytest.fixture(params=["files", "daemon"])
+@pytest.fixture(params=sampled(["daemon", "files"], every=2))
 def cli(files: Cli, request: pytest.FixtureRequest) -> Iterator[Cli]:
     """The command line on the files, and on a daemon that holds them."""
     with serving(files.workspace) if request.param == "daemon" else nullcontext():

@@ -24,6 +24,7 @@ from miniclaw_sessions.files.transfer.exporting import export_session
 from miniclaw_sessions.files.transfer.importing import import_stream
 from miniclaw_sessions.service.api.bounded import BoundedSessions
 from miniclaw_sessions.testing import FakeClock
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.anyio
 
@@ -36,7 +37,7 @@ def permit(key: SessionKey) -> None:
         raise NotPermitted(key.session_id)
 
 
-@pytest.fixture(params=["sqlite:", "jsonl:", "memory:"])
+@pytest.fixture(params=sampled(["sqlite:", "jsonl:", "memory:"], every=3))
 async def manager(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SessionManager]:
     settings = SessionSettings(store=request.param, ttl_days=1.0, flush_interval_s=5e6)  # no flush in 40 days
     async with SessionManager(tmp_path / "w", settings=settings, clock=FakeClock()) as manager:
