@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 PART = int(os.environ.get("PROOF_PART", "1"))
-"""What CI divides random repetitions by. By hand there is no such limit, as `make proof` has time."""
+"""What CI divides random repetitions and long lists of cases by. By hand there is no such limit: `make proof` has time."""
+
+PART_NUMBER = int(os.environ.get("PROOF_PART_NUMBER", "0"))
+"""Which part of a long list of cases CI runs: another one each time."""
+
+_LONG = 6
+"""Shorter lists are never divided: they name stores, formats or programs, each of which CI tries."""
 
 
 def repeated(times: int) -> int:
@@ -20,15 +26,20 @@ def repeated(times: int) -> int:
 def sampled(cases: Iterable[Any], every: int) -> list[Any]:
     """The cases of a parametrized test or fixture. The round runs the first of each group, the proofs run the others.
 
+    With `PROOF_PART=3` the proofs run a third of many others; `PROOF_PART_NUMBER` says which third.
+
     Args:
         cases: values, or tuples of values.
         every: how many cases make a group.
     """
+    numbered = list(enumerate(cases))
+    others = [number for number, _ in numbered if number % every]
+    proofs = others[PART_NUMBER % PART :: PART] if len(others) > _LONG else others
     chosen = []
-    for number, case in enumerate(cases):
+    for number, case in numbered:
         if number % every == 0:
             chosen.append(case)
-            continue
-        values = case if type(case) is tuple else (case,)  # a named one is one value
-        chosen.append(pytest.param(*values, marks=pytest.mark.proof))
+        elif number in proofs:
+            values = case if type(case) is tuple else (case,)  # a named one is one value
+            chosen.append(pytest.param(*values, marks=pytest.mark.proof))
     return chosen
