@@ -155,8 +155,7 @@ class TreeModel:
                 if isinstance(operation, Said):
                     operation = operation._replace(message=messages[logged.entry_id])
                 model.add(logged.sequence, logged.entry_id, operation, logged.timestamp)
-        model.metadata = {}
-        model.add(last_sequence + 1, "", Data(self.metadata))
+        model.add(last_sequence + 1, "", Data({**dict.fromkeys(model.metadata), **self.metadata}))
         model.totals_known = False
         return model
 
