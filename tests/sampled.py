@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 PART = int(os.environ.get("PROOF_PART", "1"))
-"""What CI divides random repetitions and long lists of cases by. By hand there is no such limit: `make proof` has time."""
+"""What CI divides random repetitions and long lists of cases by. By hand there is none: `make proof` has time."""
 
 PART_NUMBER = int(os.environ.get("PROOF_PART_NUMBER", "0"))
 """Which part of a long list of cases CI runs: another one each time."""
 
 _LONG = 6
 """Shorter lists are never divided: they name stores, formats or programs, each of which CI tries."""
+
+_ELSEWHERE = [pytest.mark.proof, pytest.mark.skip(reason="in another part of the proofs (PROOF_PART_NUMBER)")]
 
 
 def repeated(times: int) -> int:
@@ -32,14 +34,11 @@ def sampled(cases: Iterable[Any], every: int) -> list[Any]:
         cases: values, or tuples of values.
         every: how many cases make a group.
     """
-    numbered = list(enumerate(cases))
-    others = [number for number, _ in numbered if number % every]
-    proofs = others[PART_NUMBER % PART :: PART] if len(others) > _LONG else others
-    chosen = []
-    for number, case in numbered:
-        if number % every == 0:
-            chosen.append(case)
-        elif number in proofs:
-            values = case if type(case) is tuple else (case,)  # a named one is one value
-            chosen.append(pytest.param(*values, marks=pytest.mark.proof))
+    chosen = list(cases)
+    others = [number for number in range(len(chosen)) if number % every]
+    here = others[PART_NUMBER % PART :: PART] if len(others) > _LONG else others
+    for number in others:
+        case = chosen[number]
+        values = case if type(case) is tuple else (case,)  # a named one is one value
+        chosen[number] = pytest.param(*values, marks=[pytest.mark.proof] if number in here else _ELSEWHERE)
     return chosen
