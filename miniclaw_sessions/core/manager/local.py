@@ -209,7 +209,7 @@ class LocalPopulation:
                     freed = entries.bytes if await self._home.remove(journal, kind="expired") else None
             except (SessionsError, OSError) as error:
                 _log_failure(session_id, error)
-            if copy is not None and not journal.is_deleted:
+            if copy is not None and freed is None:  # the session goes on, also as another object
                 with suppress(SessionsError):
                     await self._workspace.archive.delete(copy)
             return freed

@@ -19,10 +19,10 @@ from miniclaw_sessions.core.protocol.encoding import decode_entry
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
-from miniclaw_sessions.core.stores.base import SessionHead, StoredHead
+from miniclaw_sessions.core.stores.base import SessionHead, StoredEntry, StoredHead
 from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.disk import Directory
-from miniclaw_sessions.errors import NotArchived, SessionExists, SessionNotFound, StoreUnavailable
+from miniclaw_sessions.errors import NotArchived, SessionExists, SessionNotFound, StoreConflict, StoreUnavailable
 from miniclaw_sessions.testing import FakeClock, FaultyStore
 
 pytestmark = pytest.mark.anyio
@@ -219,6 +219,27 @@ async def test_a_session_that_cannot_be_archived_is_not_deleted(home: Home, monk
         assert (await manager.sweep()).expired == 0
         assert await names(manager) == {"1"}
         monkeypatch.undo()
+    assert home.archived() == []
+
+
+async def test_who_comes_back_to_a_refused_session_while_it_is_archived_keeps_it(home: Home) -> None:
+    async with home.open() as manager:
+        await say(manager)
+        home.store.refuse("telegram_1")
+        with pytest.raises(StoreConflict):
+            await say(manager, "refused")
+        home.store.heal()
+        await home.clock.advance(31 * DAY)
+        read = home.store.read
+
+        async def read_and_meanwhile(session_id: str, **part: Any) -> list[StoredEntry]:
+            home.store.read = read  # type: ignore[method-assign]
+            await say(manager, "I am back")
+            return await read(session_id, **part)
+
+        home.store.read = read_and_meanwhile  # type: ignore[method-assign]
+        assert (await manager.sweep()).expired == 0
+        assert [message.text for message in (await manager.get("telegram", "1")).messages()] == ["hi", "I am back"]
     assert home.archived() == []
 
 

@@ -219,8 +219,8 @@ class Connections:
 async def transaction(connection: Any, *, is_patient: bool = False) -> AsyncIterator[None]:
     """A transaction, which is rolled back if the block raises.
 
-    A patient one waits for the locks of others until these end, or are cut off because they stall. No append waits for
-    it.
+    A patient one waits for the locks of others until these end, or are cut off because they stall. An append waits for
+    it only where it has the last connection for changes, or locks the append's own session.
 
     A server that gives no answer is not asked to roll back, because that would wait as well: it does so by itself when
     the connection is dropped.
