@@ -218,6 +218,45 @@ async def test_what_others_said_is_given_again_after_the_session_went_back_behin
     assert texts(state["messages"]) == ["one", "reply to 1", "from elsewhere", "three", "reply to 4"]
 
 
+@pytest.mark.parametrize("before", [[], ["one", "reply to 1"]])
+async def test_what_others_said_is_given_again_after_the_run_that_took_it_up_was_deleted(
+    manager: SessionManager, saver: MiniclawSaver, before: list[str]
+) -> None:
+    graph = chat(saver)
+    for text in before[::2]:
+        await graph.ainvoke({"messages": [HumanMessage(text)]}, CONFIG)
+    session = await manager.get_or_create("langgraph", 1)
+    await session.add_messages([Message.user("hi"), Message.assistant("hello")])
+    for run in ("first", "second"):
+        state = await graph.ainvoke({"messages": [HumanMessage(run)]}, {**CONFIG, "metadata": {"run_id": run}})
+        assert texts(state["messages"])[:-1] == [*before, "hi", "hello", run]
+        await saver.adelete_for_runs([run])
+    await session.add_message(Message.user("and now?"))
+
+    expected = [*before, "hi", "hello", "and now?"]
+    for own in ("three", "four", "five"):  # each once, from then on
+        saver = MiniclawSaver(manager)
+        state = await chat(saver).ainvoke({"messages": [HumanMessage(own)]}, CONFIG)
+        expected += [own, f"reply to {len(expected) + 1}"]
+        assert texts(state["messages"]) == expected
+        await saver.aprune(["1"])
+
+
+async def test_what_a_graph_removed_is_not_given_again_when_the_runs_before_that_are_deleted(
+    manager: SessionManager, saver: MiniclawSaver
+) -> None:
+    session = await manager.get_or_create("langgraph", 1)
+    await session.add_messages([Message.user("hi"), Message.assistant("hello")])
+    graph = chat(saver)
+    state: dict[str, Any] = {}
+    for run in ("first", "second"):
+        state = await graph.ainvoke({"messages": [HumanMessage(run)]}, {**CONFIG, "metadata": {"run_id": run}})
+    await graph.aupdate_state(CONFIG, {"messages": [RemoveMessage(id=state["messages"][0].id)]})
+    await saver.adelete_for_runs(["first", "second"])
+    state = await graph.ainvoke({"messages": [HumanMessage("third")]}, CONFIG)
+    assert texts(state["messages"])[:-1] == ["hello", "first", "reply to 3", "second", "reply to 5", "third"]
+
+
 async def test_what_a_run_did_not_see_is_given_to_the_next_one(manager: SessionManager, saver: MiniclawSaver) -> None:
     session = await manager.get_or_create("langgraph", 1)
     await session.add_message(Message.user("before"))

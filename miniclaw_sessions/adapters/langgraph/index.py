@@ -73,6 +73,7 @@ class StoredList(NamedTuple):
     Attributes:
         sequence: where its record stands.
         base, keep, added: what it is put together of.
+        said: the places of the messages that the graph said with it.
         until: a place; the graph has got every message up to it.
     """
 
@@ -80,6 +81,7 @@ class StoredList(NamedTuple):
     base: Version | None
     keep: int
     added: Sequence[StoredMessage]
+    said: range
     until: int
 
 
@@ -191,29 +193,39 @@ class Index:
         places = (found.place.sequence for (ns, _), found in self.checkpoints.items() if ns == namespace)
         return min((sequence for sequence in places if _is_in(branch, sequence)), default=None)
 
-    def newest_list(self, namespace: str, name: str) -> Channel | None:
-        """The newest version of a channel of messages on the current branch."""
+    def newest_list(self, namespace: str, name: str, end: int | None = None) -> Channel | None:
+        """The newest version of a channel of messages on the current branch, up to a place."""
         branch = self._branch()
         return next(
             (
                 channel
                 for channel, found in reversed(self.lists.items())
-                if channel[:2] == (namespace, name) and _is_in(branch, found.sequence)
+                if channel[:2] == (namespace, name)
+                and (end is None or found.sequence <= end)
+                and _is_in(branch, found.sequence)
             ),
             None,
         )
 
     def new_messages(self, namespace: str, name: str) -> list[str]:
-        """The ids of the current branch's messages that its versions of a channel have not taken up, in order."""
-        newest = self.newest_list(namespace, name)
+        """The ids of the current branch's messages that its versions of a channel have not taken up, in order.
+
+        A version behind the newest checkpoint belongs to one that was forgotten. What others said and it took up is
+        new again; what the graph said with it is not.
+        """
+        latest = self.latest(namespace)
+        end = 0 if latest is None else self.checkpoints[namespace, latest].place.sequence
+        newest = self.newest_list(namespace, name, end)
         until = 0 if newest is None else self.lists[newest].until
         branch = self._branch()
-        taken: set[str | None] = set()
+        taken: set[str] = set()
         for channel, found in reversed(self.lists.items()):
             if found.sequence <= until:
                 break
             if channel[:2] == (namespace, name) and _is_in(branch, found.sequence):
-                taken.update(message.entry_id for message in found.added)
+                ids = {message.entry_id for message in found.added if message.entry_id is not None}
+                is_kept = found.sequence <= end
+                taken |= ids if is_kept else {id_ for id_ in ids if self.messages.get(id_) in found.said}
         since = self._order[bisect_right(self._order, until, key=self.messages.__getitem__) :]
         return [id_ for id_ in since if id_ not in taken and _is_in(branch, self.messages[id_])]
 
@@ -305,18 +317,21 @@ class Index:
             self._latest.clear()
 
     def _add_list(self, namespace: str, messages: MessageList, place: Place) -> None:
+        behind = place.sequence - place.pieces
+        said = range(behind - messages.said, behind)
         self.lists[namespace, messages.channel, messages.version] = StoredList(
             place.sequence,
             messages.base,
             messages.keep,
-            [self._message(reference, messages.said, place) for reference in messages.add],
+            [self._message(reference, said, place) for reference in messages.add],
+            said,
             place.sequence if messages.until is None else self.messages.get(messages.until, 0),
         )
 
-    def _message(self, reference: Reference, said: int, place: Place) -> StoredMessage:
+    def _message(self, reference: Reference, said: range, place: Place) -> StoredMessage:
         entry_id = reference.entry
         if reference.said is not None:
-            sequence = place.sequence - place.pieces - said + reference.said
+            sequence = said.start + reference.said
             found = bisect_left(self._order, sequence, key=self.messages.__getitem__)
             is_there = found < len(self._order) and self.messages[self._order[found]] == sequence
             entry_id = self._order[found] if is_there else None

@@ -173,7 +173,7 @@ class MessagesChannel:
             keep=keep,
             add=tuple(references),
             said=len(said),
-            until=index.taken_until(channel, {reference.entry for reference in references}),
+            until=index.taken_until(channel, {one.entry_id for one in known}),
         )
         return Said(version, said, whole, values, known)
 

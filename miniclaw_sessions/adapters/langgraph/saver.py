@@ -198,7 +198,11 @@ class MiniclawSaver(BaseCheckpointSaver[str]):
 
     @at_home
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Forget the checkpoints and writes of these runs, in all threads of the channel; their messages stay."""
+        """Forget the checkpoints and writes of these runs, in all threads of the channel; their messages stay.
+
+        A graph does not see again what it said in such a run. What others said is given to its next run, also where
+        the forgotten one had taken it up.
+        """
         for chat in await self._sessions(None):
             async with self._thread(chat) as thread:
                 await thread.forget_runs(set(run_ids))
