@@ -213,8 +213,14 @@ class Dispatcher:
         stopped = [delivery.stop() for delivery in self._chats.get(session_id, ())]
         return any(stopped)
 
-    def cut_off(self, at: float) -> None:
-        """Listen no more, and cut off what is still not answered at this time of the event loop."""
+    def cut_off(self, at: float, *, last_words_s: float = math.inf) -> None:
+        """Listen no more, and cut off what is still not answered at this time of the event loop.
+
+        Args:
+            at: the time, as `anyio.current_time` has it.
+            last_words_s: how long sending that may take from now on, if that is less than before.
+        """
+        self._last_words_s = min(self._last_words_s, last_words_s)
         self._cut_off_at = min(self._cut_off_at, at)
         for scope in self._listening:
             scope.cancel()

@@ -718,6 +718,28 @@ async def test_a_turn_that_is_slow_to_let_go_breaks_nothing(manager: SessionMana
     assert await said_in(manager) == ["one"]
 
 
+async def test_a_second_order_to_stop_shortens_what_the_first_one_allowed_to_be_sent(manager: SessionManager) -> None:
+    is_stuck = anyio.Event()
+
+    class Stuck(Room):
+        async def send(self, chat_id: str, outgoing: Outgoing) -> None:
+            del chat_id, outgoing
+            is_stuck.set()
+            await anyio.sleep_forever()
+
+    room = Stuck()
+    with anyio.fail_after(PATIENCE_S):
+        async with Dispatcher(manager, Assistant(Agent(Doors())), last_words_s=100 * PATIENCE_S) as dispatcher:
+            dispatcher.serve(room)
+            room.say("one")
+            await is_stuck.wait()
+            dispatcher.cut_off(anyio.current_time())
+            dispatcher.cut_off(anyio.current_time(), last_words_s=0.0)
+            await dispatcher.finished()
+    room.close()
+    assert await said_in(manager) == ["one", "echo: one"]
+
+
 async def test_any_number_of_tasks_may_wait_for_the_end(dispatcher: Dispatcher, room: Room, model: Doors) -> None:
     model.close("one")
     room.say("one")

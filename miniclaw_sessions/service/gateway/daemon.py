@@ -43,7 +43,7 @@ from miniclaw_sessions.service.gateway.http import Gateway, make_app
 from miniclaw_sessions.service.gateway.listeners import AddressInUseError, Listener, inherited, listen_tcp, listen_unix
 from miniclaw_sessions.service.gateway.notify import Notifier, watchdog
 from miniclaw_sessions.service.gateway.sampling import sample
-from miniclaw_sessions.service.gateway.server import EmbeddedServer
+from miniclaw_sessions.service.gateway.server import HURRIED_S, EmbeddedServer
 from miniclaw_sessions.service.gateway.signals import Signals
 from miniclaw_sessions.service.gateway.telemetry import Spans, Telemetry
 from miniclaw_sessions.statistics import ChannelState
@@ -194,7 +194,7 @@ async def _drain(server: EmbeddedServer, dispatcher: Dispatcher, signals: Signal
     async def hurry() -> None:
         await signals.hurry.wait()
         server.hurry()
-        dispatcher.cut_off(anyio.current_time())
+        dispatcher.cut_off(anyio.current_time(), last_words_s=HURRIED_S)
 
     dispatcher.cut_off(anyio.current_time() + graceful_timeout_s)
     server.stop()

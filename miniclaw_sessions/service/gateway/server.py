@@ -42,6 +42,9 @@ IDLE_GRACE_S = 2.0
 BACKLOG = 2048
 """How many clients may wait to be accepted; the kernel may allow fewer."""
 
+HURRIED_S = 1.0
+"""How long, after a second signal, a turn that is cut off may take to be saved and reported."""
+
 _LAST_WORDS_S = 5.0  # turns are cut off when the grace is over; a busy machine needs a while to save that and tell it
 _REPLY_S = 1.0
 _RETRY_S = 1.0  # until it is tried again to accept a client
@@ -396,7 +399,7 @@ class EmbeddedServer(uvicorn.Server):
         self._one_gone = anyio.Event()
         self._grace_s = graceful_timeout_s
         self._grace = anyio.CancelScope()
-        self._last_words_s = _LAST_WORDS_S
+        self._last_words = anyio.CancelScope()
         self._short_of_room_at = -math.inf
 
     async def serve_until_stopped(self, sockets: Sequence[socket.socket]) -> None:
@@ -479,7 +482,8 @@ class EmbeddedServer(uvicorn.Server):
             self._close_idle()
             await self._all_gone()
         self._close_idle()
-        with anyio.move_on_after(self._last_words_s):  # turns are cut off now: their clients hear it
+        self._last_words.deadline = min(self._last_words.deadline, anyio.current_time() + _LAST_WORDS_S)
+        with self._last_words:  # turns are cut off now: their clients hear it
             await self._all_gone()
         for task in self.server_state.tasks:
             task.cancel()
@@ -511,5 +515,5 @@ class EmbeddedServer(uvicorn.Server):
     def hurry(self) -> None:
         """Wait no longer for the requests in flight."""
         self._grace.cancel()
-        self._last_words_s = _REPLY_S
+        self._last_words.deadline = min(self._last_words.deadline, anyio.current_time() + HURRIED_S)
         self.stop()
