@@ -201,6 +201,8 @@ def test_codecs_may_name_the_modules_of_their_kit_that_were_moved() -> None:
         importlib.import_module(f"{PACKAGE}.formats.tree").Tree
         is importlib.import_module(f"{PACKAGE}.files.formats.json_lines").Tree
     )
+    order = importlib.import_module(f"{PACKAGE}.formats.tool_calls")
+    assert order.in_order is importlib.import_module(f"{PACKAGE}.files.formats.codec").in_order
     program = f"from {PACKAGE}.formats import images, tree; print(images.__name__, tree.__name__)"
     done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [f"{PACKAGE}.core.protocol.images", f"{PACKAGE}.files.formats.json_lines"]

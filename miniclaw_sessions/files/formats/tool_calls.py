@@ -11,6 +11,12 @@ import msgspec
 
 from miniclaw_sessions.core.protocol.json_values import parse_json
 from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.files.formats.codec import (  # noqa: F401 - codecs of other packages take them from here
+    PLACE,
+    in_order,
+    in_pieces,
+    taken_apart,
+)
 
 NOT_AN_OBJECT = "value"
 """The name under which arguments are sent that are not an object, to services that take only objects."""
