@@ -6,6 +6,7 @@ import base64
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import anyio
@@ -38,14 +39,16 @@ async def serving(
     manager: SessionManager,
     model: Doors,
     server: Homeserver,
-    monkeypatch: pytest.MonkeyPatch,
     tools: Sequence[Tool] = (),
     **settings: Any,
 ) -> AsyncIterator[None]:
-    monkeypatch.setenv("MATRIX_TOKEN", "token")
     assistant = Assistant(Agent(model, tools=tools))
     async with server.serve(), Dispatcher(manager, assistant, backoff_s=(0.01, 0.01)) as dispatcher:
-        dispatcher.serve(MatrixChannel("matrix", MatrixSettings(homeserver=server.url, allow=(ALICE, BOB), **settings)))
+        with NamedTemporaryFile("w") as token:
+            token.write("token")
+            token.flush()
+            made = MatrixSettings(homeserver=server.url, token_file=token.name, allow=(ALICE, BOB), **settings)
+            dispatcher.serve(MatrixChannel("matrix", made))
         try:
             with anyio.fail_after(PATIENCE_S):
                 await server.until_position(0)
@@ -55,11 +58,11 @@ async def serving(
 
 
 async def test_what_waits_when_the_connection_breaks_off_is_done_only_when_it_is_answered(
-    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
+    manager: SessionManager, model: Doors
 ) -> None:
     server = Homeserver()
     model.close("slow")
-    async with serving(manager, model, server, monkeypatch):
+    async with serving(manager, model, server):
         server.say("slow", ALICE)
         await model.was_asked("slow")
         server.say("waits", ALICE)
@@ -67,8 +70,7 @@ async def test_what_waits_when_the_connection_breaks_off_is_done_only_when_it_is
         with capture_logs() as logs:
             server.broken = 1
             server.change()
-            while not [one for one in logs if one["action"] == "channel.failed"]:  # noqa: ASYNC110 - there is no event
-                await anyio.sleep(0.01)
+            await server.until(lambda: "channel.failed" in [one["action"] for one in logs])  # it asks again then
         server.say("/help", ALICE, **ASIDE)
         await server.until(lambda: len(server.answers) == 1)
         server.say("/help", ALICE, **ASIDE)  # its answer comes behind all that was handed over again
@@ -81,11 +83,11 @@ async def test_what_waits_when_the_connection_breaks_off_is_done_only_when_it_is
 
 
 async def test_an_answer_that_the_homeserver_does_not_take_is_sent_later_and_holds_up_nothing(
-    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
+    manager: SessionManager, model: Doors
 ) -> None:
     server = Homeserver()
     server.refused = 1
-    async with serving(manager, model, server, monkeypatch):
+    async with serving(manager, model, server):
         server.say("one", ALICE)
         await server.until(lambda: not server.refused)
         server.say("two", ALICE)
@@ -95,10 +97,10 @@ async def test_an_answer_that_the_homeserver_does_not_take_is_sent_later_and_hol
 
 
 async def test_while_nothing_can_be_saved_a_person_is_told_so_once_and_answered_afterwards(
-    tmp_path: Path, model: Doors, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: Doors
 ) -> None:
     server, store = Homeserver(), FaultyStore(MemoryStore())
-    async with SessionManager(tmp_path / "full", store=store) as manager, serving(manager, model, server, monkeypatch):
+    async with SessionManager(tmp_path / "full", store=store) as manager, serving(manager, model, server):
         store.fail(StoreFull("no space left"))
         server.say("message", ALICE)
         await server.until_answers(1)
@@ -114,12 +116,10 @@ async def test_while_nothing_can_be_saved_a_person_is_told_so_once_and_answered_
     assert [text.partition(".")[0] for text in told] == ["I cannot save anything just now", "echo: message"]
 
 
-async def test_an_answer_that_can_never_be_sent_holds_up_nothing(
-    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_answer_that_can_never_be_sent_holds_up_nothing(manager: SessionManager, model: Doors) -> None:
     server = Homeserver()
     model.replies["paint"] = Message.assistant((TextPart("here"), ImagePart("image/png", "AAA")))
-    async with serving(manager, model, server, monkeypatch):
+    async with serving(manager, model, server):
         server.say("paint", ALICE)
         await server.until(lambda: bool(server.answers))
         server.say("hello", ALICE)
@@ -139,25 +139,25 @@ async def say_more_than_is_in_hand(server: Homeserver) -> None:
 
 
 async def test_what_waits_in_one_room_keeps_nobody_else_from_being_heard_and_is_answered_through_a_restart(
-    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
+    manager: SessionManager, model: Doors
 ) -> None:
     server = Homeserver()
     model.close("slow")
-    async with serving(manager, model, server, monkeypatch):
+    async with serving(manager, model, server):
         await say_more_than_is_in_hand(server)
         assert server.position == "0", "what waits is in memory only"
     model.open("slow")
-    async with serving(manager, model, server, monkeypatch):
+    async with serving(manager, model, server):
         await server.until_position(42)
     assert list(server.answers.values()) == ["echo: quick", *(f"echo: {text}" for text in BEHIND_SLOW)]
 
 
 async def test_what_waits_is_answered_when_there_is_room_though_nobody_says_anything_more(
-    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
+    manager: SessionManager, model: Doors
 ) -> None:
     server = Homeserver()
     model.close("slow")
-    async with serving(manager, model, server, monkeypatch):
+    async with serving(manager, model, server):
         await say_more_than_is_in_hand(server)
         model.open("slow")
         await server.until_position(42)
@@ -165,11 +165,11 @@ async def test_what_waits_is_answered_when_there_is_room_though_nobody_says_anyt
 
 
 async def test_stop_is_heard_whatever_waits_and_nothing_before_it_is_answered(
-    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
+    manager: SessionManager, model: Doors
 ) -> None:
     server = Homeserver()
     model.close("slow", "aside")
-    async with serving(manager, model, server, monkeypatch):
+    async with serving(manager, model, server):
         server.say("slow", ALICE)
         server.say("aside", ALICE, **ASIDE)
         await model.was_asked("slow", "aside")
@@ -191,7 +191,7 @@ async def test_of_more_than_can_be_held_the_oldest_are_told_that_too_much_waits(
     monkeypatch.setattr("miniclaw_sessions.channels.matrix._HELD", 10)
     server = Homeserver()
     model.close("slow")
-    async with serving(manager, model, server, monkeypatch):
+    async with serving(manager, model, server):
         for text in ("slow", *map(str, range(50))):
             server.say(text, ALICE)
         await server.until(lambda: len(server.answers) == 51 - 21 - 10)
@@ -201,9 +201,7 @@ async def test_of_more_than_can_be_held_the_oldest_are_told_that_too_much_waits(
     assert model.asked == ["slow", *map(str, range(20)), *map(str, range(40, 50))]
 
 
-async def test_what_is_still_being_read_is_not_taken_for_done(
-    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_still_being_read_is_not_taken_for_done(manager: SessionManager, model: Doors) -> None:
     class SlowHomeserver(Homeserver):
         def __init__(self) -> None:
             super().__init__()
@@ -217,7 +215,7 @@ async def test_what_is_still_being_read_is_not_taken_for_done(
     server = SlowHomeserver()
     server.media = PNG
     model.close("slow")
-    async with serving(manager, model, server, monkeypatch):
+    async with serving(manager, model, server):
         server.say("slow", ALICE)
         await model.was_asked("slow")
         server.say("p.png", ALICE, msgtype="m.image", url="mxc://example.org/1")
@@ -230,14 +228,14 @@ async def test_what_is_still_being_read_is_not_taken_for_done(
 
 
 async def test_an_answer_is_not_taken_for_what_was_told_of_the_same_message_before(
-    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
+    manager: SessionManager, model: Doors
 ) -> None:
     def fails() -> None:
         raise ModelError("overloaded")
 
     server = Homeserver()
     model.close("slow")
-    async with serving(manager, model, server, monkeypatch):
+    async with serving(manager, model, server):
         server.say("slow", ALICE, **ASIDE)
         await model.was_asked("slow")
         model.on_asked = fails
@@ -245,17 +243,17 @@ async def test_an_answer_is_not_taken_for_what_was_told_of_the_same_message_befo
         await server.until(lambda: len(server.answers) == 1)
     model.on_asked = lambda: None
     model.open("slow")
-    async with serving(manager, model, server, monkeypatch):
+    async with serving(manager, model, server):
         await server.until_position(2)
     assert sorted(server.answers.values())[1:] == ["echo: question", "echo: slow"]
 
 
 @pytest.mark.parametrize("caption", ["", "what do I say there?"])
 async def test_a_voice_message_is_told_of_in_a_plain_sentence_to_the_model_and_to_the_person(
-    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch, caption: str
+    manager: SessionManager, model: Doors, caption: str
 ) -> None:
     server = Homeserver()
-    async with serving(manager, model, server, monkeypatch):
+    async with serving(manager, model, server):
         server.say(caption or "voice.ogg", ALICE, msgtype="m.audio", url="mxc://example.org/1", filename="voice.ogg")
         await server.until_position(1)
     to_model = "(The person sent a voice message, or another sound, which you cannot listen to.)"
@@ -268,11 +266,11 @@ async def test_a_voice_message_is_told_of_in_a_plain_sentence_to_the_model_and_t
 
 @pytest.mark.parametrize("media", [PNG, PNG[:-20], b"<html>"])
 async def test_only_what_is_an_image_is_shown_to_the_model_with_the_type_that_it_has(
-    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch, media: bytes
+    manager: SessionManager, model: Doors, media: bytes
 ) -> None:
     server = Homeserver()
     server.media = media
-    async with serving(manager, model, server, monkeypatch):
+    async with serving(manager, model, server):
         server.say("p.png", ALICE, msgtype="m.image", url="mxc://example.org/1", info={"mimetype": "image/jpeg"})
         await server.until_position(1)
     (said, _) = (await manager.get_or_create("matrix", ROOM)).messages()
@@ -290,10 +288,10 @@ async def test_only_what_is_an_image_is_shown_to_the_model_with_the_type_that_it
     ],
 )
 async def test_an_event_that_nobody_can_read_holds_up_no_other(
-    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch, hostile: dict[str, Any]
+    manager: SessionManager, model: Doors, hostile: dict[str, Any]
 ) -> None:
     server = Homeserver(people=3)
-    async with serving(manager, model, server, monkeypatch):
+    async with serving(manager, model, server):
         server.say("hello", BOB, **hostile)
         server.say(f"{BOT}: hello", ALICE)
         await server.until_position(2)
@@ -302,12 +300,12 @@ async def test_an_event_that_nobody_can_read_holds_up_no_other(
 
 @pytest.mark.parametrize("is_mention", [False, True])
 async def test_in_a_room_of_three_an_ok_is_an_answer_only_where_it_is_said_to_the_bot(
-    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch, *, is_mention: bool
+    manager: SessionManager, model: Doors, *, is_mention: bool
 ) -> None:
     made: list[dict[str, Any]] = []
     model.replies["delete x"] = Message.assistant("", (ToolCall("call_0", "delete", "{}"),))
     server = Homeserver(people=3)
-    async with serving(manager, model, server, monkeypatch, tools=[deleting_tool(made)], groups="all"):
+    async with serving(manager, model, server, tools=[deleting_tool(made)], groups="all"):
         server.say("delete x", ALICE)
         await server.until_position(1)
         server.say("ok", BOB, **({"m.mentions": {"user_ids": [BOT]}} if is_mention else {}))
@@ -315,11 +313,9 @@ async def test_in_a_room_of_three_an_ok_is_an_answer_only_where_it_is_said_to_th
     assert bool(made) is is_mention
 
 
-async def test_an_event_without_the_least_that_one_has_holds_up_no_other(
-    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_event_without_the_least_that_one_has_holds_up_no_other(manager: SessionManager, model: Doors) -> None:
     server = Homeserver()
-    async with serving(manager, model, server, monkeypatch):
+    async with serving(manager, model, server):
         server.add({"type": "m.room.message", "content": {"body": "no id, no sender"}})
         server.add({"type": "m.room.member", "state_key": BOT, "content": "joined"})
         server.say("hello", ALICE)
@@ -327,11 +323,9 @@ async def test_an_event_without_the_least_that_one_has_holds_up_no_other(
     assert list(server.answers.values()) == ["echo: hello"]
 
 
-async def test_nobody_rewrites_what_somebody_else_has_said(
-    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nobody_rewrites_what_somebody_else_has_said(manager: SessionManager, model: Doors) -> None:
     server = Homeserver()
-    async with serving(manager, model, server, monkeypatch):
+    async with serving(manager, model, server):
         first = server.say("6 * 7", ALICE)
         await server.until_position(1)
         edit = {"m.new_content": {"msgtype": "m.text", "body": "6 * 8"}}

@@ -33,12 +33,12 @@ def details(logs: list[Any], action: str) -> list[str]:
 @pytest.mark.anyio
 @pytest.mark.parametrize("kind", STRANGE)
 async def test_an_answer_without_an_event_id_of_the_homeserver_is_sent_again_and_is_not_done(
-    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch, kind: str
+    manager: SessionManager, model: Doors, kind: str
 ) -> None:
     server = Homeserver()
     server.instead["PUT _send"] = [STRANGE[kind]]
     with capture_logs() as logs:
-        async with serving(manager, model, server, monkeypatch):
+        async with serving(manager, model, server):
             server.say("one", ALICE)
             await server.until(lambda: not server.instead["PUT _send"])
             assert server.position == "0", "nothing is done"
@@ -60,15 +60,15 @@ async def test_an_answer_without_an_event_id_of_the_homeserver_is_sent_again_and
     ],
 )
 async def test_listening_begins_when_the_homeserver_itself_replies_and_passes_nothing_over(
-    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch, request_: str, reply: tuple[int, str, bytes]
+    manager: SessionManager, model: Doors, request_: str, reply: tuple[int, str, bytes]
 ) -> None:
     server = Homeserver()
-    async with serving(manager, model, server, monkeypatch):
+    async with serving(manager, model, server):
         pass
     server.say("while it was away", ALICE)
     server.instead[request_] = [reply]
     with capture_logs() as logs:
-        async with serving(manager, model, server, monkeypatch):
+        async with serving(manager, model, server):
             await server.until_position(1)
     assert list(server.answers.values()) == ["echo: while it was away"]
     assert all("the homeserver's own (status " in one for one in details(logs, "channel.failed"))
@@ -77,11 +77,11 @@ async def test_listening_begins_when_the_homeserver_itself_replies_and_passes_no
 
 @pytest.mark.anyio
 async def test_how_far_all_is_done_is_kept_with_the_next_reply_where_a_proxy_was_between(
-    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
+    manager: SessionManager, model: Doors
 ) -> None:
     server = Homeserver()
     with capture_logs() as logs:
-        async with serving(manager, model, server, monkeypatch):
+        async with serving(manager, model, server):
             model.close("slow")
             server.instead["PUT _keep"] = [STRANGE["an HTML page"]]
             server.say("hello", ALICE)
@@ -97,13 +97,13 @@ async def test_how_far_all_is_done_is_kept_with_the_next_reply_where_a_proxy_was
 
 @pytest.mark.anyio
 async def test_an_invitation_that_only_a_proxy_refused_is_accepted_later_and_keeps_nobody_waiting(
-    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
+    manager: SessionManager, model: Doors
 ) -> None:
     server = Homeserver()
     server.invitations = ["!other:example.org"]
     server.instead["POST _join"] = [(504, "text/html", PAGE)]
     with capture_logs() as logs:
-        async with serving(manager, model, server, monkeypatch):
+        async with serving(manager, model, server):
             await server.until(lambda: not server.instead["POST _join"])
             server.say("hello", ALICE)
             await server.until_position(1)
@@ -115,11 +115,11 @@ async def test_an_invitation_that_only_a_proxy_refused_is_accepted_later_and_kee
 @pytest.mark.anyio
 @pytest.mark.parametrize("kind", STRANGE)
 async def test_a_reply_to_what_only_a_proxy_shows_is_not_for_the_bot_and_stops_nothing(
-    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch, kind: str
+    manager: SessionManager, model: Doors, kind: str
 ) -> None:
     server = Homeserver(people=3)
     with capture_logs() as logs:
-        async with serving(manager, model, server, monkeypatch):
+        async with serving(manager, model, server):
             answered = server.say("what the bot has said", BOT)
             server.instead["GET _event"] = [STRANGE[kind]]
             server.say("a reply", ALICE, **{"m.relates_to": {"m.in_reply_to": {"event_id": answered}}})
