@@ -555,11 +555,11 @@ async def test_a_mailbox_takes_the_password_of_no_other(
 
 
 async def test_a_wrong_password_is_a_clear_error_on_either_server(
-    settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+    settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
 ) -> None:
-    monkeypatch.setattr(mailbox, "password", "another")
+    mailbox.password = "another"
     with pytest.raises(Unreachable, match=r"the mailbox INBOX on 127\.0\.0\.1: .*the password is wrong"):
         await anext(EmailChannel("email", settings).receive())
-    monkeypatch.setattr(outbox, "password", "another")
+    outbox.password = "another"
     with pytest.raises(Unreachable, match=r"for sending mail: .*535"):
         await anext(EmailChannel("email", settings).receive())

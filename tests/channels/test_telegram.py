@@ -393,17 +393,12 @@ async def test_what_cannot_be_saved_now_is_answered_when_it_can_be_and_the_model
 async def test_an_answer_that_could_not_be_sent_in_time_is_sent_later(
     bots: Bots, server: BotServer, model: Doors, monkeypatch: pytest.MonkeyPatch, *, is_ended: bool
 ) -> None:
-    hasty = bots.clock.sleep
-
-    async def wait(seconds: float) -> None:
-        await (anyio.sleep_forever() if seconds == 7.0 else hasty(seconds))
-
+    bots.clock.held[7.0] = anyio.Event()
     server.fail("sendMessage", BAD_GATEWAY)
     with monkeypatch.context() as patch:
         patch.setattr(telegram, "_BACKOFF_S", (7.0, 60.0))
-        patch.setattr(bots.clock, "sleep", wait)
-        patch.setattr(TelegramChannel, "send_timeout_s", 600.0 if is_ended else 0.5)
-        async with bots.serving():
+        async with bots.serving() as channel:
+            channel.send_timeout_s = 600.0 if is_ended else 0.5
             server.say("hello")
             await server.until(lambda: bool(server.called("sendMessage") if is_ended else server.texts()))
     async with bots.serving():
