@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
@@ -99,11 +98,14 @@ async def test_a_cursor_of_another_feed_lists_where_each_session_ends(manager: S
         assert not ready.data["resumed"]
 
 
-async def test_a_slow_reader_is_cut_off_and_what_waits_for_it_is_bounded(
-    manager: SessionManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def few_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The feed of a manager that is opened after this is short."""
     monkeypatch.setattr(feed, "KEPT_EVENTS", 10)
-    monkeypatch.setattr(manager.events.feed, "_kept", deque(maxlen=10))
+
+
+@pytest.mark.usefixtures("few_kept")
+async def test_a_slow_reader_is_cut_off_and_what_waits_for_it_is_bounded(manager: SessionManager) -> None:
     session = await manager.get_or_create("telegram", 1)
     async with aclosing(manager.events.watch_all()) as slow:
         (ready,) = await anext(slow)
@@ -114,16 +116,13 @@ async def test_a_slow_reader_is_cut_off_and_what_waits_for_it_is_bounded(
         assert [one.data["resumed"] for one in await anext(again)] == [False]
 
 
-async def test_a_reader_of_quiet_sessions_is_not_too_slow_however_much_happens_in_others(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("few_kept")
+async def test_a_reader_of_quiet_sessions_is_not_too_slow_however_much_happens_in_others(tmp_path: Path) -> None:
     def quiet(session_id: str, _: SessionKey | None) -> bool:
         return session_id == "telegram_2"
 
     clock = FakeClock()
-    monkeypatch.setattr(feed, "KEPT_EVENTS", 10)
     async with SessionManager(tmp_path, store="memory:", clock=clock) as manager:
-        monkeypatch.setattr(manager.events.feed, "_kept", deque(maxlen=10))
         busy, other = [await manager.get_or_create("telegram", chat) for chat in (1, 2)]
         async with aclosing(manager.events.watch_all(only=quiet)) as watched, anyio.create_task_group() as tasks:
             events = await anext(watched)
