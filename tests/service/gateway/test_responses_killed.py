@@ -174,10 +174,11 @@ async def test_a_conversation_that_a_kill_cut_off_is_asked_again_and_doubles_not
 
     async with StrictServer(answer, key=KEY) as server, daemon(short_path, server) as one:
         await one.notice("READY=1")
-        answered: list[Any] = []
+        answered, is_answered = list[Any](), anyio.Event()
 
         async def ask(client: AsyncOpenAI, conversation: str) -> None:
             answered.append(await client.responses.create(input="hello?", conversation=conversation))
+            is_answered.set()
 
         async with package_at(one.socket) as client, anyio.create_task_group() as tasks:
             made = await client.conversations.create()
@@ -187,8 +188,7 @@ async def test_a_conversation_that_a_kill_cut_off_is_asked_again_and_doubles_not
             async with daemon(short_path, server) as two:
                 await two.notice("READY=1")
                 with anyio.fail_after(60):
-                    while not answered:  # noqa: ASYNC110 - nobody tells it
-                        await anyio.sleep(0.05)
+                    await is_answered.wait()
                 assert answered[0].output_text == "here I am"
                 items = [item async for item in client.conversations.items.list(made.id)]
                 assert len(items) == 2
