@@ -19,7 +19,7 @@ from miniclaw_sessions.core.protocol.encoding import decode_entry
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
-from miniclaw_sessions.core.stores.base import SessionHead, StoredEntry, StoredHead
+from miniclaw_sessions.core.stores.base import SessionHead, Store, StoredEntry, StoredHead
 from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.errors import NotArchived, SessionExists, SessionNotFound, StoreConflict, StoreUnavailable
@@ -37,9 +37,10 @@ class Home:
         self.store = FaultyStore(MemoryStore())
         self.clock = FakeClock()
 
-    def open(self, **settings: Any) -> SessionManager:
+    def open(self, store: Store | str | None = None, **settings: Any) -> SessionManager:
         settings = {"sweep_interval_s": 9 * 365 * DAY, "flush_interval_s": 9 * 365 * DAY, **settings}
-        return SessionManager(self.workspace, settings=SessionSettings(**settings), store=self.store, clock=self.clock)
+        chosen = SessionSettings(**settings)
+        return SessionManager(self.workspace, settings=chosen, store=store or self.store, clock=self.clock)
 
     async def passed(self, seconds: float) -> None:
         """Let time pass while flusher and sweeper sleep: what they do in threads is not the clock's."""
@@ -394,11 +395,8 @@ async def test_the_log_says_beforehand_what_the_next_sweep_will_take(
     assert datetime.fromisoformat(at[1]).tzinfo is not None
 
 
-async def test_what_expires_for_good_is_in_no_file_when_the_sweep_is_over(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(home, "store", "sqlite:")
-    async with home.open(archive_expired=False) as manager:
+async def test_what_expires_for_good_is_in_no_file_when_the_sweep_is_over(home: Home) -> None:
+    async with home.open("sqlite:", archive_expired=False) as manager:
         for number in range(60):
             await say(manager, f"xylophonist {number}")
         await manager.flush()

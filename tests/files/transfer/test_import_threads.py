@@ -56,7 +56,7 @@ async def test_nothing_of_a_file_is_looked_at_on_the_event_loop(
     form = Format(name="x", about="", suffix=".x", recognize=recognize, reader=Recorder, by_line=by_line)
     monkeypatch.setattr(registry, "OURS", ())
     monkeypatch.setattr(registry, "others", lambda: (form,))
-    monkeypatch.setattr(Recorder, "threads", set())
+    Recorder.threads.clear()
     path = tmp_path / "s"
     path.write_text("[1]\n[2]\n" if by_line else json.dumps(list(range(1000))))
     async with SessionManager(tmp_path / "w") as manager:

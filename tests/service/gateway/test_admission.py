@@ -103,11 +103,9 @@ async def test_probes_need_no_token_whatever_their_host_and_tell_strangers_nothi
     assert (await served.tcp.get("/health", headers={"Host": host})).json() == {"status": "ok"}
 
 
-async def test_what_fails_is_not_ready_but_alive_and_only_those_with_a_token_hear_why(
-    served: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_fails_is_not_ready_but_alive_and_only_those_with_a_token_hear_why(served: Any) -> None:
     problems = ["there are no file descriptors for clients"]
-    monkeypatch.setattr(served.app.context, "problems", lambda: problems)
+    served.app.context.problems = lambda: problems
     async with client_with(served, None) as stranger:
         replies = {path: await stranger.get(path) for path in ("/health", "/health/live", "/health/ready")}
     assert {path: one.status_code for path, one in replies.items()} == {
