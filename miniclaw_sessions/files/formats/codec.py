@@ -322,7 +322,7 @@ def content_of(content: Any, part_of: Callable[[Any], Part]) -> str | tuple[Part
     """Content from JSON as text or parts: nothing is the empty text, and what is no list is the only part."""
     if content is None or isinstance(content, str):
         return content or ""
-    return tuple(map(part_of, content if isinstance(content, list | tuple) else [content]))
+    return tuple(map(part_of, content if isinstance(content, Sequence) else [content]))
 
 
 def plain(parts: tuple[Part, ...]) -> str | tuple[Part, ...]:

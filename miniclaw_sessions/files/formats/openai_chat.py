@@ -158,7 +158,7 @@ def _read(fields: Mapping[str, Any]) -> Message:
         raise InvalidMessage('"content" must be text or a list of parts')
     return Message(
         role=role,
-        content=content_of(content if content is None or isinstance(content, str) else list(content), _read_part),
+        content=content_of(content, _read_part),
         tool_calls=tuple(_read_call(call) for call in calls) or None,
         tool_call_id=_text_or_none(fields, "tool_call_id"),
         name=_text_or_none(fields, "name"),

@@ -95,7 +95,7 @@ class SuspendedEvent(Reply, kw_only=True):
 
 
 class ObeyedEvent(Reply, kw_only=True):
-    """The message was a command: the reply to a person in `told`, and whether it was `/stop` and stopped something."""
+    """The message was a command: `told` is the reply to the person, `stopped` whether `/stop` stopped something."""
 
     told: str
     stopped: bool

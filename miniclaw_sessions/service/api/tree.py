@@ -38,7 +38,7 @@ MAX_BRANCH = 10_000
 
 
 class TreeReply(Reply, kw_only=True):
-    """Who follows whom: `children` has the ids of those that follow an entry, by its id."""
+    """Which entries follow which: `children` has, by the id of an entry, the ids of its followers."""
 
     session_id: str
     leaf_id: str | None
@@ -118,7 +118,7 @@ class Compact(Body, kw_only=True):
 
 @operation("GET", f"{ONE}/tree", OneSession, TreeReply, patient=True)
 async def show_tree(context: Context, request: OneSession) -> Stream:
-    """Who follows whom, and the labels; what was said is in the transcript."""
+    """Which entries follow which, and the labels; the messages are in the transcript."""
     session = await context.find(request.session_id)
     transcript = Transcript(session_id=session.session_id)
     async for entry in session.tree.read_entries(transcript.problems):

@@ -50,10 +50,10 @@ class SweepReply(Reply, kw_only=True):
     """What a sweep did, or in a dry run would do; `postponed` says why nothing was done: the clock is in doubt.
 
     Attributes:
-        freed_bytes: how large the entries of those that expired were, as the store had them.
+        freed_bytes: the stored size of the expired sessions' entries.
         held: those that were idle for too long and stay, because they are under legal hold.
         forgotten: the archived files that were kept for long enough, and are gone for good.
-        remains: what may still have the words of those that are gone for good, one sentence each.
+        remains: what may still have the words of removed sessions, one sentence each.
     """
 
     scanned: int

@@ -540,7 +540,7 @@ class ClientTree:
             entry_id = entries[0].parent_id
 
     async def shape(self) -> TreeReply:
-        """Who follows whom, the labels and the leaf; what was said is in the transcript."""
+        """Which entries follow which, the labels and the leaf; the messages are in the transcript."""
         return await self._transport.call(tree.show_tree, sessions.OneSession(self._session.session_id))
 
     async def get_transcript(self) -> Transcript:
