@@ -9,8 +9,7 @@ from typing import ClassVar, NamedTuple
 
 from anyio.lowlevel import checkpoint
 
-from miniclaw_sessions.core.stores.appending import entries_to_add
-from miniclaw_sessions.core.stores.base import LOST, Append, SessionHead, Store, StoredEntry, StoredHead
+from miniclaw_sessions.core.stores.base import LOST, Append, SessionHead, Store, StoredEntry, StoredHead, entries_to_add
 from miniclaw_sessions.core.stores.checking import check_transcripts
 from miniclaw_sessions.errors import StoreConflict, StoreError
 

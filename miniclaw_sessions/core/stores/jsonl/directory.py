@@ -22,8 +22,7 @@ from typing import NamedTuple
 
 from miniclaw_sessions import disk
 from miniclaw_sessions.core.protocol.keys import is_session_id
-from miniclaw_sessions.core.stores.appending import entries_to_add
-from miniclaw_sessions.core.stores.base import Append, StoredEntry, is_damaged
+from miniclaw_sessions.core.stores.base import Append, StoredEntry, entries_to_add, is_damaged
 from miniclaw_sessions.core.stores.files import identity
 from miniclaw_sessions.core.stores.jsonl import descriptors
 from miniclaw_sessions.core.stores.jsonl.descriptors import Descriptors

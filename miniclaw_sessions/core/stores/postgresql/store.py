@@ -18,14 +18,7 @@ import asyncpg
 from anyio import CancelScope
 
 from miniclaw_sessions.config import PostgreSQLSettings
-from miniclaw_sessions.core.stores.appending import entries_to_add
-from miniclaw_sessions.core.stores.base import (
-    Append,
-    StoredEntry,
-    StoredHead,
-    StorePlace,
-    is_damaged,
-)
+from miniclaw_sessions.core.stores.base import Append, StoredEntry, StoredHead, StorePlace, entries_to_add, is_damaged
 from miniclaw_sessions.core.stores.checking import check_transcripts
 from miniclaw_sessions.core.stores.postgresql import search_sql, statements
 from miniclaw_sessions.core.stores.postgresql.batching import BatchedLookup
@@ -256,7 +249,7 @@ class PostgreSQLStore(IndexedSearch, Catalog):
             return StoreError(f"{what}: it holds a value that the server cannot ({type(error).__name__})")
 
     async def _settle(self, connection: Any, item: Append, *, is_patient: bool) -> StoreError | None:
-        """Append to one session by the rules of all stores, its row locked; see `stores.appending`.
+        """Append to one session by the rules of all stores, its row locked; see `stores.base.entries_to_add`.
 
         Args:
             connection: to the server.
@@ -439,7 +432,7 @@ def _groups(appends: Sequence[Append]) -> Iterator[list[Append]]:
 
 
 def _going_on(item: Append) -> Part | None:
-    """The append for a session that ends right before it; None if it needs the rules of `stores.appending`."""
+    """The append for a session that ends right before it; None if it needs `entries_to_add`."""
     if not item.entries or item.after_loss or not _follow_each_other(item.entries):
         return None
     first = item.entries[0].sequence
@@ -447,7 +440,7 @@ def _going_on(item: Append) -> Part | None:
 
 
 def _beginning(item: Append) -> Part | None:
-    """The append for a new session; None if it needs the rules of `stores.appending`."""
+    """The append for a new session; None if it needs `entries_to_add`."""
     if item.must_exist:
         return None
     if not item.entries:

@@ -34,8 +34,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DatabaseError
 
 from miniclaw_sessions.core.protocol.keys import SessionKey
-from miniclaw_sessions.core.stores.appending import entries_to_add
-from miniclaw_sessions.core.stores.base import Append, SessionHead, StoredEntry, StoredHead
+from miniclaw_sessions.core.stores.base import Append, SessionHead, StoredEntry, StoredHead, entries_to_add
 from miniclaw_sessions.core.stores.sql.checksums import checksum_of, entry_of_row, was_entry
 from miniclaw_sessions.core.stores.sql.models import Base, EntryRow, KeyRow, PlacedRow, PlaceRow, SessionRow
 from miniclaw_sessions.core.stores.sqlite.files import integrity_problems
