@@ -34,7 +34,6 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.events.events import Events
 from miniclaw_sessions.core.manager import reading
 from miniclaw_sessions.core.manager.archived import restore
-from miniclaw_sessions.core.manager.background import Background
 from miniclaw_sessions.core.manager.choosing import choose, mode_of
 from miniclaw_sessions.core.manager.expiry import Expiry, SweepReport
 from miniclaw_sessions.core.manager.registry import SessionRegistry
@@ -44,7 +43,7 @@ from miniclaw_sessions.core.persistence.archive import Archive
 from miniclaw_sessions.core.persistence.checking import CheckReport
 from miniclaw_sessions.core.persistence.flusher import FlushReport
 from miniclaw_sessions.core.persistence.mending import Mended
-from miniclaw_sessions.core.persistence.own_task import HeldOpen
+from miniclaw_sessions.core.persistence.own_task import Background, HeldOpen
 from miniclaw_sessions.core.persistence.recovery import Progress, RecoveryReport
 from miniclaw_sessions.core.persistence.storage import Storage
 from miniclaw_sessions.core.protocol.entries import FOLLOWED, LEGAL_HOLD

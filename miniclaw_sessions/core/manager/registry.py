@@ -33,11 +33,11 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.events.events import Events
 from miniclaw_sessions.core.events.listeners import EndKind, SessionCreated, SessionEnded
 from miniclaw_sessions.core.history.conversation import Conversation
-from miniclaw_sessions.core.manager.background import Background
 from miniclaw_sessions.core.manager.cache import SessionCache
 from miniclaw_sessions.core.manager.erasing import Eraser, require_removable
 from miniclaw_sessions.core.manager.mode import Mode
 from miniclaw_sessions.core.manager.saving import Saving
+from miniclaw_sessions.core.persistence.own_task import Background
 from miniclaw_sessions.core.persistence.recovery import Recovered, catch_up
 from miniclaw_sessions.core.persistence.storage import Storage
 from miniclaw_sessions.core.protocol.entries import INCOMPLETE

@@ -10,9 +10,9 @@ import anyio
 from miniclaw_sessions.clock import Clock, sleep_unless
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.events.listeners import Commit, Topic, Topics
-from miniclaw_sessions.core.manager.background import Background
 from miniclaw_sessions.core.persistence.committer import Committer
 from miniclaw_sessions.core.persistence.flusher import Flusher
+from miniclaw_sessions.core.persistence.own_task import Background
 from miniclaw_sessions.core.persistence.recovery import Progress
 from miniclaw_sessions.core.persistence.storage import Storage
 from miniclaw_sessions.core.stores.base import Store
