@@ -13,6 +13,7 @@ message that is not a system message is a user's. Only a system message is ever 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -115,7 +116,7 @@ class ContextInParts:
         self._has_user = has_user
         self._begun = self._any = False
         self._held: list[Message] = []
-        self._waiting: set[str] = set()  # the calls of held messages without a result yet
+        self._waiting: Counter[str] = Counter()  # by id, how many calls of held messages have no result yet
 
     def add(self, message: Message) -> list[Message]:
         """Add the next message of the history. Returns the part of the context that is certain now."""
@@ -125,9 +126,10 @@ class ContextInParts:
         done = self._release() if is_end else []
         self._held.append(message)
         if message.is_tool_result:
-            self._waiting -= {message.tool_call_id or "", *(call.id for call in message.tool_calls or ())}
+            self._waiting -= Counter(result.tool_call_id or "" for result in _one_by_one(message))
         elif message.is_assistant:
-            self._waiting |= {call.id for call in message.tool_calls or () if is_whole(call)}
+            ids = [call.id for call in message.tool_calls or () if is_whole(call)]
+            self._waiting += Counter(dict.fromkeys(ids, 1) | {"": ids.count("")})
         return done
 
     def end(self) -> list[Message]:

@@ -446,6 +446,9 @@ def test_a_legal_context_has_no_problems() -> None:
     assert is_legal([Message.system("s"), USER, calling("a", "b"), result("a"), result("b"), DONE, USER]) == []
 
 
+@example([calling("", ""), result(""), Message.system("s"), result("")], 0)
+@example([calling("a"), calling("a"), result("a"), Message.system("s"), result("a")], 0)
+@example([calling("a", "a"), result("a"), Message.system("s"), result("a")], 0)
 @given(histories, st.integers(0, 3))
 def test_a_history_that_is_fed_message_by_message_gives_the_same_context(history: list[Message], at_once: int) -> None:
     parts = ContextInParts(has_user=any(map(is_shown_as_user, history)), at_once=at_once)
