@@ -1,8 +1,8 @@
 """The part of one branch that a model sees: the entries from the leaf upwards, with the newest compaction resolved.
 
-Of a branch's compactions only the newest counts: its summary comes first, then the messages
-from its first kept entry to the leaf. A `BranchCollector` is fed the entries from the leaf towards the root until it
-has enough, so that the cost of a context depends on its size, not on the length of the transcript.
+Of a branch's compactions only the newest counts: its summary comes first, then the messages from its first kept entry
+to the leaf. A `BranchCollector` is fed the entries from the leaf towards the root until it has enough, so that the cost
+of a context depends on its size, not on the length of the transcript.
 """
 
 from __future__ import annotations

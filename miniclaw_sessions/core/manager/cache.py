@@ -1,13 +1,12 @@
 """Which sessions are in memory, and which are on disk only: a cache of at most `limit` of what may be a million.
 
-What is cached is a session's journal; people hold the `Session` of it. Beyond the limit those that were used longest
-ago are evicted, as soon as their file and the store have all of them; a later use loads it again. One
-that was evicted while a caller still holds it stays the same object at its next use: it is remembered for as
-long as it lives, so that there are never two live objects for one key. What such a holder appends is saved as ever,
-because the flusher holds what is dirty. Who evicts: the registry when it adds one, and after each flush, when what was
-dirty may go.
+The cache has journals; callers hold the `Session` of one. Beyond the limit the least recently used sessions are
+evicted, as soon as their file and the store have all of them; a later use loads them again. A session that is evicted
+while a caller still holds it stays the same object at its next use: the cache remembers it for as long as it lives, so
+that there are never two live objects for one key. What its holder appends is saved as ever, because the flusher holds
+what is dirty. The registry evicts when it adds a session, and after each flush, when what was dirty may go.
 
-Which sessions there are that are not in memory is known by `Names`: by name, or only by the store that has them.
+`Names` knows the sessions that are not in memory: by name, or not at all where the store has them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from miniclaw_sessions.core.session import Journal
 from miniclaw_sessions.core.stores.positions import ListPosition
 
 LOOK = 16
-"""How many sessions are looked at when one must go: where all of them are dirty, the next flush settles it."""
+"""How many sessions are looked at when one must go; if all of these are dirty, the next flush lets some go."""
 
 _NOT_KNOWN = 0.0
 
@@ -143,8 +142,8 @@ class SessionCache:
         making: sessions that are being put together by a fork or an import: not among those in memory, and in no list.
         loads: how many were loaded from disk after the start.
         evictions: how many left the memory.
-        knows_times: it was looked up when those on disk were last used.
-        newest_on_disk: when the session was last used that was used last before the start, once the times are known.
+        knows_times: whether the last uses of all sessions on disk were looked up.
+        newest_on_disk: the newest of these uses, from before the start; None until the times are known.
     """
 
     def __init__(self, limit: int, names: Names) -> None:

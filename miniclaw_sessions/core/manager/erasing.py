@@ -11,7 +11,7 @@ from miniclaw_sessions.core.stores.base import StoredHead
 from miniclaw_sessions.errors import LeafMoved, SessionHeld, StoreConflict, StoreUnavailable
 
 LOOKS = 20
-"""So often a deletion gives way to what others have stored meanwhile."""
+"""How often a deletion looks again because others have stored something meanwhile."""
 
 
 def require_removable(journal: Journal, if_sequence: int | None) -> None:
@@ -71,7 +71,7 @@ class Eraser:
     async def _remove(self, journal: Journal, known: StoredHead | None) -> None:
         session_id = journal.session_id
         self._flusher.remove(journal)
-        async with self._flusher.lock:
+        async with self._flusher.lock:  # a flush under way may have captured it, and would write the file again
             if known is None:
                 stored = await self._store.head(session_id)
                 if stored is not None and stored.head.incarnation != journal.incarnation:

@@ -82,7 +82,7 @@ class LocalMode:
         cache = self.cache
         if not cache.knows_times:
             times = await self._workspace.modified()
-            cache.knows_times = True
+            cache.knows_times = True  # not at the end: a name that is learned meanwhile resets it
             for start in range(0, len(times), LEARNED_AT_ONCE):
                 cache.learn_times(times[start : start + LEARNED_AT_ONCE])
                 await checkpoint()

@@ -105,7 +105,7 @@ class SessionManager:
         Args:
             workspace: the directory, by default `~/.miniclaw/workspace`; or the URL of a database that several
                 processes share, which is as if it was given as `store`. Beside such a store nothing is in a directory.
-            settings: see `SessionSettings`; the defaults are the card's.
+            settings: see `SessionSettings`; its defaults by default.
             store: a store, or the URL of one, instead of `settings.store`.
             clock: time and ids; the machine's by default.
             on_progress: called during recovery, flushes and checks, on the event loop.
@@ -314,7 +314,7 @@ class SessionManager:
 
     async def _wind_down(self) -> None:
         with anyio.move_on_after(self.settings.shutdown_timeout_s) as self._patience:
-            self._expiry.close()
+            self._expiry.close()  # first: it may change last uses, which the last flush writes
             await self._saving.finish()
             await self._background.ended()
         self._background.cut_off()

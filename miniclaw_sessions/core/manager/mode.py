@@ -51,12 +51,17 @@ class Population(Protocol):
         ...
 
     async def renewed(self, session_id: str, used_before: datetime) -> None:
-        """A session is used that was last used at a moment: let every process know that may expire it."""
+        """A session is used again: let every process that may expire it know.
+
+        Args:
+            session_id: which session.
+            used_before: when it was last used before.
+        """
         ...
 
 
 class Mode(Protocol):
-    """How the sessions of a manager get along with those who write the same store.
+    """What differs between a store that one process has and a store that several write.
 
     It is made before the store is opened. All but `new_storage` may be used once that is open.
 

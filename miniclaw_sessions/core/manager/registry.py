@@ -56,7 +56,7 @@ from miniclaw_sessions.errors import (
 from miniclaw_sessions.log import get_logger
 
 MAKING_S = 5.0
-"""So long a session is waited for that another process restores, imports or forks."""
+"""How long to wait for a session that another process restores, imports or forks."""
 
 _LOOK_EVERY_S = 0.1
 
@@ -68,7 +68,7 @@ class SessionRegistry:
 
     Attributes:
         cache: the ones in memory.
-        mode: how they get along with other processes that write the store.
+        mode: what differs where other processes write the store, too.
         events: where what happens to them is published.
         evicted_of_gone: how many messages had left the windows of sessions that are gone.
         clock, committer, flusher, store, max_message_bytes, max_metadata_bytes, owner, ownership: what every journal
@@ -425,7 +425,7 @@ class SessionRegistry:
             await self._background.complete(partial(self._discard, journal))
             raise
         else:
-            self._admit(journal)
+            self._admit(journal)  # before the key is free, or the next caller would make another one
             self._release(session_id)
             self.events.created.publish(SessionCreated(journal.queue.head, journal.committed_sequence))
         finally:

@@ -31,7 +31,7 @@ class KnownBackup(msgspec.Struct, frozen=True):
 
     @property
     def may_exist(self) -> bool:
-        """Whether it is there, or on a disk that is not: who moved it elsewhere is the only one who knows where."""
+        """Whether it is there, or its disk is not mounted. A backup that was moved is not found."""
         path = Path(self.path)
         return path.exists() or not path.parent.exists()
 

@@ -98,7 +98,7 @@ class Check:
             self._problems.append(f"{found.name}: {found.error}")
             return
         mode = stat.S_IMODE(os.stat(self._snapshots.path / found.name, follow_symlinks=False).st_mode)
-        if mode != 0o600:  # noqa: PLR2004 - the mode is what the card demands
+        if mode != 0o600:  # noqa: PLR2004 - a session file is private
             self._problems.append(f"{found.name}: mode is {mode:04o}, not 0600")
         stem = found.name.removesuffix(SUFFIX)
         if is_sealed(found.data):

@@ -27,5 +27,5 @@ class Checkpoints(Protocol):
         ...
 
     async def remove(self, session_id: str) -> int:
-        """Delete what there is of a session that is being deleted, durably; how many there were."""
+        """Delete the checkpoints of a session that is being deleted, durably. Returns how many there were."""
         ...

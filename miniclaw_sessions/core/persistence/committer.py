@@ -96,7 +96,8 @@ class CommitQueue:
         sending: the entries that are on their way to the store; None: none are.
         rejected: why the store will never take what was accepted; None: it does.
         failure: why the last attempt failed for this session alone; None: it did not.
-        tried: how many of the accepted entries were part of that attempt, or acknowledged before.
+        tried: how many of the accepted entries were part of that attempt, or acknowledged before it; a failure is no
+            news to a caller that waits for later ones.
     """
 
     __slots__ = ("_waiting", "accepted", "committed", "failure", "head", "rejected", "sending", "settled", "tried")
@@ -241,12 +242,12 @@ class Round:
             await self.wait()
 
     def over(self) -> None:
-        """Let everybody go who waits."""
+        """End the round: every waiter goes on."""
         self._is_over = True
         self.look()
 
     def look(self) -> None:
-        """Let those who wait look whether what they wait for is decided already."""
+        """Wake the waiters: what they wait for may be decided already, although the round is not over."""
         for future in self._waiters:
             if not future.done():
                 future.set_result(None)
@@ -316,7 +317,7 @@ class Committer:
         return CommitCounts(self._unsaved_entries, self._unsaved_bytes, self._committed, self._commits, self._failures)
 
     def check_room(self, size: int) -> None:
-        """Whether `size` more bytes may be accepted.
+        """Raise unless `size` more bytes may be accepted.
 
         Raises:
             ManagerClosed: nothing is accepted any more.
@@ -331,10 +332,10 @@ class Committer:
             )
 
     def check_store(self) -> None:
-        """Whether the store took what it was given last.
+        """Raise unless the store took what it was given last.
 
         Raises:
-            StoreUnavailable: it did not.
+            StoreUnavailable: it did not take it.
         """
         if (failure := self.failure or self.lost) is not None:
             raise renewed(failure)
@@ -555,6 +556,7 @@ class Committer:
         self.refusals.note(queue.head.session_id, error)
         self._queued.pop(queue, None)
         now = self._clock.monotonic()
+        # a caller that waits may hurry the retry, but not so that a slow store does nothing else
         self._hurried_at = now + RARELY * (now - (self.busy_since or now))
         if not self._delayed:
             self._retry_delay_s = min(2 * self._retry_delay_s, LAST_RETRY_S)

@@ -194,7 +194,8 @@ class Flusher:
         captured = [
             (session, *capture)
             for session in sessions
-            if session in self._dirty and (capture := session.checkpoint.capture()) is not None
+            if session in self._dirty  # it may have been deleted while an earlier chunk was written
+            and (capture := session.checkpoint.capture()) is not None
         ]
         if not captured:
             return []

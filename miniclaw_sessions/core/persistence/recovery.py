@@ -1,6 +1,6 @@
 """Startup: load all snapshots, bring them up to the store, heal either side from the other.
 
-The rules (DESIGN: the log is the truth, the file is its checkpoint):
+The rules (the log in the store is the truth, the file is its checkpoint):
 
 - a snapshot that is behind its store is brought up by folding in the entries that it lacks;
 - a snapshot that is damaged goes to quarantine, whole, and the session is rebuilt from the store;
@@ -10,8 +10,8 @@ The rules (DESIGN: the log is the truth, the file is its checkpoint):
 Recovery only reads until it knows that it will go through, and running it twice, or being killed in the middle, changes
 nothing (rule R16). Loading renews no session's time to live and makes nothing dirty that the disk already has.
 
-All this is of a directory, which one process has. A database that several share heals nothing and is not healed
-(`database`).
+All this is about a directory, which one process has. A database that several processes share is asked for a session at
+its first use, and heals nothing (`sharing.database`); it uses `join` and `catch_up` from here.
 
 Where more sessions exist than may be in memory, the start learns only their names, from the directory and the store,
 and reads the files that the store does not know. Each of the others goes through the same rules when it is loaded.

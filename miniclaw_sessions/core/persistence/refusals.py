@@ -51,7 +51,7 @@ class Refusals(dict[str, Refusal]):
         return sentences
 
     def note(self, session_id: str, error: StoreError) -> None:
-        """A commit of a session was refused; where the store is not at fault, it took what it was to take."""
+        """Note that a commit of a session was refused; an entry goes if the store is not at fault this time."""
         if isinstance(error, StoreUnavailable | StoreCorrupt):
             known = self.get(session_id)
             self[session_id] = Refusal(self._clock.now() if known is None else known.since, error)

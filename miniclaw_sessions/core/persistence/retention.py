@@ -1,4 +1,4 @@
-"""How long sessions are kept, by channel, and whether the clock can be believed that says it."""
+"""How long sessions are kept, by channel, and whether the clock that decides can be believed."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Looked(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """For how long the sessions of a channel live, whether the archive gets them then, and for how long it has them.
+    """How long the sessions of a channel live, whether the archive gets them then, and how long it keeps them.
 
-    The channel is None for all that have no rule of their own; no time at all stands for ever.
+    The rule with the channel None is for all channels without one of their own. A time of zero means for ever.
     """
 
     channel: str | None
@@ -97,7 +97,7 @@ class Retention:
 
 
 class ClockGuard:
-    """Watches if the wall clock can be believed."""
+    """Decides whether the wall clock can be believed."""
 
     def __init__(self, clock: Clock, *, newest_access: datetime | None, patience_s: float) -> None:
         self._clock = clock

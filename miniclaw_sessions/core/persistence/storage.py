@@ -17,7 +17,7 @@ from miniclaw_sessions.core.stores.wrapping import WatchedStore
 
 
 class Storage(Protocol):
-    """An async context manager; what `__aenter__` raises is said by each.
+    """An async context manager; each implementation says what `__aenter__` raises.
 
     Attributes:
         store: the transcripts, once it is open.
@@ -62,7 +62,7 @@ class Storage(Protocol):
         ...
 
     async def acknowledge_losses(self, session_id: str | None) -> int:
-        """Forget a session's loss, or all of them, durably; how many there were.
+        """Forget a session's loss, or all of them, durably. Returns how many there were.
 
         Raises:
             StoreUnavailable: that could not be written.
@@ -90,7 +90,7 @@ class Storage(Protocol):
         ...
 
     async def check(self, store: Store, on_progress: Callable[[Progress], None]) -> CheckReport:
-        """Whether everything is sound; changes nothing.
+        """Look for damage everywhere. Changes nothing.
 
         Args:
             store: the transcripts, as the manager reads them.
@@ -108,7 +108,7 @@ class Storage(Protocol):
         ...
 
     async def purge(self, session_id: str) -> list[str]:
-        """Leave nothing beside the store of what a deleted session said; what may still hold it, one sentence each.
+        """Leave nothing of a deleted session beside the store. Returns what may still hold it, one sentence each.
 
         Raises:
             StoreUnavailable: it could not be done.

@@ -1,9 +1,9 @@
 """The message: who said what, with tool calls and token usage, as one plain immutable value.
 
-There is one canonical `Message`, used as it is by every layer; when a layer needs more, the message grows. Providers,
-frameworks and files are codecs in `formats/`. A field that a message has no place for is kept verbatim in `extra` and
-written back at the same place, so nothing is lost on the way through. The values inside a message are in
-`protocol.parts`.
+There is one canonical `Message`, used as it is by every layer; when a layer needs more, the message grows. Models'
+services (`agent.providers`), frameworks (`adapters`) and files (`files.formats`) translate it. A field that a message
+has no place for is kept verbatim in `extra` and written back at the same place, so nothing is lost on the way through.
+The values inside a message are in `protocol.parts`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A session in the exact words of the kernel, Dive and the Go session manager.
 
-Thin: each object stands for a `Session` and adds nothing of its own. In these documents one text names a session, and
-it may be any: `SessionKey.named` says which key it stands for. An agent takes these objects as it takes a `Session`.
+Thin: each object stands for a `Session` and adds nothing of its own. In the documents of these programs
+(docs/reference/other-names.md) any text names a session: `SessionKey.named` gives its key. An agent takes these objects
+as it takes a `Session`.
 """
 
 from __future__ import annotations

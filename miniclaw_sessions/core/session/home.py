@@ -1,4 +1,4 @@
-"""What a session needs of the place where it lives: what saves it, who may answer it, and what makes another one."""
+"""What a session needs of its home, a manager or the memory: what saves it, who may answer it, what makes another."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Ownership(Protocol):
         ...
 
     async def give_back(self) -> None:
-        """Let others have the turn, if they have not been let; if the store cannot be reached, its time runs out."""
+        """Release the turn, unless a commit has done so; if the store cannot be reached, its time runs out."""
         ...
 
 

@@ -397,10 +397,10 @@ class Journal:
         self.checkpoint.revive()
 
     def go_on_with(self, conversation: Conversation) -> None:
-        """Have another conversation from here on: other processes have said something, too.
+        """Replace the conversation, because other processes have stored entries of the session.
 
         Args:
-            conversation: the session with what they said, and behind it what waits to be committed.
+            conversation: the session with their entries, and behind these what waits to be committed.
         """
         conversation.state.last_accessed = max(conversation.state.last_accessed, self.last_accessed)
         self.conversation = conversation
@@ -496,6 +496,7 @@ class SessionCheckpoint:
         snapshot = None if self.is_retired else journal.conversation.capture(journal.queue.committed)
         if snapshot is None:
             return None
+        # one less for a snapshot that leaves something out: the session stays dirty, and the next flush writes the rest
         return (self.revision if snapshot.state.complete else self.revision - 1), snapshot
 
     def flushed(self, revision: int) -> None:
@@ -521,7 +522,7 @@ class SessionCheckpoint:
             self.changed()
 
     def not_used_later(self) -> None:
-        """Let it have been used now at the latest: entries from elsewhere may have any date."""
+        """Let its last use be now at the latest: entries from elsewhere may have a date in the future."""
         self._state.last_accessed = min(self._state.last_accessed, self._journal().home.clock.now())
 
     @property

@@ -93,7 +93,7 @@ class Unit:
 
     @property
     def made(self) -> list[Entry]:
-        """What of it is new, as it is stored: all that others were not first with the idempotency key of."""
+        """The entries that are new, as they are stored; not those whose key another process was first with."""
         if self.known is not None:
             return []
         return [one for (entry, _), one in zip(self._entries, self.entries, strict=True) if one.id == entry.id]
@@ -107,7 +107,7 @@ class Unit:
         return self._waited_for.get(entry.id, self._receipt).final(entry)
 
     def wait_for(self, entry: MessageEntry) -> MessageEntry:
-        """Have an entry that was accepted before among those that are acknowledged when this unit is."""
+        """Let `saved` wait for an entry that was accepted before, too. Returns the entry."""
         self._waited_for[entry.id] = self.journal.queue.receipt(entry.id)
         return entry
 

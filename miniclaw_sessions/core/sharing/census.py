@@ -20,7 +20,7 @@ COUNT_EVERY_S = 60.0
 """How often the sessions of a shared store are counted; a million takes it a tenth of a second."""
 
 MOST_LATER = 10
-"""How many steps may wait; what they would write is a cache."""
+"""How many steps may wait; one more is dropped, because what these steps write is only a cache."""
 
 log = get_logger(__name__)
 

@@ -15,7 +15,6 @@ A store keeps, for each session, a head (who it is) and a sequence of encoded en
 - *Cancellation*: a call that has begun runs to its end even if the caller is cancelled; it is all or nothing for each
   session.
 - *Absence*: reading a session that does not exist gives nothing; deleting it does nothing.
-
 - *Ownership*: an append whose claim of a turn (`TurnClaim`) does not hold is refused; only by `shared` stores.
 
 A store in files is used by one manager at a time, which holds the directory lock; a `shared` one by any number of them,
