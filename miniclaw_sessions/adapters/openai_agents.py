@@ -145,26 +145,15 @@ class MiniclawSession:
                 return None
             *left, taken = items
             kept, first_dropped = _without_newest(branch, items)
+            again = _to_messages(left[len(to_items(presented(kept, KEPT))) :])
+            compaction = branch.compaction
+            new_leaf_id = None if first_dropped is None else first_dropped.parent_id
+            if first_dropped is None or (compaction is not None and first_dropped.sequence < compaction.sequence):
+                # a leaf before the compaction would undo it: what is left is said again, from the root
+                new_leaf_id, again = None, [*kept, *again]
             with suppress(LeafMoved):  # another writer came in between: other objects may stand for the same session
-                await self._go_back(branch, kept, first_dropped, left, leaf_id)
+                await self._chat.go_to(new_leaf_id, then=again, if_leaf=leaf_id or "")
                 return taken
-
-    async def _go_back(
-        self,
-        branch: Branch,
-        kept: list[Message],
-        first_dropped: Entry | None,
-        left: list[dict[str, Any]],
-        leaf_id: str | None,
-    ) -> None:
-        """Let the conversation end with `left`: `kept` of it is before the entry that is dropped first."""
-        again = _to_messages(left[len(to_items(presented(kept, KEPT))) :])
-        compaction = branch.compaction
-        if first_dropped is None or (compaction is not None and first_dropped.sequence < compaction.sequence):
-            # a leaf before the compaction would undo it: what is left is said again, from the root
-            await self._chat.go_to(None, then=[*kept, *again], if_leaf=leaf_id or "")
-        else:
-            await self._chat.go_to(first_dropped.parent_id, then=again, if_leaf=leaf_id or "")
 
 
 def _without_newest(branch: Branch, items: Sequence[dict[str, Any]]) -> tuple[list[Message], Entry | None]:

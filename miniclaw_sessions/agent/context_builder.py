@@ -149,7 +149,12 @@ class NewestBranch:
             self._context_tokens = tokens_with(self._context_tokens, new, self._count)
         if max_tokens is None or self._tokens <= max_tokens:
             return self._branch
-        return self._newest(max_tokens)
+        collector = BranchCollector(at_most=max_tokens, size=self._count, needs_compaction=False)
+        for entry in reversed(self._branch.entries):
+            collector.feed(entry)
+            if collector.has_enough:
+                break
+        return msgspec.structs.replace(collector.branch(), compaction=self._branch.compaction)
 
     async def context_tokens(self) -> int:
         """The size of the context that the branch gives now, as `tokens_of` has it; only what is new is counted.
@@ -175,14 +180,6 @@ class NewestBranch:
             new.append(entry)
             wanted = entry.parent_id
         return new[::-1] if wanted == known_id else None
-
-    def _newest(self, max_tokens: int) -> Branch:
-        collector = BranchCollector(at_most=max_tokens, size=self._count, needs_compaction=False)
-        for entry in reversed(self._branch.entries):
-            collector.feed(entry)
-            if collector.has_enough:
-                break
-        return msgspec.structs.replace(collector.branch(), compaction=self._branch.compaction)
 
     def _size(self, entries: Sequence[Entry]) -> int:
         return sum(self._count(message) for entry in entries if (message := shown_message(entry)) is not None)

@@ -78,8 +78,13 @@ def history_tool(everywhere: Reader | None = None) -> Tool:
             if results or page.next is None:
                 break  # else there is more to look through
             options["cursor"] = page.next
-        found = [await _quotation(result, terms, everywhere, generation.session) for result in results]
-        return _text(page, found, where)
+        more = "" if page.next is None else f"\n\nnext: {page.next}"
+        if results:
+            found = [await _quotation(result, terms, everywhere, generation.session) for result in results]
+            return "\n\n".join(found) + more
+        if more:
+            return f"Nothing was found so far in {where}, but not everything was looked through.{more}"
+        return f"Nothing was found in {where}. Try fewer or other words, or parts of words."
 
     return Tool(
         NAME,
@@ -113,12 +118,3 @@ async def _quotation(result: SearchResult, terms: tuple[str, ...], everywhere: R
     if whole is not None:
         said = "".join(piece.text for piece in snippet(whole.text, terms, RESULT_LENGTH))
     return f"[{result.said_at:%Y-%m-%d %H:%M} UTC, {who}, {place}{title}]\n{said}"
-
-
-def _text(page: SearchPage, found: list[str], where: str) -> str:
-    if not found and page.next is not None:
-        return f"Nothing was found so far in {where}, but not everything was looked through.\n\nnext: {page.next}"
-    if not found:
-        return f"Nothing was found in {where}. Try fewer or other words, or parts of words."
-    more = f"\n\nnext: {page.next}" if page.next is not None else ""
-    return "\n\n".join(found) + more

@@ -101,12 +101,14 @@ def _shortened(messages: Sequence[Message]) -> list[Message] | None:
     longest = max(range(len(messages)), key=lambda place: _length(messages[place]), default=None)
     if longest is None or (length := _length(messages[longest])) <= _SHORTEST:
         return None
-    message = messages[longest]
-    short = msgspec.structs.replace(
-        message,
-        content=_cut(message.text, length // 4),
-        tool_calls=tuple(_with_short_arguments(call, length // 4) for call in message.tool_calls or ()) or None,
-    )
+    message, kept = messages[longest], length // 4
+    calls: list[ToolCall] = []
+    for call in message.tool_calls or ():
+        arguments = call.arguments
+        if len(arguments) > 2 * kept:
+            arguments = msgspec.json.encode({"shortened": _cut(arguments, kept // 2)}).decode()
+        calls.append(msgspec.structs.replace(call, arguments=arguments))
+    short = msgspec.structs.replace(message, content=_cut(message.text, kept), tool_calls=tuple(calls) or None)
     return [*messages[:longest], short, *messages[longest + 1 :]]
 
 
@@ -117,10 +119,3 @@ def _length(message: Message) -> int:
 def _cut(text: str, kept: int) -> str:
     """The beginning and the end of a text."""
     return text if len(text) <= 2 * kept else text[:kept] + _LEFT_OUT + text[-kept:]
-
-
-def _with_short_arguments(call: ToolCall, kept: int) -> ToolCall:
-    if len(call.arguments) <= 2 * kept:
-        return call
-    arguments = msgspec.json.encode({"shortened": _cut(call.arguments, kept // 2)}).decode()
-    return msgspec.structs.replace(call, arguments=arguments)

@@ -73,7 +73,11 @@ def time_tool(clock: Clock) -> Tool:
     """The tool `time`: the date and time of this clock, in UTC or another time zone."""
 
     async def run(arguments: dict[str, Any]) -> str:
-        now = clock.now().astimezone(_zone(arguments.get("timezone") or "UTC"))
+        try:
+            zone = ZoneInfo(str(arguments.get("timezone") or "UTC"))
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise ValueError("unknown time zone; give an IANA name such as Europe/Vienna") from None
+        now = clock.now().astimezone(zone)
         return f"{now:%A}, {now.isoformat(timespec='seconds')}"
 
     timezone = {"type": "string", "description": "IANA name such as Europe/Vienna; UTC when left out"}
@@ -83,13 +87,6 @@ def time_tool(clock: Clock) -> Tool:
         {"type": "object", "properties": {"timezone": timezone}, "additionalProperties": False},
         run,
     )
-
-
-def _zone(name: object) -> ZoneInfo:
-    try:
-        return ZoneInfo(str(name))
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise ValueError("unknown time zone; give an IANA name such as Europe/Vienna") from None
 
 
 # --- the calculator --------------------------------------------------------------------------------------------------

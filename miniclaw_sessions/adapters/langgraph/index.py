@@ -24,7 +24,6 @@ from miniclaw_sessions.adapters.langgraph.records import (
     Header,
     MessageList,
     Place,
-    Reference,
     Version,
 )
 from miniclaw_sessions.core.protocol.entries import METADATA
@@ -319,23 +318,24 @@ class Index:
     def _add_list(self, namespace: str, messages: MessageList, place: Place) -> None:
         behind = place.sequence - place.pieces
         said = range(behind - messages.said, behind)
+        added: list[StoredMessage] = []
+        for reference in messages.add:
+            entry_id = reference.entry
+            if reference.said is not None:
+                sequence = said.start + reference.said
+                found = bisect_left(self._order, sequence, key=self.messages.__getitem__)
+                is_there = found < len(self._order) and self.messages[self._order[found]] == sequence
+                entry_id = self._order[found] if is_there else None
+            value = None if reference.value is None else StoredValue(place, reference.value)
+            added.append(StoredMessage(entry_id, value))
         self.lists[namespace, messages.channel, messages.version] = StoredList(
             place.sequence,
             messages.base,
             messages.keep,
-            [self._message(reference, said, place) for reference in messages.add],
+            added,
             said,
             place.sequence if messages.until is None else self.messages.get(messages.until, 0),
         )
-
-    def _message(self, reference: Reference, said: range, place: Place) -> StoredMessage:
-        entry_id = reference.entry
-        if reference.said is not None:
-            sequence = said.start + reference.said
-            found = bisect_left(self._order, sequence, key=self.messages.__getitem__)
-            is_there = found < len(self._order) and self.messages[self._order[found]] == sequence
-            entry_id = self._order[found] if is_there else None
-        return StoredMessage(entry_id, None if reference.value is None else StoredValue(place, reference.value))
 
     def _branch(self) -> list[range]:
         """The places of the current branch, as stretches, newest first."""

@@ -280,22 +280,17 @@ class Thread:
 
     async def forget_older(self) -> None:
         """Forget all but the newest checkpoint of each namespace, and what that cannot be put together without."""
-        kept: set[CheckpointId] = set()
-        for namespace in {namespace for namespace, _ in self.index.checkpoints}:
-            kept |= await self._needed(namespace)
-        await self._forget([id_ for id_ in self.index.checkpoints if id_ not in kept])
-
-    async def _needed(self, namespace: str) -> set[CheckpointId]:
         needed: set[CheckpointId] = set()
-        current = self.index.latest(namespace)
-        steps: set[str] | None = None
-        while current is not None and (found := await self.load((namespace, current), None)) is not None:
-            needed.add((namespace, current))
-            if steps is None:
-                steps = set(found.metadata.get("counters_since_delta_snapshot", {}))
-            steps -= found.checkpoint["channel_values"].keys()
-            current = self.index.checkpoints[namespace, current].parent if steps else None
-        return needed
+        for namespace in {namespace for namespace, _ in self.index.checkpoints}:
+            current = self.index.latest(namespace)
+            steps: set[str] | None = None
+            while current is not None and (found := await self.load((namespace, current), None)) is not None:
+                needed.add((namespace, current))
+                if steps is None:
+                    steps = set(found.metadata.get("counters_since_delta_snapshot", {}))
+                steps -= found.checkpoint["channel_values"].keys()
+                current = self.index.checkpoints[namespace, current].parent if steps else None
+        await self._forget([id_ for id_ in self.index.checkpoints if id_ not in needed])
 
     async def _forget(self, checkpoints: Sequence[CheckpointId]) -> None:
         if checkpoints:

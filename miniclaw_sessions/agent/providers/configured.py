@@ -114,7 +114,14 @@ async def open_agent(
 def _parts(settings: Settings, manager: Reader | None) -> _Parts:
     """Load and make them; it blocks."""
     hooks = [load(table).made(*_HOOKS) for table in settings.plugins.get("hooks", {}).values()]
-    tools, changing_tools = _tools(settings, manager), _mcp_tools(settings)
+    tools = _tools(settings, manager)
+    changing_tools: AbstractAsyncContextManager[Callable[[], Iterable[Tool]]] = nullcontext(tuple)
+    if settings.mcp:
+        try:
+            from miniclaw_sessions.agent.mcp.servers import open_servers  # noqa: PLC0415 - takes a second to load
+        except ImportError:
+            raise ConfigError(f"[mcp.NAME] needs the package mcp: {to_install('mcp')}") from None
+        changing_tools = open_servers(settings.mcp, chosen=settings.model.tools)
     return _Parts(_providers(settings), tools, changing_tools, InTurn(hooks) if hooks else Hooks())
 
 
@@ -146,16 +153,6 @@ def _tools(settings: Settings, manager: Reader | None) -> list[Tool]:
     return tools
 
 
-def _mcp_tools(settings: Settings) -> AbstractAsyncContextManager[Callable[[], Iterable[Tool]]]:
-    if not settings.mcp:
-        return nullcontext(tuple)
-    try:
-        from miniclaw_sessions.agent.mcp.servers import open_servers  # noqa: PLC0415 - takes a second to load
-    except ImportError:
-        raise ConfigError(f"[mcp.NAME] needs the package mcp: {to_install('mcp')}") from None
-    return open_servers(settings.mcp, chosen=settings.model.tools)
-
-
 def _providers(settings: Settings) -> dict[str, AbstractAsyncContextManager[Provider]]:
     """The providers of all models in the settings."""
     model = settings.model
@@ -180,7 +177,12 @@ def _provider(settings: Settings, name: str) -> AbstractAsyncContextManager[Prov
         if "thinking" not in inspect.signature(plugin.factory).parameters:
             raise ConfigError(f"{service} has no budget for thinking; set model.thinking to an effort, such as low")
         own["thinking"] = int(model.thinking) if model.thinking.isdecimal() else model.thinking
-    key = _key(model, service, base_url)
+    key: Secret | None = None
+    if is_usual:
+        key = read_secret(model.api_key_file, "model_api_key", os.environ, variable=model.api_key_env)
+    if key is None and not base_url:  # the key that the service's own package would find is for no other address
+        variable = next((one for one in _KEYS.get(service, ()) if os.environ.get(one)), "")
+        key = read_secret("", f"{service.replace('-', '_')}_api_key", os.environ, variable=variable)
     made: AbstractAsyncContextManager[Provider] = in_time(
         lambda: plugin.factory(
             named,
@@ -202,16 +204,6 @@ def _named(settings: Settings, name: str) -> tuple[str, str]:
         rest and usual != "pydantic-ai" and service in {*declared("providers"), *settings.plugins.get("providers", ())}
     )
     return (service, rest) if is_another else (usual, name)
-
-
-def _key(model: ModelSettings, service: str, base_url: str) -> Secret | None:
-    """The configured key; else the one that the service's own package would find, but never for another address."""
-    if service == model.provider:
-        key = read_secret(model.api_key_file, "model_api_key", os.environ, variable=model.api_key_env)
-        if key is not None or base_url:
-            return key
-    variable = next((one for one in _KEYS.get(service, ()) if os.environ.get(one)), "")
-    return read_secret("", f"{service.replace('-', '_')}_api_key", os.environ, variable=variable)
 
 
 def _thinking(provider: Provider, model: ModelSettings, *, is_usual: bool) -> Provider:

@@ -122,8 +122,9 @@ def _respond_to_question(context: Sequence[Message], tools: Collection[str]) -> 
         if "time" in tools:
             return _call("time", {}, context)
         return _answer("I have no clock here.")
-    if (expression := _expression_in(question)) and "calculator" in tools:
-        return _call("calculator", {"expression": expression}, context)
+    asked = _ASKS_VALUE.fullmatch(question)  # the whole of it: a date or a phone number in a sentence does not count
+    if asked is not None and _OPERATION.search(asked[1]) and "calculator" in tools:
+        return _call("calculator", {"expression": asked[1].strip(" .")}, context)
     if (recalled := _recall(question, earlier, context)) is not None:
         return _answer(recalled)
     said = f"You said {_quote(question)}. " if question else ""
@@ -206,14 +207,6 @@ def _report(result: Message) -> str:
     if name == "calculator":
         return f"The result is {result.text}."
     return f"The {name} says {_quote(result.text)}"
-
-
-def _expression_in(text: str) -> str | None:
-    """The arithmetic expression that a question consists of; a date or a phone number in a sentence does not count."""
-    asked = _ASKS_VALUE.fullmatch(text)
-    if asked is None or not _OPERATION.search(asked[1]):
-        return None
-    return asked[1].strip(" .")
 
 
 def _answer(text: str) -> Message:
