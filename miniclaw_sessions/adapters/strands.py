@@ -385,9 +385,15 @@ def _listed(entries: Sequence[MessageEntry]) -> list[SessionMessage]:
     parts: list[MessageEntry] = []
 
     def end_of_own() -> None:
-        if parts:
-            listed.append(_restored(parts))
-            parts.clear()
+        if not parts:
+            return
+        fields = dict(_fields_of(parts[0]))
+        message = fields.get("message")
+        if isinstance(message, dict) and "content" not in message:
+            (written,) = to_strands(part.message for part in parts)
+            fields["message"] = {**written, **message}
+        listed.append(SessionMessage.from_dict(fields))
+        parts.clear()
 
     def end_of_others() -> None:
         for written, source in zip(to_strands(message for message, _ in others), _sources(others), strict=True):
@@ -447,15 +453,6 @@ def _sources(shown: Sequence[Shown]) -> list[Message | None]:
         for place, (message, source) in enumerate(shown)
         if not (place and message.is_tool_result and shown[place - 1].message.is_tool_result)
     ]
-
-
-def _restored(parts: Sequence[MessageEntry]) -> SessionMessage:
-    fields = dict(_fields_of(parts[0]))
-    message = fields.get("message")
-    if isinstance(message, dict) and "content" not in message:
-        (written,) = to_strands(part.message for part in parts)
-        fields["message"] = {**written, **message}
-    return SessionMessage.from_dict(fields)
 
 
 def _fields_of(entry: MessageEntry) -> dict[str, Any]:

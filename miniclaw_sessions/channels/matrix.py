@@ -259,28 +259,25 @@ class MatrixChannel:
         return reply
 
     async def _accept_invitations(self, reply: SyncResponse) -> None:
+        """Come into rooms; a proxy's refusal is retried with the next reply, and blocks no other room."""
+        from nio import JoinError  # noqa: PLC0415 - loaded with the channel
+
         for room_id, invitation in reply.rooms.invite.items():
             for event in invitation.invite_state:
                 is_ours = getattr(event, "state_key", None) == self._client.user_id
                 if is_ours and self._allowed.admits(user_id=event.sender, chat_id=room_id):
                     self._invited.add(room_id)
         for room_id in sorted(self._invited):
-            await self._join(room_id)
-
-    async def _join(self, room_id: str) -> None:
-        """Come into a room; a proxy's refusal is retried with the next reply, and blocks no other room."""
-        from nio import JoinError  # noqa: PLC0415 - loaded with the channel
-
-        try:
-            joined = await self._client.join(room_id)
-        except Unreachable as error:
-            why = {"channel": self.name, "detail": str(error)}
-            log.warning("an invitation is accepted again later", action="channel.unconfirmed", **why)
-            return
-        self._invited.discard(room_id)
-        if isinstance(joined, JoinError):
-            why = {"channel": self.name, "detail": _code_of(joined)}
-            log.warning("a room cannot be joined", action="matrix.refused", **why)
+            try:
+                joined = await self._client.join(room_id)
+            except Unreachable as error:
+                why = {"channel": self.name, "detail": str(error)}
+                log.warning("an invitation is accepted again later", action="channel.unconfirmed", **why)
+                continue
+            self._invited.discard(room_id)
+            if isinstance(joined, JoinError):
+                why = {"channel": self.name, "detail": _code_of(joined)}
+                log.warning("a room cannot be joined", action="matrix.refused", **why)
 
     async def _said(self, reply: SyncResponse, position: str) -> AsyncIterator[tuple[Incoming, _Place]]:
         from aiohttp import ClientPayloadError  # noqa: PLC0415 - loaded with the channel

@@ -25,6 +25,7 @@ from miniclaw_sessions.log import get_logger, is_pretty, log_stream
 
 log = get_logger(__name__)
 
+_OUTCOMES = {0: "broken_off", 4: "refused", 5: "failed"}  # by the first digit of the status; all others are done
 _SCOPES = {"off": (), "writes": ("write", "admin"), "all": ("read", "write", "admin")}
 _OPEN = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -86,7 +87,8 @@ class AuditLog:
         if scope not in self._scopes:
             return
         time = self._clock.now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        line = msgspec.structs.replace(deed, action="audit", time=time, outcome=_outcome(deed.status))
+        outcome = _OUTCOMES.get(deed.status // 100, "done")
+        line = msgspec.structs.replace(deed, action="audit", time=time, outcome=outcome)
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self.flush)
         self._waiting.append(line)
@@ -111,12 +113,6 @@ class AuditLog:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-def _outcome(status: int) -> str:
-    if not status:
-        return "broken_off"
-    return "done" if status < 400 else "refused" if status < 500 else "failed"  # noqa: PLR2004 - as HTTP has them
 
 
 def _as_json(deed: Deed) -> str:

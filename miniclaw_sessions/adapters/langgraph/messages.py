@@ -16,7 +16,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from miniclaw_sessions.adapters.langchain import KEPT, as_langchain, from_langchain
-from miniclaw_sessions.adapters.langgraph.index import Channel, Index, StoredMessage
+from miniclaw_sessions.adapters.langgraph.index import Channel, Index
 from miniclaw_sessions.adapters.langgraph.reading import Known, Reading, digest_of
 from miniclaw_sessions.adapters.langgraph.records import MessageList, Reference, Typed
 from miniclaw_sessions.core.protocol.encoding import encode_message
@@ -88,11 +88,6 @@ class MessagesChannel:
         stored = self._index.resolve(channel)
         if stored is None:
             raise StoreCorrupt(_MISSING)
-        loaded = await self._loaded(stored)
-        self._index.known = (channel, [known for _, known in loaded])
-        return [message for message, _ in loaded]
-
-    async def _loaded(self, stored: Sequence[StoredMessage]) -> list[tuple[BaseMessage, Known]]:
         records = await self._reading.records({value.place for _, value in stored if value is not None})
         known_at = self._index.messages
         places = {id_: known_at.get(id_, 0) for id_, value in stored if value is None and id_ is not None}
@@ -108,7 +103,8 @@ class MessagesChannel:
                     loaded.append((message, Known(digest_of(message), entry_id, is_whole=False)))
         except (KeyError, IndexError):
             raise StoreCorrupt(_MISSING) from None
-        return loaded
+        self._index.known = (channel, [known for _, known in loaded])
+        return [message for message, _ in loaded]
 
     async def offer(self, name: str, before: Sequence[BaseMessage], *, until: int | None = None) -> list[BaseMessage]:
         """What others said on the current branch that no graph has taken up.

@@ -138,22 +138,19 @@ def values_of(place: Place, stored: Mapping[int, StoredEntry]) -> list[Typed] | 
         place: where it stands.
         stored: at least its own entries, by their places.
     """
+    values: list[Typed] = []
     try:
-        *pieces, record = (_data(stored[place.sequence - back].encoded).data for back in range(place.pieces, -1, -1))
-        return _values(record, [piece["data"] for piece in pieces])
+        *before, record = (_data(stored[place.sequence - back].encoded).data for back in range(place.pieces, -1, -1))
+        pieces = [entry["data"] for entry in before]
+        for value in record.get("values", ()):
+            if "data" in value:
+                values.append((value["type"], b64decode(value["data"])))
+            else:
+                count = value["pieces"]
+                values.append((value["type"], b"".join(map(b64decode, pieces[:count]))))
+                del pieces[:count]
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError):
         return None
-
-
-def _values(data: Mapping[str, Any], pieces: list[str]) -> list[Typed]:
-    values: list[Typed] = []
-    for value in data.get("values", ()):
-        if "data" in value:
-            values.append((value["type"], b64decode(value["data"])))
-        else:
-            count = value["pieces"]
-            values.append((value["type"], b"".join(map(b64decode, pieces[:count]))))
-            del pieces[:count]
     return values
 
 

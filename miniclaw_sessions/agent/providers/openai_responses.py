@@ -90,16 +90,15 @@ class OpenAIResponsesProvider(OpenAIClientProvider):
     async def _open(self, request: dict[str, Any]) -> AsyncStream[ResponseStreamEvent]:
         from openai import BadRequestError  # noqa: PLC0415 - loaded with the client
 
+        stream: AsyncStream[ResponseStreamEvent]
         try:
-            return await self._create(request)
+            stream = await self._client.responses.create(**request)
         except BadRequestError as error:
             if error.param != "include" or "include" not in request:
                 raise
+            del request["include"]
             self._settings.pop("include", None)
-            return await self._create({name: value for name, value in request.items() if name != "include"})
-
-    async def _create(self, request: dict[str, Any]) -> AsyncStream[ResponseStreamEvent]:
-        stream: AsyncStream[ResponseStreamEvent] = await self._client.responses.create(**request)
+            stream = await self._client.responses.create(**request)
         return stream
 
     def _request(self, context: Sequence[Message], tools: Sequence[Tool]) -> dict[str, Any]:
