@@ -30,7 +30,6 @@ import msgspec
 
 from miniclaw_sessions.agent.budgets import Budgets
 from miniclaw_sessions.agent.calls import Approval, OnEvent, SuspendTurn, ToolRunner, log_pending, pending_calls
-from miniclaw_sessions.agent.context_builder import ContextBuilder
 from miniclaw_sessions.agent.events import (
     AgentEvent,
     Events,
@@ -48,7 +47,7 @@ from miniclaw_sessions.agent.events import (
 )
 from miniclaw_sessions.agent.foreign_session import AnySession, GiveBack, borrow
 from miniclaw_sessions.agent.hooks import Generation, Hooks, Observer
-from miniclaw_sessions.agent.model_request import Bill, ReplyLimits, answerable, ask, full_name
+from miniclaw_sessions.agent.model_request import Bill, ContextBuilder, ReplyLimits, answerable, ask, full_name
 from miniclaw_sessions.agent.provider import Provider, ReasoningDelta, TextDelta
 from miniclaw_sessions.agent.tools import Content, Tool
 from miniclaw_sessions.clock import Clock, SystemClock

@@ -6,23 +6,25 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import anyio
+import msgspec
 
 from miniclaw_sessions.agent.agent import Agent, Unanswered, reply_of
-from miniclaw_sessions.agent.context_builder import ContextBuilder, NewestBranch
 from miniclaw_sessions.agent.earlier_turns import in_place_of, once_more
 from miniclaw_sessions.agent.events import AgentEvent, Events, TurnEnd
-from miniclaw_sessions.agent.model_request import Bill
+from miniclaw_sessions.agent.model_request import Bill, ContextBuilder
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.agent.tools import Content
 from miniclaw_sessions.config import ModelSettings
-from miniclaw_sessions.core.history.branch import shown_message
+from miniclaw_sessions.core.history.branch import Branch, BranchCollector, shown_message
 from miniclaw_sessions.core.history.compaction import (
     KEEP_TOKENS,
     TokenCounter,
     count_by_characters,
     count_tokens,
     tokens_of,
+    tokens_with,
 )
+from miniclaw_sessions.core.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message, Role
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.compacting import CompactionOutcome, CompactionStatus, Summarizer
@@ -77,7 +79,7 @@ class AgentSession:
         self.agent = agent
         self.session = session
         self._newest = NewestBranch(session, max_tokens=2 * self.limit, count=count)
-        self.context = ContextBuilder(max_tokens=self.limit, count=count, newest=self._newest)
+        self.context = ContextBuilder(max_tokens=self.limit, count=count, read_branch=self._newest.read)
         self.keep_tokens = min(keep_tokens, max(1, self.limit // 2))
         self.last_compaction: CompactionOutcome | None = None
         self._summarizer = summarizer or summarizer_of(agent.provider, limits=agent.limits)
@@ -245,6 +247,83 @@ class AgentSession:
         except InvalidMessage as error:
             self.last_compaction = CompactionOutcome(status=CompactionStatus.FAILED, detail=str(error))
             return self.last_compaction
+
+
+class NewestBranch:
+    """The newest part of one session's branch; only what is new is read and counted.
+
+    Args:
+        session: whose branch.
+        max_tokens: about how much of it is ever asked for.
+        count: how tokens are counted.
+    """
+
+    def __init__(self, session: Session, *, max_tokens: int, count: TokenCounter) -> None:
+        self._session = session
+        self._max_tokens = max_tokens
+        self._count = count
+        self._branch = Branch()
+        self._tokens = 0
+        self._context_tokens = 0
+
+    def __repr__(self) -> str:
+        return f"<NewestBranch of {self._session.session_id}, {len(self._branch.entries)} entries>"
+
+    async def read(self, max_tokens: int | None = None) -> Branch:
+        """The branch as it is now.
+
+        Args:
+            max_tokens: only the newest part, of about this many tokens, and back to a user's message; None: all that is
+                known, which is at least what the constructor was asked for.
+
+        Raises:
+            StoreUnavailable: the store must be read, and cannot be.
+        """
+        new = self._said_since()
+        if new is None or self._tokens > 2 * self._max_tokens:  # too much of it is old
+            self._branch = await self._session.tree.read_branch(max_tokens=self._max_tokens, count=self._count)
+            self._tokens = self._size(self._branch.entries)
+            self._context_tokens = tokens_of(self._branch.entries, self._count)
+        elif new:
+            self._branch = msgspec.structs.replace(self._branch, entries=(*self._branch.entries, *new))
+            self._tokens += self._size(new)
+            self._context_tokens = tokens_with(self._context_tokens, new, self._count)
+        if max_tokens is None or self._tokens <= max_tokens:
+            return self._branch
+        collector = BranchCollector(at_most=max_tokens, size=self._count, needs_compaction=False)
+        for entry in reversed(self._branch.entries):
+            collector.feed(entry)
+            if collector.has_enough:
+                break
+        return msgspec.structs.replace(collector.branch(), compaction=self._branch.compaction)
+
+    async def context_tokens(self) -> int:
+        """The size of the context that the branch gives now, as `tokens_of` has it; only what is new is counted.
+
+        Raises:
+            StoreUnavailable: as for `read`.
+        """
+        await self.read()
+        return self._context_tokens
+
+    def _said_since(self) -> list[MessageEntry] | None:
+        """The messages from what is known to the leaf; None where anything else may stand between."""
+        if not self._branch.entries:
+            return None
+        known_id = self._branch.entries[-1].id
+        new: list[MessageEntry] = []
+        wanted = self._session.leaf_id
+        for entry in reversed(self._session.entries()):
+            if wanted == known_id:
+                break
+            if entry.id != wanted:
+                return None
+            new.append(entry)
+            wanted = entry.parent_id
+        return new[::-1] if wanted == known_id else None
+
+    def _size(self, entries: Sequence[Entry]) -> int:
+        return sum(self._count(message) for entry in entries if (message := shown_message(entry)) is not None)
 
 
 class Assistant:

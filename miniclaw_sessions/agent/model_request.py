@@ -1,9 +1,14 @@
-"""Asking a model for one reply, within bounds, and making of it one that can be stored and answered."""
+"""One request to a model: the context that it is sent, its reply, which can be stored and answered, and the cost.
+
+The context is the system prompt, the history, and the current message exactly once. Which older messages are worth
+sending is decided here; that the result is legal, in `history.context`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
+from itertools import takewhile
 
 import anyio
 import msgspec
@@ -13,17 +18,111 @@ from miniclaw_sessions.agent.calls import MALFORMED
 from miniclaw_sessions.agent.provider import PricingProvider, Provider, ReasoningDelta, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.config import MAX_MESSAGES
+from miniclaw_sessions.core.history.branch import Branch, shown_message, summary_messages
 from miniclaw_sessions.core.history.compaction import TokenCounter, count_by_characters, count_tokens
+from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.protocol.encoding import message_to_dict
-from miniclaw_sessions.core.protocol.entries import SPENT
+from miniclaw_sessions.core.protocol.entries import SPENT, Entry
 from miniclaw_sessions.core.protocol.json_values import parse_json
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Role, ToolCall, Usage
 from miniclaw_sessions.core.protocol.parts import ESTIMATED
 from miniclaw_sessions.core.session import Session
-from miniclaw_sessions.errors import AgentError, InvalidMessage, ModelError, ModelTimeout, SessionsError
+from miniclaw_sessions.core.session.turn import Turn
+from miniclaw_sessions.errors import AgentError, ConfigError, InvalidMessage, ModelError, ModelTimeout, SessionsError
 from miniclaw_sessions.log import get_logger
 
 log = get_logger(__name__)
+
+
+# --- the context -----------------------------------------------------------------------------------------------------
+
+
+class ContextBuilder:
+    """Builds the context of every iteration of a turn.
+
+    Args:
+        limit: how many messages from before the current one are sent at most, newest first. What the turn has said
+            since the current message is always sent whole: a model that forgets its own steps repeats them. The
+            summary of what was compacted does not count.
+        max_tokens: in place of `limit` and the window: about this many tokens of the transcript.
+        count: how tokens are counted.
+        read_branch: reads about this many tokens of the branch of the one session that this builder is for; by
+            default the session is asked each time.
+
+    Raises:
+        ConfigError: a limit is negative.
+    """
+
+    def __init__(
+        self,
+        *,
+        limit: int = MAX_MESSAGES,
+        max_tokens: int | None = None,
+        count: TokenCounter = count_by_characters,
+        read_branch: Callable[[int], Awaitable[Branch]] | None = None,
+    ) -> None:
+        if limit < 0 or (max_tokens is not None and max_tokens < 0):
+            raise ConfigError(f"a context has at least 0 messages or tokens, not {min(limit, max_tokens or 0)}")
+        self.limit = limit
+        self.max_tokens = max_tokens
+        self.count = count
+        self._read_branch = read_branch
+
+    def __repr__(self) -> str:
+        bound = f"{self.limit} messages" if self.max_tokens is None else f"{self.max_tokens} tokens"
+        return f"<ContextBuilder at most {bound}>"
+
+    async def build(self, turn: Turn, system_prompt: str = "") -> list[Message]:
+        """The context for going on with a turn.
+
+        Args:
+            turn: its session's history, the message that is being answered, and what was said since.
+            system_prompt: the first instruction to the model; empty: no system message. It is never stored in a
+                session.
+
+        Raises:
+            StoreUnavailable: the budget reaches beyond the window, and the store cannot be read.
+        """
+        current = turn.message.message
+        if self.max_tokens is None:
+            return with_system(system_prompt, fitted(turn.messages(), current, self.limit))
+        if self._read_branch is None:
+            branch = await turn.tree.read_branch(max_tokens=self.max_tokens, count=self.count)
+        else:
+            branch = await self._read_branch(self.max_tokens)
+        # the turn's own entries come last, so that its messages are the same objects: `fitted` looks for one of them
+        entries: dict[str, Entry] = {entry.id: entry for entry in (*branch.entries, *turn.entries())}
+        in_order = sorted(entries.values(), key=lambda entry: entry.sequence)
+        said = (message for entry in in_order if (message := shown_message(entry)) is not None)
+        messages = [*summary_messages(branch.compaction), *said, *turn.staged]
+        return with_system(system_prompt, fitted(messages, current, len(messages)))
+
+
+def fitted(messages: Sequence[Message], current: Message, limit: int) -> list[Message]:
+    """A legal context of the newest messages.
+
+    Args:
+        messages: the conversation with the turn's steps, oldest first.
+        current: the message that is being answered. It is found by identity, because an older one may say the same;
+            if it is not there, because it was compacted, it is put in front of what is there.
+        limit: how many messages from before it are sent at most; the summary in front of them does not count.
+    """
+    summary = list(takewhile(lambda message: message.role is Role.COMPACTION_SUMMARY, messages))
+    said = messages[len(summary) :]
+    place = next((index for index in reversed(range(len(said))) if said[index] is current), None)
+    before = [] if place is None else said[:place]
+    steps = said if place is None else said[place + 1 :]
+    history = before[max(0, len(before) - limit) :]
+    return build_context([*summary, *history, current, *steps])
+
+
+def with_system(system_prompt: str, context: list[Message]) -> list[Message]:
+    """The context behind the first instruction."""
+    return [Message.system(system_prompt), *context] if system_prompt else context
+
+
+# --- the reply -------------------------------------------------------------------------------------------------------
 
 
 class ReplyLimits(msgspec.Struct, frozen=True):

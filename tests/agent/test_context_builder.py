@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miniclaw_sessions.agent.agent import Agent
-from miniclaw_sessions.agent.context_builder import ContextBuilder, fitted, with_system
+from miniclaw_sessions.agent.model_request import ContextBuilder, fitted, with_system
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall

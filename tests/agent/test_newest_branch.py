@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from miniclaw_sessions.agent.context_builder import NewestBranch
+from miniclaw_sessions.agent.assistant import NewestBranch
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.history.branch import Branch, shown_message
 from miniclaw_sessions.core.history.compaction import count_by_characters, tokens_of
