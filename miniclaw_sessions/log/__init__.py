@@ -53,15 +53,16 @@ class _LazyLogger:
         self._name = name
 
     def __getattr__(self, method: str) -> Callable[..., None]:
-        def write(*arguments: Any, **fields: Any) -> None:
+        def write(event: str, **fields: Any) -> None:
             while _pending:
                 _pending.pop()()
             structlog = sys.modules.get("structlog")  # a program that configured it has imported it
             with contextlib.suppress(OSError, ValueError):  # ValueError: the stream was closed
                 if structlog is not None and structlog.is_configured():
-                    getattr(structlog.get_logger(self._name), method)(*arguments, **fields)
-                else:
-                    _to_standard_library(self._name, method, *arguments, **fields)
+                    getattr(structlog.get_logger(self._name), method)(event, **fields)
+                else:  # this is another program: its own logging decides what is shown
+                    facts = " ".join(f"{key}={value!r}" for key, value in fields.items())
+                    getattr(logging.getLogger(self._name), method)("%s (%s)", event, facts)
 
         return write
 
@@ -95,12 +96,6 @@ def configured_when_used(configure: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         _pending.clear()  # a program that runs a command itself keeps its own log
-
-
-def _to_standard_library(name: str, method: str, event: str, **fields: Any) -> None:
-    """Without a configured structlog this is another program: its own logging decides what is shown."""
-    facts = " ".join(f"{key}={value!r}" for key, value in fields.items())
-    logging.getLogger(name).log(logging.getLevelName(method.upper()), "%s (%s)", event, facts)
 
 
 _streams: list[TextIO] = []
