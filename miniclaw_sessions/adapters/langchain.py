@@ -351,24 +351,20 @@ def _plain_reply(message: Message) -> dict[str, Any]:
 def _write_block(part: Part) -> Any:
     """A part as the block that it was, or as a standard one; None for what only its writer can use."""
     kept = {} if isinstance(part, OtherPart) else kept_fields(part.extra, KEPT)
+    block: Any = None
     match part:
         case TextPart(text=text):
-            return text if kept.get("type") == _STRING else {"type": "text", "text": text, **kept}
+            block = text if kept.get("type") == _STRING else {"type": "text", "text": text, **kept}
+        case ImagePart() if kept.get("type") == "image_url":
+            block = {**kept, "image_url": {"url": address_of(part), **kept["image_url"]}}
+        case ImagePart(data=str(data)):
+            block = {"type": "image", "base64": data, "mime_type": part.media_type or "image/png", **kept}
         case ImagePart():
-            return _write_image(part, kept)
-        case ThinkingPart(thinking=text, signature=signature) if has_kept(part.extra, KEPT):
-            if kept.get("type") == "thinking":
-                return {"thinking": text, "signature": signature, **kept}
-            return {"type": "reasoning", "reasoning": text, **kept}
-        case OtherPart(fields={"type": "langchain_block", "block": block}):
-            return block
-        case _:
-            return None
-
-
-def _write_image(part: ImagePart, kept: Mapping[str, Any]) -> dict[str, Any]:
-    if kept.get("type") == "image_url":
-        return {**kept, "image_url": {"url": address_of(part), **kept["image_url"]}}
-    if part.data is not None:
-        return {"type": "image", "base64": part.data, "mime_type": part.media_type or "image/png", **kept}
-    return {"type": "image", "url": part.url or "", **kept}
+            block = {"type": "image", "url": part.url or "", **kept}
+        case ThinkingPart(thinking=text, signature=signature) if kept.get("type") == "thinking":
+            block = {"thinking": text, "signature": signature, **kept}
+        case ThinkingPart(thinking=text) if has_kept(part.extra, KEPT):
+            block = {"type": "reasoning", "reasoning": text, **kept}
+        case OtherPart(fields={"type": "langchain_block", "block": stored}):
+            block = stored
+    return block
