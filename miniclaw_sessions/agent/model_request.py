@@ -171,7 +171,7 @@ async def ask(  # noqa: PLR0913 - options, each with a name and a default
                     match event:
                         case TextDelta(text=text) | ReasoningDelta(text=text):
                             said.append(text)
-                            size = _grown(size + len(text), limits, name)
+                            size = _within_bound(size + len(text), limits, name)
                             on_piece(event)
                         case Reply(message=reply):
                             pass
@@ -234,7 +234,7 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _grown(size: int, limits: ReplyLimits, name: str) -> int:
+def _within_bound(size: int, limits: ReplyLimits, name: str) -> int:
     """The size of what has come so far, if it is within the bound."""
     if size > limits.max_bytes:
         raise ModelError(

@@ -275,7 +275,7 @@ class EmailChannel:
                 refused = error.recipients[0] if isinstance(error, SMTPRecipientsRefused) else error
                 is_of_this = isinstance(error, SMTPDataError | SMTPRecipientsRefused)  # else of all that is sent
                 if not (is_of_this and refused.code in _PERMANENT):
-                    why = _said(refused.code, refused.message)
+                    why = _loggable(refused.code, refused.message)
                     raise Unreachable(
                         f"the server {self._smtp_host} for sending mail does not take an answer: {why}"
                     ) from None
@@ -441,7 +441,7 @@ class _Mailbox:
             raise _Refused(f"{self._settings.imap_host} refuses a command: {type(error).__name__}") from error
 
 
-def _said(code: int, sentence: str) -> str:
+def _loggable(code: int, sentence: str) -> str:
     """What a log may say of a mail server's reply to an answer, whose sentence may quote it."""
     if code < 0:
         return "a line without a code"
