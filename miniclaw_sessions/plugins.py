@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from difflib import get_close_matches
@@ -166,21 +166,6 @@ def settings_of(factory: Any, title: str) -> type[msgspec.Struct] | None:
         raise PluginFailed(f"{title} has a setting `type`, which is where it is said which plug-in is meant")
     found: type[msgspec.Struct] = structure
     return found
-
-
-def each_made(tables: Iterable[Table], *parts: str) -> tuple[list[Any], list[PluginFailed]]:
-    """The plug-ins that can be made, and the reasons why others cannot.
-
-    Raises:
-        ConfigError: the settings of one are wrong, or no such plug-in exists.
-    """
-    made, failed = [], []
-    for table in tables:
-        try:
-            made.append(load(table).made(*parts))
-        except PluginFailed as error:
-            failed.append(error)
-    return made, failed
 
 
 def template(kind: str, name: str) -> Iterator[str]:

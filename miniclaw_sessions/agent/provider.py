@@ -7,7 +7,7 @@ will do.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from copy import copy
 from typing import Protocol, Self, runtime_checkable
 
@@ -178,19 +178,3 @@ class AroundProvider:
     def with_cost(self, usage: Usage) -> Usage:
         """What the provider says that it costs."""
         return self.provider.with_cost(usage) if isinstance(self.provider, PricingProvider) else usage
-
-
-def refuse_but(name: str, options: Options, known: Collection[str]) -> None:
-    """Raise where there is an option that a provider does not know.
-
-    Args:
-        name: the provider's.
-        options: what is wanted.
-        known: the options that it knows.
-
-    Raises:
-        OptionRefused: there is another one.
-    """
-    for option in options.given():
-        if option not in known:
-            raise OptionRefused(option, f"the provider {name} has nothing like {option}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from miniclaw_sessions.channels.base import Channel
 from miniclaw_sessions.config import Settings
 from miniclaw_sessions.errors import PluginFailed
-from miniclaw_sessions.plugins import each_made
+from miniclaw_sessions.plugins import load
 
 
 def make_channels(settings: Settings) -> tuple[list[Channel], list[PluginFailed]]:
@@ -18,7 +18,16 @@ def make_channels(settings: Settings) -> tuple[list[Channel], list[PluginFailed]
         ConfigError: a table is of no channel, or its settings are wrong.
     """
     tables = settings.plugins.get("channels", {})
-    made, failed = each_made(tables.values(), "name", "receive", "send", "typing")
-    misnamed = [one for one in made if one.name not in tables]  # two of them would write into one chat
-    failed += [PluginFailed(f"a channel calls itself {one.name!r}, and not by its table's name") for one in misnamed]
-    return [one for one in made if one not in misnamed], failed
+    channels: list[Channel] = []
+    failed: list[PluginFailed] = []
+    for table in tables.values():
+        try:
+            channel: Channel = load(table).made("name", "receive", "send", "typing")
+        except PluginFailed as error:
+            failed.append(error)
+            continue
+        if channel.name in tables:
+            channels.append(channel)
+        else:  # two of them would write into one chat
+            failed.append(PluginFailed(f"a channel calls itself {channel.name!r}, and not by its table's name"))
+    return channels, failed

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import anyio
 import msgspec
 
-from miniclaw_sessions.agent.provider import Begun, ModelEvent, refuse_but
+from miniclaw_sessions.agent.provider import Begun, ModelEvent
 from miniclaw_sessions.agent.providers.faults import (
     FIRST_ERROR,
     advice_for,
@@ -41,6 +41,7 @@ from miniclaw_sessions.errors import (
     ModelError,
     ModelTimeout,
     ModelUnavailable,
+    OptionRefused,
     to_install,
 )
 from miniclaw_sessions.files.formats.codec import plain
@@ -156,9 +157,12 @@ class ServiceProvider(ABC):
         Raises:
             OptionRefused: the service does not support one of them.
         """
-        refuse_but(self.name, options, self.known_options)
+        given = options.given()
+        for option in given:
+            if option not in self.known_options:
+                raise OptionRefused(option, f"the provider {self.name} has nothing like {option}")
         other = copy(self)
-        other._options = msgspec.structs.replace(self._options, **options.given())  # noqa: SLF001 - its own class
+        other._options = msgspec.structs.replace(self._options, **given)  # noqa: SLF001 - its own class
         return other
 
     async def close(self) -> None:
