@@ -248,6 +248,7 @@ def _system_message(system: Any) -> dict[str, Any]:
 
 
 def _read(fields: Mapping[str, Any]) -> list[Message]:
+    parts: str | tuple[Part, ...]
     role = fields.get("role")
     content = fields.get("content")
     if not isinstance(content, str | list):
@@ -255,7 +256,17 @@ def _read(fields: Mapping[str, Any]) -> list[Message]:
     extra = kept_apart(fields, _MESSAGE_FIELDS if role == "assistant" else {"role", "content"}, KEPT)
     match role:
         case "assistant":
-            return [_read_reply(fields, content, extra)]
+            parts, calls = (content, None) if isinstance(content, str) else taken_apart(map(_read_block, content))
+            reply = Message(
+                Role.ASSISTANT,
+                parts,
+                tool_calls=calls,
+                model=text_of(fields, "model"),
+                usage=read_usage(fields.get("usage"), KEPT),
+                stop_reason=text_of(fields, "stop_reason"),
+                extra=marked(extra, parts, KEPT),
+            )
+            return [reply]
         case "user":
             if isinstance(content, str):
                 return [Message(Role.USER, content, extra=extra)]
@@ -289,23 +300,6 @@ def _read_result(block: Mapping[str, Any]) -> Message:
         tool_call_id=call_id,
         is_error=is_error,
         extra=marked(kept_apart(block, known, KEPT), parts, KEPT),
-    )
-
-
-def _read_reply(fields: Mapping[str, Any], content: str | list[Any], extra: dict[str, Any] | None) -> Message:
-    parts: str | tuple[Part, ...]
-    if isinstance(content, str):
-        parts, calls = content, None
-    else:
-        parts, calls = taken_apart(_read_block(block) for block in content)
-    return Message(
-        Role.ASSISTANT,
-        parts,
-        tool_calls=calls,
-        model=text_of(fields, "model"),
-        usage=read_usage(fields.get("usage"), KEPT),
-        stop_reason=text_of(fields, "stop_reason"),
-        extra=marked(extra, parts, KEPT),
     )
 
 

@@ -305,7 +305,15 @@ class _Reader(LineReader):
         parent_id = self._parent(line) or self._before(line)
         self._close(parent_id)
         boundary = _Boundary(self._own_id(line), parent_id, self._time, self._kept(line, parent_id))
-        head, tail = _preserved(line.get("compactMetadata"))
+        head: str | None = None  # the first and the last uuid of the segment that it preserves
+        tail: str | None = None
+        match line.get("compactMetadata"):
+            case {"preservedSegment": {"headUuid": str(first), "tailUuid": str(last)}}:
+                head, tail = first, last
+            case {"preservedMessages": {"uuids": [str(first), *_, str(last)]}}:
+                head, tail = first, last
+            case {"preservedMessages": {"uuids": [str(only)]}}:
+                head = tail = only
         if head is not None:
             boundary.first_kept = head if head in self._ids else self._stand_ins.get(head)
             if boundary.first_kept is None:
@@ -421,19 +429,6 @@ class _Reader(LineReader):
         if compared_to is None and line.get("parentUuid") != parent_id:
             kept["parentUuid"] = line.get("parentUuid")
         return kept
-
-
-def _preserved(meta: Any) -> tuple[str | None, str | None]:
-    """The first and last uuid of what a compaction keeps."""
-    match meta:
-        case {"preservedSegment": {"headUuid": str(head), "tailUuid": str(tail)}}:
-            return head, tail
-        case {"preservedMessages": {"uuids": [str(head), *_, str(tail)]}}:
-            return head, tail
-        case {"preservedMessages": {"uuids": [str(only)]}}:
-            return only, only
-        case _:
-            return None, None
 
 
 def _origin(line: Mapping[str, Any]) -> str | None:

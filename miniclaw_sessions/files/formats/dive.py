@@ -26,7 +26,6 @@ import msgspec
 
 from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.protocol.entries import BranchSummary, Compaction, Custom, Entry, EntryBase, MessageEntry
-from miniclaw_sessions.core.protocol.json_values import parse_json
 from miniclaw_sessions.core.protocol.messages import Message, OtherPart, Part, Role, TextPart, ToolCall, Usage
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
 from miniclaw_sessions.files.formats.blocks import COUNTS, read_block, written_part
@@ -51,7 +50,7 @@ from miniclaw_sessions.files.formats.codec import (
     without,
 )
 from miniclaw_sessions.files.formats.json_lines import JsonLines, LineReader
-from miniclaw_sessions.files.formats.tool_calls import NOT_AN_OBJECT, arguments_text
+from miniclaw_sessions.files.formats.tool_calls import NOT_AN_OBJECT, arguments_text, parsed
 
 NAME = "dive"
 """The key of `extra` under which fields without a canonical place are kept.
@@ -271,10 +270,15 @@ def _read_block(block: Any) -> Part | ToolCall:
 
 def _read_result(block: dict[str, Any], kept: dict[str, Any]) -> Message:
     rest = without(block, "type", "tool_use_id", "content", "is_error")
-    content = _read_result_content(block.get("content"))
+    given = block.get("content")
+    content: str | tuple[Part, ...] | None = given if isinstance(given, str) else None
+    if isinstance(given, list):
+        pieces = [_read_block(inner) for inner in given]
+        parts = tuple(piece for piece in pieces if not isinstance(piece, ToolCall))
+        content = parts if len(parts) == len(pieces) else None
     if content is None:  # any JSON may stand there
-        rest |= {"content": block["content"]} if "content" in block else {}
-        content = _as_text(block.get("content"))
+        rest |= {"content": given} if "content" in block else {}
+        content = _as_text(given)
     if (is_error := block.get("is_error")) is not True and "is_error" in block:
         rest["is_error"] = is_error
     if rest:
@@ -286,17 +290,6 @@ def _read_result(block: dict[str, Any], kept: dict[str, Any]) -> Message:
 
 def _as_text(content: Any) -> str:
     return "" if content is None else arguments_text(content)
-
-
-def _read_result_content(content: Any) -> str | tuple[Part, ...] | None:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        return None
-    pieces = [_read_block(block) for block in content]
-    if any(isinstance(piece, ToolCall) or (isinstance(piece, OtherPart) and NAME in piece.fields) for piece in pieces):
-        return None
-    return tuple(piece for piece in pieces if not isinstance(piece, ToolCall))
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -453,21 +446,13 @@ def _written_blocks(pieces: Iterable[Part | ToolCall]) -> list[Any]:
             case OtherPart(fields=fields):
                 blocks += [fields] if fields.get("type") in _BLOCKS else []
             case ToolCall():
-                call = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": _input(piece.arguments)}
+                text = piece.arguments
+                arguments = parsed(text, {NOT_AN_OBJECT: text}) if text.strip() else {}
+                call = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": arguments}
                 blocks.append({**kept_fields(piece.extra, NAME), **call})
             case _ if (written := written_part(piece, NAME)) is not None:
                 blocks.append(written)
     return blocks
-
-
-def _input(arguments: str) -> Any:
-    """A call's arguments as Dive has them: any JSON; text that is no JSON becomes an object that holds it."""
-    if not arguments.strip():
-        return {}
-    try:
-        return parse_json(arguments.encode())
-    except (InvalidMessage, UnicodeEncodeError):
-        return {NOT_AN_OBJECT: arguments}
 
 
 # --- usage ------------------------------------------------------------------------------------------------------------

@@ -42,7 +42,8 @@ VERSION = 1
 
 _HEADER = "session"
 _PIECE_OF = "piece_of"  # in the `extra` of a piece, under KEPT: the id of the first
-_PLACES = ("sequence", "parent_sequence", "target_sequence", "first_kept_sequence")
+_REFERENCES = ("target_sequence", "first_kept_sequence")
+_PLACES = ("sequence", "parent_sequence", *_REFERENCES)
 _ALWAYS: Mapping[str, dict[str, Any]] = {
     "message": {},
     "model_change": {"provider": "", "model_id": ""},
@@ -93,7 +94,33 @@ class _Reader(TreeReader):
         if _is_header(line):
             self._read_header(line)
             return []
-        return self._read(line, raw.strip() if self._lines.number > 1 else b"")  # a mark may stand before the first
+        if "id" not in line and line.get("type") not in _KINDS:
+            self._lines.set_aside("the line is neither a header nor an entry")
+            return []
+        before = len(self.findings)
+        entry_id = text_of(line, "id")
+        if entry_id is None:
+            self._lines.repaired("the entry has no id; it was given one")
+            entry_id = self._chain.new_id()
+        elif entry_id in self._tree:
+            self._lines.set_aside("its id occurs twice; the first entry that has it was taken")
+            return []
+        line["id"] = entry_id
+        named = line.get("parent_id")
+        line["parent_id"] = parent_id = self._parent_of(line)
+        moment = moment_of(line.get("timestamp"))
+        if moment is None:
+            self._lines.repaired("the entry has no valid time; it has that of the entry before it")
+        line["timestamp"] = moment or self._time
+        is_as_read = len(self.findings) == before and parent_id == named
+        as_read = raw.strip() if is_as_read and self._lines.number > 1 else b""  # a mark may stand before the first
+        try:
+            entries = [decode_entry(stored) for stored in self._stored(line, as_read)]
+        except InvalidMessage as error:
+            self._lines.set_aside(str(error))
+            self._tree.redirect(entry_id, parent_id)  # its children are its parent's
+            return []
+        return self._taken_in(entries)
 
     def finish(self) -> list[Entry]:
         """Nothing more.
@@ -135,36 +162,6 @@ class _Reader(TreeReader):
         facts.header = header
         self._is_part = header.get(IS_PART) is True
 
-    def _read(self, fields: dict[str, Any], raw: bytes) -> list[Entry]:
-        """The entries of a line's object; `raw` is the line, empty if something was wrong with it."""
-        if "id" not in fields and fields.get("type") not in _KINDS:
-            self._lines.set_aside("the line is neither a header nor an entry")
-            return []
-        before = len(self.findings)
-        entry_id = text_of(fields, "id")
-        if entry_id is None:
-            self._lines.repaired("the entry has no id; it was given one")
-            entry_id = self._chain.new_id()
-        elif entry_id in self._tree:
-            self._lines.set_aside("its id occurs twice; the first entry that has it was taken")
-            return []
-        fields["id"] = entry_id
-        named = fields.get("parent_id")
-        fields["parent_id"] = parent_id = self._parent_of(fields)
-        moment = moment_of(fields.get("timestamp"))
-        if moment is None:
-            self._lines.repaired("the entry has no valid time; it has that of the entry before it")
-        fields["timestamp"] = moment or self._time
-        if len(self.findings) > before or parent_id != named:
-            raw = b""
-        try:
-            entries = [decode_entry(stored) for stored in self._stored(fields, raw)]
-        except InvalidMessage as error:
-            self._lines.set_aside(str(error))
-            self._tree.redirect(entry_id, parent_id)  # its children are its parent's
-            return []
-        return self._taken_in(entries)
-
     def _stored(self, fields: dict[str, Any], raw: bytes) -> Iterable[bytes]:
         """What a line holds as we store it, whichever form it has."""
         kind = fields.get("type")
@@ -198,7 +195,15 @@ class _Reader(TreeReader):
 
     def _taken_in(self, entries: list[Entry]) -> list[Entry]:
         """The entries without places; from here on they may be parents, the last one for all of them."""
-        placeless = [_without_places(entry) for entry in entries]
+        placeless: list[Entry] = []
+        for entry in entries:
+            has_places = entry.sequence or entry.parent_sequence is not None
+            if has_places or not isinstance(entry, MessageEntry | OtherEntry):
+                changes: dict[str, Any] = {"sequence": 0, "parent_sequence": None}
+                changes |= {name: None for name in _REFERENCES if name in entry.__struct_fields__}
+                placeless.append(msgspec.structs.replace(entry, **changes))
+            else:
+                placeless.append(entry)
         first, last = placeless[0], placeless[-1]
         if isinstance(first, LeafMove) and first.target_id is not None:
             target_id = self._tree.resolve(first.target_id)
@@ -228,14 +233,6 @@ class _Reader(TreeReader):
             parent_id = self._tree.missing_parent()
             self._tree.redirect(named, parent_id)
         return parent_id
-
-
-def _without_places(entry: Entry) -> Entry:
-    if entry.sequence or entry.parent_sequence is not None or not isinstance(entry, MessageEntry | OtherEntry):
-        places: dict[str, Any] = {"sequence": 0, "parent_sequence": None}
-        places |= {name: None for name in _PLACES if name in entry.__struct_fields__ and name not in places}
-        return msgspec.structs.replace(entry, **places)
-    return entry
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -268,7 +265,7 @@ class _Writer:
         }
         ours = stated(header)
         theirs = facts.header if facts.format == KEPT else {}
-        return msgspec.json.encode({**ours, **{n: v for n, v in theirs.items() if n not in ours}}) + b"\n"
+        return msgspec.json.encode({**ours, **without(theirs, *ours)}) + b"\n"
 
     def feed(self, entry: Entry) -> bytes:
         """An entry; the bytes are those of the line before it."""

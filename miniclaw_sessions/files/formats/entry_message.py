@@ -171,13 +171,23 @@ def piece_ids(message: dict[str, Any]) -> list[Any]:
 
 
 def _read_piece(message: dict[str, Any], content: list[Any], rest: dict[str, Any]) -> dict[str, Any]:
-    role = message.get("role")
-    if _is_result(content[0]):
-        return _read_result(role, content[0], rest)
-    first = content[0]
-    if isinstance(first, dict) and PIECE_ID in first:
+    role, first = message.get("role"), content[0]
+    if isinstance(first, dict):
         first = without(first, PIECE_ID)
-    return _read_message({**rest, "role": role}, [first, *content[1:]])
+    if not _is_result(first):
+        return _read_message({**rest, "role": role}, [first, *content[1:]])
+    result = first["tool_result"]
+    said = result.get("content")
+    if isinstance(parts := result.get("parts", said), list):
+        said = [_read_part(part) for part in parts]
+    fields = {**rest, "role": Role.TOOL_RESULT, "content": said}
+    fields |= {name: result[key] for name, key in _RESULT_NAMES.items() if key in result}
+    kept = {
+        "tool_result": without(result, *_RESULT_FIELDS),
+        "part": without(first, "type", "tool_result"),
+        "role": None if role == _TOOL else role,
+    }
+    return {**fields, **_kept({name: value for name, value in kept.items() if value})}
 
 
 def _read_message(message: dict[str, Any], content: list[Any]) -> dict[str, Any]:
@@ -238,21 +248,6 @@ def _read_part(part: Any) -> Any:
     image |= {name: source.pop(name) for name in ("media_type", "url") if isinstance(source.get(name), str)}
     kept = {**inner, "source": source} if source else inner
     return {"type": "image", **image, **rest, **_kept(kept)}
-
-
-def _read_result(role: Any, part: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
-    result = part["tool_result"]
-    content = result.get("content")
-    if isinstance(parts := result.get("parts", content), list):
-        content = [_read_part(part) for part in parts]
-    message = {**rest, "role": Role.TOOL_RESULT, "content": content}
-    message |= {name: result[key] for name, key in _RESULT_NAMES.items() if key in result}
-    kept = {
-        "tool_result": without(result, *_RESULT_FIELDS),
-        "part": without(part, "type", "tool_result", PIECE_ID),
-        "role": None if role == _TOOL else role,
-    }
-    return {**message, **_kept({name: value for name, value in kept.items() if value})}
 
 
 def _is_result(part: Any) -> bool:

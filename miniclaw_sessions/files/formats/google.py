@@ -327,8 +327,17 @@ class _ContentReader(MessageReader):
 
     def _piece(self, part: dict[str, Any]) -> Part | ToolCall:
         match part:
-            case {"function_call": dict(function), **rest}:
-                return self._call(function, rest)
+            case {"function_call": dict(function), **kept}:
+                name, arguments, call_id = function.get("name"), function.get("args"), text_of(function, "id")
+                if not isinstance(name, str) or not isinstance(arguments, dict | None):
+                    raise InvalidMessage("a function call needs a name, and arguments that are an object")
+                self._calls += 1
+                if more := without(function, "name", "args", "id"):
+                    kept["function_call"] = more
+                if call_id is None:
+                    kept[_WITHOUT_ID], call_id = True, f"{name}-{self._calls}"
+                text = "" if arguments is None else arguments_text(arguments)
+                return ToolCall(call_id, name, text, extra=keeping(kept, KEPT))
             case {"text": str(text), "thought": True, **rest}:
                 return ThinkingPart(text, taken(rest, "thought_signature", str), extra={KEPT: rest})
             case {"text": str(text), **rest}:
@@ -338,20 +347,6 @@ class _ContentReader(MessageReader):
                 return OtherPart(part) if image is None else image
             case _:
                 return OtherPart(part)
-
-    def _call(self, function: dict[str, Any], rest: dict[str, Any]) -> ToolCall:
-        name, arguments, call_id = function.get("name"), function.get("args"), text_of(function, "id")
-        if not isinstance(name, str) or not isinstance(arguments, dict | None):
-            raise InvalidMessage("a function call needs a name, and arguments that are an object")
-        self._calls += 1
-        more = without(function, "name", "args", "id")
-        kept = {**rest, "function_call": more} if more else rest
-        if call_id is None:
-            kept = {**kept, _WITHOUT_ID: True}
-            call_id = f"{name}-{self._calls}"
-        return ToolCall(
-            call_id, name, "" if arguments is None else arguments_text(arguments), extra=keeping(kept, KEPT)
-        )
 
     def _result(self, part: dict[str, Any]) -> Message:
         function = part["function_response"]

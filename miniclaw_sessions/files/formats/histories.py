@@ -139,7 +139,13 @@ class _History:
         """The message with what every service accepts; the same object where it is such already."""
         changes: dict[str, Any] = {}
         if message.tool_calls:
-            changes["tool_calls"] = tuple(self._fitting_call(call) for call in message.tool_calls)
+            calls: list[ToolCall] = []
+            for call in message.tool_calls:
+                self._waiting.pop(call.id, None)  # results of this id are for this call from here on
+                call_id, name = self.ids.of_call(call.id), fitting_name(call.name, _LONGEST_NAME)
+                is_same = (call_id, name) == (call.id, call.name)
+                calls.append(call if is_same else msgspec.structs.replace(call, id=call_id, name=name))
+            changes["tool_calls"] = tuple(calls)
         if message.is_tool_result:
             changes["tool_call_id"] = self.ids.of_result(message.tool_call_id or "")
             if message.tool_call_id not in self._waiting:
@@ -148,11 +154,6 @@ class _History:
             changes["content"] = tuple(part if _shows(part) else _NOT_SHOWN for part in message.content)
         is_same = all(getattr(message, name) == value for name, value in changes.items())
         return message if is_same else msgspec.structs.replace(message, **changes)
-
-    def _fitting_call(self, call: ToolCall) -> ToolCall:
-        self._waiting.pop(call.id, None)  # results of this id are for this call from here on
-        call_id, name = self.ids.of_call(call.id), fitting_name(call.name, _LONGEST_NAME)
-        return call if (call_id, name) == (call.id, call.name) else msgspec.structs.replace(call, id=call_id, name=name)
 
 
 def _shows(part: Part) -> bool:

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from miniclaw_sessions.core.protocol.encoding import encode_message
 from miniclaw_sessions.core.protocol.entries import Entry, MessageEntry
-from miniclaw_sessions.core.protocol.json_values import parse_json
 from miniclaw_sessions.core.protocol.messages import Message, Part, Role, TextPart, ThinkingPart, ToolCall, Usage
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.files.formats.codec import (
@@ -37,6 +36,7 @@ from miniclaw_sessions.files.formats.codec import (
     without,
 )
 from miniclaw_sessions.files.formats.json_lines import LineReader
+from miniclaw_sessions.files.formats.tool_calls import parsed
 
 NAME = "llm"
 
@@ -136,11 +136,8 @@ class _Reader(LineReader):
 
 
 def _payload(value: Any) -> dict[str, Any]:
-    try:
-        parsed = parse_json(value.encode()) if isinstance(value, str) else value
-    except (InvalidMessage, UnicodeEncodeError):
-        return {}
-    return parsed if isinstance(parsed, dict) else {}
+    fields = parsed(value, None) if isinstance(value, str) else value
+    return fields if isinstance(fields, dict) else {}
 
 
 def _call(fields: Mapping[str, Any]) -> ToolCall:

@@ -155,7 +155,7 @@ class RequestWriter:
 
     def begin(self) -> bytes:
         """The header."""
-        header = {name: value for name, value in self._header.items() if name not in (self._field, *_SYSTEM_FIELDS)}
+        header = without(self._header, self._field, *_SYSTEM_FIELDS)
         fields = b"".join(_indented(name, value) + b",\n" for name, value in header.items())
         return b'{\n%s  "%s": [' % (fields, self._field.encode())
 

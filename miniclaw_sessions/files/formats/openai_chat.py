@@ -82,7 +82,18 @@ class _Request(Request):
             fields["name"] = message.name
         if message.is_assistant and message.tool_calls:
             fields["content"] = fields["content"] or None
-            fields["tool_calls"] = [_write_call(call) for call in message.tool_calls]
+            fields["tool_calls"] = [
+                {
+                    **kept_fields(call.extra, KEPT),
+                    "id": fitting_id(call.id, _CALL_ID),
+                    "type": "function",
+                    "function": {
+                        "name": fitting_name(call.name, _LONGEST_TOOL_NAME),
+                        "arguments": call.arguments if call.arguments.strip() else "{}",
+                    },
+                }
+                for call in message.tool_calls
+            ]
         return [*written, {**kept_but(message.extra, KEPT, *_FIELDS), **fields}]
 
     def end(self) -> list[dict[str, Any]]:
@@ -112,18 +123,6 @@ def _write_part(part: Part) -> dict[str, Any] | None:
             return fields
         case _:
             return None
-
-
-def _write_call(call: ToolCall) -> dict[str, Any]:
-    return {
-        **kept_fields(call.extra, KEPT),
-        "id": fitting_id(call.id, _CALL_ID),
-        "type": "function",
-        "function": {
-            "name": fitting_name(call.name, _LONGEST_TOOL_NAME),
-            "arguments": call.arguments if call.arguments.strip() else "{}",
-        },
-    }
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

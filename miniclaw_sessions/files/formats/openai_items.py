@@ -116,13 +116,11 @@ class ItemsRequest(Request):
                 items = []
         else:
             items = _write_said(message)
-        return self._behind_reasoning(items) if self._for_request else items
-
-    def _behind_reasoning(self, items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The items; reasoning comes when an item follows it, and only if the model made that one."""
+        if not self._for_request:
+            return items
         written: list[dict[str, Any]] = []
         for item in items:
-            if item.get("type") == "reasoning":
+            if item.get("type") == "reasoning":  # the service refuses one that no item of the model's follows
                 self._reasoning.append(item)
                 continue
             written += [*self._reasoning, item] if _is_made_by_model(item) else [item]

@@ -98,22 +98,19 @@ class _Reader(LineReader):
             self._time = _moment(object_in(info, "time").get("created")) or self._time
             try:
                 entries = self._said(info, known)
-                self._check(entries)
+                ids = {entry.id for entry in entries}
+                if len(ids) < len(entries) or not ids.isdisjoint(self._ids):
+                    raise InvalidMessage("its id, or that of a part, stands before it")  # noqa: TRY301 - is kept whole too
+                for entry in entries:
+                    encode_entry(entry)
             except InvalidMessage as error:
                 self._lines.kept_whole(error)
                 self._chain.last_id = before
             else:
                 if entries:
-                    self._ids.update(entry.id for entry in entries)
+                    self._ids |= ids
                     return entries
         return [self._custom(line)]
-
-    def _check(self, entries: list[Entry]) -> None:
-        ids = {entry.id for entry in entries}
-        if len(ids) < len(entries) or not ids.isdisjoint(self._ids):
-            raise InvalidMessage("its id, or that of a part, stands before it")
-        for entry in entries:
-            encode_entry(entry)
 
     def _said(self, info: dict[str, Any], parts: list[dict[str, Any]]) -> list[Entry]:
         text = "\n".join(

@@ -135,7 +135,10 @@ def recognize(sample: Sample) -> Format:
     Raises:
         ImportRefused: no format recognizes it, or it is known not to be a session.
     """
-    lines, document = [*map(_names_of, sample.objects)], _names_of_document(sample.document)
+    is_list = isinstance(sample.document, list)
+    top = next(iter(sample.document), None) if is_list else sample.document
+    lines = [*map(_names_of, sample.objects)]
+    document = _names_of(top if isinstance(top, dict) else {}) | ({"[]"} if is_list else frozenset())
     for ours in OURS:
         if ours.is_possible(lines, document) and (form := ours.load()).recognize(sample):
             return form
@@ -151,15 +154,6 @@ def recognize(sample: Sample) -> Format:
 def _names_of(fields: dict[str, Any]) -> frozenset[str]:
     """What `OwnFormat.signs` are looked for in."""
     return frozenset(fields) | {f"type={kind}"} if isinstance(kind := fields.get("type"), str) else frozenset(fields)
-
-
-def _names_of_document(document: Any) -> frozenset[str]:
-    if isinstance(document, dict):
-        return _names_of(document)
-    if not isinstance(document, list):
-        return frozenset()
-    first = document[0] if document and isinstance(document[0], dict) else {}
-    return _names_of(first) | {"[]"}
 
 
 def recognizes(form: Format, sample: Sample) -> bool:

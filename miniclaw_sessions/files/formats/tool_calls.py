@@ -25,14 +25,17 @@ NOT_AN_OBJECT = "value"
 # --- arguments -------------------------------------------------------------------------------------------------------
 
 
+def parsed(text: str, otherwise: Any) -> Any:
+    """The JSON value of a text; `otherwise` for a text that is no JSON."""
+    try:
+        return parse_json(text.encode())
+    except (InvalidMessage, UnicodeEncodeError):
+        return otherwise
+
+
 def arguments_object(arguments: str) -> dict[str, Any]:
     """A call's arguments as the object that a service wants; other JSON or text is put into one, as `NOT_AN_OBJECT`."""
-    if not arguments.strip():
-        return {}
-    try:
-        value = parse_json(arguments.encode())
-    except (InvalidMessage, UnicodeEncodeError):
-        value = arguments
+    value = parsed(arguments, arguments) if arguments.strip() else {}
     return value if isinstance(value, dict) else {NOT_AN_OBJECT: value}
 
 

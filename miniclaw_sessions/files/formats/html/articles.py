@@ -24,7 +24,7 @@ from miniclaw_sessions.core.protocol.entries import (
     OtherEntry,
 )
 from miniclaw_sessions.core.protocol.images import inlined
-from miniclaw_sessions.core.protocol.json_values import in_utc, parse_json
+from miniclaw_sessions.core.protocol.json_values import in_utc
 from miniclaw_sessions.core.protocol.messages import (
     ImagePart,
     Message,
@@ -36,9 +36,9 @@ from miniclaw_sessions.core.protocol.messages import (
     ToolCall,
     Usage,
 )
-from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.files.formats.html.prose import escaped, preformatted, prose
 from miniclaw_sessions.files.formats.outline import Row
+from miniclaw_sessions.files.formats.tool_calls import parsed
 
 IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "image/avif", "image/bmp"})
 """The images that are shown; no SVG, which is a document of its own."""
@@ -199,10 +199,7 @@ _NO_RESULT = '<p class="missing">No result</p>'
 
 def _arguments(text: str) -> str:
     """The arguments by name, texts as they read; anything but an object as it stands."""
-    try:
-        arguments = parse_json(text.encode())
-    except (InvalidMessage, UnicodeEncodeError):
-        arguments = None
+    arguments = parsed(text, None)
     if not isinstance(arguments, dict):
         return preformatted(text, "argument") if text.strip() else ""
     texts = {name: value if isinstance(value, str) else _as_json(value) for name, value in arguments.items()}

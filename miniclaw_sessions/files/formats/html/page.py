@@ -162,16 +162,13 @@ class _Entries:
 
     def row(self, row: NumberedRow) -> Row:
         """The row with its entries."""
-        return with_entries(row, [self._at(number) for number in (row.entry, *row.folded)])
-
-    def _at(self, number: int) -> Entry:
-        place = self._places[number]
-        known = self._newer.get(place) or self._older.get(place)
-        if known is not None:
-            return known
-        self._older = self._newer
-        self._newer = {entry.sequence: entry for entry in self._read(place - 1, _HELD)}
-        return self._newer[place]
+        entries: list[Entry] = []
+        for place in (self._places[number] for number in (row.entry, *row.folded)):
+            if place not in self._newer and place not in self._older:
+                self._older = self._newer
+                self._newer = {entry.sequence: entry for entry in self._read(place - 1, _HELD)}
+            entries.append(self._newer.get(place) or self._older[place])
+        return with_entries(row, entries)
 
 
 def _digest(source: str) -> str:

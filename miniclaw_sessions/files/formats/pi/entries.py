@@ -163,7 +163,7 @@ def read_line(line: str, place: Place) -> Custom:
 
 def _rest_of(fields: Mapping[str, Any], place: Place) -> dict[str, Any]:
     """The fields beside those that every entry has; among them its time where we would write it otherwise."""
-    rest = {name: value for name, value in fields.items() if name not in ("type", "id", "parentId")}
+    rest = without(fields, "type", "id", "parentId")
     if rest.get("timestamp") == to_text(place.timestamp):
         del rest["timestamp"]
     return rest

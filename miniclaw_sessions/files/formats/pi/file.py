@@ -45,7 +45,7 @@ from miniclaw_sessions.core.protocol.entries import (
 from miniclaw_sessions.core.protocol.json_values import MAX_DEPTH
 from miniclaw_sessions.core.protocol.messages import provider_of
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
-from miniclaw_sessions.files.formats.codec import Chain, Finding, Outcome, Sample, SessionFacts, taken
+from miniclaw_sessions.files.formats.codec import Chain, Finding, Outcome, Sample, SessionFacts, taken, without
 from miniclaw_sessions.files.formats.json_lines import JsonLines, Tree, TreeReader
 from miniclaw_sessions.files.formats.pi.entries import TYPES, VERSION, Place, read_entry, read_line, write_entry
 from miniclaw_sessions.files.formats.pi.messages import Setting, Unusable, from_text, to_text
@@ -205,9 +205,21 @@ class PiReader(TreeReader):
             self.findings.append(Finding(1, Outcome.REPAIRED, "the file has no header; it gets one when it is written"))
         if self.facts.created_at is None:
             self.facts.created_at = self._first_time
-        entries = [] if self._tree.expects_ids else self._unsaid()
+        entries: list[Entry] = []
+        if not self._tree.expects_ids:  # only the header of version 1 says the model and the thinking level in force
+            header = self.facts.header
+            provider, model = self._answered_by or (header.get("provider"), header.get("modelId"))
+            if isinstance(provider, str) and isinstance(model, str) and not self._says_model:
+                entries.append(self._at_end(ModelChange, provider=provider, model_id=model))
+            if isinstance(level := header.get("thinkingLevel"), str) and not self._says_level:
+                entries.append(self._at_end(ThinkingLevelChange, thinking_level=level))
         self.facts.leaf_id = self._tree.leaf_id
         return entries
+
+    def _at_end(self, kind: type[ModelChange | ThinkingLevelChange], **fields: Any) -> Entry:
+        entry = kind(id=self._chain.new_id(), parent_id=self._tree.leaf_id, timestamp=self._time, **fields)
+        self._tree.note(entry)
+        return entry
 
     # --- the header --------------------------------------------------------------------------------------------------
 
@@ -217,7 +229,7 @@ class PiReader(TreeReader):
             self._line_ids.add("")  # pi counts it
             return
         self._has_header = True
-        rest = {name: value for name, value in fields.items() if name != "type"}
+        rest = without(fields, "type")
         version = rest.pop("version", 1)
         if type(version) is not int or version < 1:
             self._lines.repaired(f"the header's version is none; the file is read as version {VERSION}")
@@ -308,24 +320,6 @@ class PiReader(TreeReader):
                 return replace(entry, parent_id=tree.resolve(left) if left in tree else tree.leaf_id)
         return entry
 
-    # --- the state that only the header of version 1 says ------------------------------------------------------------
-
-    def _unsaid(self) -> list[Entry]:
-        """Entries for the model and the thinking level in force, where none of the file's own says them."""
-        header = self.facts.header
-        said: list[Entry] = []
-        provider, model = self._answered_by or (header.get("provider"), header.get("modelId"))
-        if isinstance(provider, str) and isinstance(model, str) and not self._says_model:
-            said.append(self._at_end(ModelChange, provider=provider, model_id=model))
-        if isinstance(level := header.get("thinkingLevel"), str) and not self._says_level:
-            said.append(self._at_end(ThinkingLevelChange, thinking_level=level))
-        return said
-
-    def _at_end(self, kind: type[ModelChange | ThinkingLevelChange], **fields: Any) -> Entry:
-        entry = kind(id=self._chain.new_id(), parent_id=self._tree.leaf_id, timestamp=self._time, **fields)
-        self._tree.note(entry)
-        return entry
-
 
 # --- writing ---------------------------------------------------------------------------------------------------------
 
@@ -358,7 +352,7 @@ class PiWriter:
         fields |= {"timestamp": moment, "cwd": kept.pop("cwd", "")}
         if facts.parent_session is not None:
             fields["parentSession"] = facts.parent_session
-        return orjson.dumps(fields | {name: value for name, value in kept.items() if name not in fields}) + b"\n"
+        return orjson.dumps(fields | without(kept, *fields)) + b"\n"
 
     def feed(self, entry: Entry) -> bytes:
         """One entry.
