@@ -379,15 +379,15 @@ def _llm_part(database: _Database, part: dict[str, Any]) -> dict[str, Any]:
     """A message's part; what it has of fragments, which are stored once, is put into its text."""
     payload = _parsed(part.get("payload"))
     if isinstance(payload, dict) and isinstance(pieces := payload.get("text_ref"), list):
-        part["text"] = "".join(_llm_piece(database, piece) for piece in pieces if isinstance(piece, dict))
+        texts: list[str] = []
+        for piece in pieces:
+            if isinstance(piece, dict) and isinstance(literal := piece.get("literal"), str):
+                texts.append(literal)
+            elif isinstance(piece, dict):
+                found = database.first("SELECT content FROM fragments WHERE id = ?", piece.get("fragment"))
+                texts += [] if found is None else [str(found["content"])]
+        part["text"] = "".join(texts)
     return part
-
-
-def _llm_piece(database: _Database, piece: dict[str, Any]) -> str:
-    if isinstance(literal := piece.get("literal"), str):
-        return literal
-    found = database.first("SELECT content FROM fragments WHERE id = ?", piece.get("fragment"))
-    return "" if found is None else str(found["content"])
 
 
 _PROGRAMS: Mapping[str, Asked] = {

@@ -31,6 +31,7 @@ from miniclaw_sessions.files.discovery.target import ImportResult, ImportTarget
 from miniclaw_sessions.files.formats.codec import IS_PART, Chain, Sample, SessionFacts
 from miniclaw_sessions.files.formats.entry_line import ENTRY_LINE
 from miniclaw_sessions.files.formats.registry import format_named, recognize
+from miniclaw_sessions.files.transfer.exporting import in_threads
 from miniclaw_sessions.files.transfer.incoming import HEAD_BYTES, MAX_LINE_BYTES, parsed_lines
 
 POLL_S = 0.7
@@ -278,7 +279,7 @@ class Follower:
 
     async def _send(self, one: _FollowedSource, pieces: Iterator[bytes], place: Place, form: str | None) -> None:
         reply = await self._workspace.import_stream(
-            _in_threads(pieces),
+            in_threads(pieces, BLOCK_BYTES),
             name=one.source.path.stem,
             session_id=one.session_id,
             form=form,
@@ -365,18 +366,3 @@ def _written(growing: GrowingFile, batches: Iterator[list[Entry]]) -> Iterator[b
         move_id = derived_id(f"leaf {leaf_id} {last.id}")
         yield writer.feed(LeafMove(id=move_id, parent_id=last.id, timestamp=last.timestamp, target_id=leaf_id))
     yield writer.finish()
-
-
-async def _in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """The pieces of a blocking iterator, each made in a thread; small ones are joined."""
-
-    def next_piece() -> bytes:
-        gathered = bytearray()
-        for piece in pieces:
-            gathered += piece
-            if len(gathered) >= BLOCK_BYTES:
-                break
-        return bytes(gathered)
-
-    while piece := await to_thread.run_sync(next_piece):
-        yield piece

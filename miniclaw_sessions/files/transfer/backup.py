@@ -218,7 +218,8 @@ async def restore(
             f"sessions.store to {report.store!r} for restoring, and migrate afterwards"
         )
     try:
-        await in_thread(_make_directory, workspace)
+        await in_thread(partial(recognize, workspace, create=True))  # first: the directory may be another program's
+        await in_thread(lambda: Directory(workspace).close())
         async with held(workspace, settings.store, create=True, is_target=True):
             beside = place if place.path is None else place.moved(place.path.with_name(f".{place.path.name}.restoring"))
             copy = Copy(workspace / RESTORING, beside)
@@ -369,11 +370,6 @@ def _difference(file: Path, expected: BackedUpFile) -> str:
 
 
 # --- putting one back ------------------------------------------------------------------------------------------------
-
-
-def _make_directory(workspace: Path) -> None:
-    recognize(workspace, create=True)
-    Directory(workspace).close()
 
 
 def _refuse_living(workspace: Path, place: StorePlace) -> None:

@@ -76,10 +76,6 @@ class _Documents:
         return SessionKey.named(name)
 
 
-def _directory_of(path: Path) -> Path:
-    return path.expanduser().parent.resolve()
-
-
 class DiveStore(_Documents):
     """Dive's `Store`; a session that it opens saves itself."""
 
@@ -129,7 +125,7 @@ class GoManager(_Documents):
 
     async def _own(self, path: Path) -> Session | None:
         """The session that a file of the workspace belongs to; others' files may lie there, too."""
-        directory = await to_thread.run_sync(_directory_of, path)
+        directory = await to_thread.run_sync(lambda: path.expanduser().parent.resolve())
         if self.manager.workspace is not None and directory in map(self.manager.workspace.joinpath, _OWN):
             with suppress(SessionNotFound, InvalidKey, StoreCorrupt):
                 return await self.manager.find(path.stem)

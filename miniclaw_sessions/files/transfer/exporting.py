@@ -104,18 +104,23 @@ async def _written_page(writer: PageWriter, session: Session) -> AsyncGenerator[
     def read(after: int, limit: int) -> list[Entry]:
         return list(readable(from_thread.run(session.tree.read_after, after, limit)))  # the others were not shown to it
 
-    made = writer.pieces(read)
-    while piece := await to_thread.run_sync(_next_piece, made):
+    async for piece in in_threads(writer.pieces(read), PIECE_BYTES):
         yield piece
 
 
-def _next_piece(pieces: Iterator[bytes]) -> bytes:
-    made = bytearray()
-    for piece in pieces:
-        made += piece
-        if len(made) >= PIECE_BYTES:
-            break
-    return bytes(made)
+async def in_threads(pieces: Iterator[bytes], size: int) -> AsyncIterator[bytes]:
+    """What a blocking iterator gives, made in a thread; pieces are joined until they have `size` bytes."""
+
+    def next_piece() -> bytes:
+        gathered = bytearray()
+        for piece in pieces:
+            gathered += piece
+            if len(gathered) >= size:
+                break
+        return bytes(gathered)
+
+    while piece := await to_thread.run_sync(next_piece):
+        yield piece
 
 
 async def _shown(writer: Foreseeing, entries: AsyncIterator[Entry]) -> None:
@@ -129,17 +134,14 @@ async def _written_messages(writer: Writer[Message], session: Session) -> AsyncG
     context = ContextInParts(has_user=places.has_user)
     yield await to_thread.run_sync(writer.begin)
     async for some in _some(_entries(session, places)):
-        messages = [message for entry in some if (message := shown_message(entry)) is not None]
-        yield await to_thread.run_sync(_fed_to_model, writer, context, messages)
+        shown = [message for entry in some if (message := shown_message(entry)) is not None]
+        legal = (message for one in shown for message in context.add(one))
+        yield await to_thread.run_sync(_fed, writer.feed, legal)
     yield await to_thread.run_sync(lambda: _fed(writer.feed, context.end()) + writer.finish())
 
 
 def _fed(feed: Callable[[T], bytes], pieces: Iterable[T]) -> bytes:
     return b"".join(map(feed, pieces))
-
-
-def _fed_to_model(writer: Writer[Message], context: ContextInParts, messages: Iterable[Message]) -> bytes:
-    return b"".join(writer.feed(legal) for message in messages for legal in context.add(message))
 
 
 async def _some(entries: AsyncIterator[Entry]) -> AsyncIterator[list[Entry]]:
@@ -171,7 +173,13 @@ class _Places:
         if leaf_id is None:
             return places
         async for entry in session.tree.read_entries():
-            places._note(entry)
+            while len(places._parents) < entry.sequence:  # what is missing or damaged followed the entry before it
+                places._parents.append(len(places._parents) - 1)
+            # what follows a move of the leaf is damaged, and followed the entry that it moved to
+            place = (entry.target_sequence or 0) if isinstance(entry, LeafMove) else place_of_parent(entry)
+            places._parents.append(place)
+            if not places.has_user and (message := shown_message(entry)) is not None:
+                places.has_user = is_shown_as_user(message)
             if entry.id == leaf_id:
                 leaf = entry.sequence
                 break
@@ -183,15 +191,6 @@ class _Places:
 
     def __contains__(self, place: int) -> bool:
         return place < len(self._is_on_branch) and self._is_on_branch[place] == 1
-
-    def _note(self, entry: Entry) -> None:
-        while len(self._parents) < entry.sequence:  # what is missing or damaged followed the entry before it
-            self._parents.append(len(self._parents) - 1)
-        # what follows a move of the leaf is damaged, and followed the entry that it moved to
-        place = (entry.target_sequence or 0) if isinstance(entry, LeafMove) else place_of_parent(entry)
-        self._parents.append(place)
-        if not self.has_user and (message := shown_message(entry)) is not None:
-            self.has_user = is_shown_as_user(message)
 
 
 async def _entries(session: Session, places: _Places | None) -> AsyncIterator[Entry]:

@@ -68,10 +68,6 @@ async def _write(directory: Directory, name: str, pieces: AsyncGenerator[bytes, 
         await in_thread(directory.publish, temporary, fd, name)
     finally:
         with CancelScope(shield=True):
-            await in_thread(_let_go, directory, temporary, fd)
+            await in_thread(directory.discard, temporary)
+            await in_thread(os.close, fd)
     return size
-
-
-def _let_go(directory: Directory, temporary: str, fd: int) -> None:
-    directory.discard(temporary)
-    os.close(fd)

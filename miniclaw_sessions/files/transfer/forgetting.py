@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -270,23 +270,19 @@ async def forget(manager: SessionManager, chosen: list[SelectedSession]) -> Forg
     """
     fates: dict[str, list[SelectedSession]] = {"gone": [], "held": [], "changed": []}
     for one in chosen:
-        fates[await _fate(manager, one)].append(one)
+        fate = "gone"
+        try:
+            if one.held is not None:
+                fate = "held"
+            elif one.archived is not None:
+                await manager.archive.delete(one.archived)
+            else:
+                await manager.delete(one.session_id, if_sequence=one.entries)
+        except SessionHeld:
+            fate = "held"
+        except LeafMoved:
+            fate = "changed"
+        fates[fate].append(one)
     gone = fates["gone"]
     deleted = dict.fromkeys(one.session_id for one in gone if one.archived is None)
     return Forgotten(**fates, remains=await manager.purge(*deleted) if gone else [])
-
-
-async def _fate(manager: SessionManager, one: SelectedSession) -> Literal["gone", "held", "changed"]:
-    """Delete one session, if that may be."""
-    if one.held is not None:
-        return "held"
-    try:
-        if one.archived is not None:
-            await manager.archive.delete(one.archived)
-        else:
-            await manager.delete(one.session_id, if_sequence=one.entries)
-    except SessionHeld:
-        return "held"
-    except LeafMoved:
-        return "changed"
-    return "gone"

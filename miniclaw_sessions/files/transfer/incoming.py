@@ -7,7 +7,7 @@ and never cost their neighbours.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -376,7 +376,7 @@ class Import:
                 self._report_progress()
         else:
             made = iter(reader.feed(document))
-            while entries := await to_thread.run_sync(_some, made):
+            while entries := await to_thread.run_sync(lambda: list(islice(made, AT_ONCE))):
                 yield entries
         if entries := await to_thread.run_sync(lambda: list(reader.finish())):
             yield entries
@@ -437,10 +437,6 @@ class Import:
 
 def _fed(reader: Reader, lines: Iterable[bytes]) -> list[Entry]:
     return [entry for line in lines for entry in reader.feed(line)]
-
-
-def _some(entries: Iterator[Entry]) -> list[Entry]:
-    return list(islice(entries, AT_ONCE))
 
 
 class _Bytes:

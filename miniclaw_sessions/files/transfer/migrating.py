@@ -105,9 +105,14 @@ def location(text: str, workspace: Path, store: str = "") -> Location:
                 f"{text!r} is neither a store's URL ({', '.join(STORE_URLS)}) nor a directory; "
                 f"for a new one say './{text}'"
             )
-        if store and directory == workspace and not stores_in(directory):
+        found = stores_in(directory)
+        if store and directory == workspace and not found:
             return Location(str(directory), store_place(store, workspace), workspace)
-        return _house_in(directory)
+        if len(found) > 1:
+            urls = " or ".join(f"{place.kind}://{place.path}" for place in found)
+            raise ConfigError(f"{directory} has more than one store; say which one: {urls}")
+        kind = found[0].kind if found else "none" if files_in(directory / SESSIONS) else "sqlite"
+        return Location(str(directory), store_place(f"{kind}:", directory), directory)
     place = store_place(text, workspace)
     if place.url is not None:
         return Location(text, place)
@@ -117,15 +122,6 @@ def location(text: str, workspace: Path, store: str = "") -> Location:
     parent = place.path.parent
     is_a_workspace = place == store_place(f"{place.kind}:", parent) and is_ours(parent)
     return Location(text, place, parent if is_a_workspace else None)
-
-
-def _house_in(directory: Path) -> Location:
-    found = stores_in(directory)
-    if len(found) > 1:
-        urls = " or ".join(f"{place.kind}://{place.path}" for place in found)
-        raise ConfigError(f"{directory} has more than one store; say which one: {urls}")
-    kind = found[0].kind if found else "none" if files_in(directory / SESSIONS) else "sqlite"
-    return Location(str(directory), store_place(f"{kind}:", directory), directory)
 
 
 @in_own_task
