@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -292,6 +292,19 @@ def _as_text(content: Any) -> str:
     return "" if content is None else arguments_text(content)
 
 
+def _read_usage(fields: Any) -> Usage | None:
+    """A turn's usage; None if it cannot be read as one."""
+    if not isinstance(fields, dict):
+        return None
+    counts = {ours: fields.get(theirs, 0) for theirs, ours in COUNTS.items()}
+    if not all(type(number) is int for number in counts.values()):
+        return None
+    total = fields["cost"].get("total") if isinstance(fields.get("cost"), dict) else None
+    cost = float(total) if isinstance(total, int | float) and not isinstance(total, bool) else None
+    written = [name for name in COUNTS if name in _ALWAYS_COUNTED or fields.get(name)]  # else a zero is kept
+    return Usage(**counts, cost=cost, extra=kept_apart(fields, written, NAME))
+
+
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
@@ -346,8 +359,16 @@ class _Writer:
         messages = _written_messages(entry.message for entry in turn)
         if not messages:
             return b""
-        usage = _written_usage([entry.message.usage for entry in turn if entry.message.usage is not None])
-        return _event(turn[0], "turn", {"messages": messages, **({"usage": usage} if usage else {})})
+        payload: dict[str, Any] = {"messages": messages}
+        if usages := [entry.message.usage for entry in turn if entry.message.usage is not None]:
+            kept = kept_fields(usages[0].extra, NAME) if len(usages) == 1 else {}
+            total = sum(usages, Usage())
+            sums = {theirs: getattr(total, ours) for theirs, ours in COUNTS.items()}
+            counts = {name: number for name, number in sums.items() if number or name in _ALWAYS_COUNTED}
+            costs = [usage.cost for usage in usages if usage.cost is not None]
+            cost = {"cost": {"total": sum(costs), "breakdown_unavailable": True}} if costs else {}
+            payload["usage"] = {**cost, **kept, **counts}
+        return _event(turn[0], "turn", payload)
 
     def _remember(self, entry: Entry, message: Message) -> None:
         if self._said or entry.id in self._kept_next:
@@ -453,35 +474,6 @@ def _written_blocks(pieces: Iterable[Part | ToolCall]) -> list[Any]:
             case _ if (written := written_part(piece, NAME)) is not None:
                 blocks.append(written)
     return blocks
-
-
-# --- usage ------------------------------------------------------------------------------------------------------------
-
-
-def _read_usage(fields: Any) -> Usage | None:
-    """A turn's usage; None if it cannot be read as one."""
-    if not isinstance(fields, dict):
-        return None
-    counts = {ours: fields.get(theirs, 0) for theirs, ours in COUNTS.items()}
-    if not all(type(number) is int for number in counts.values()):
-        return None
-    total = fields["cost"].get("total") if isinstance(fields.get("cost"), dict) else None
-    cost = float(total) if isinstance(total, int | float) and not isinstance(total, bool) else None
-    written = [name for name in COUNTS if name in _ALWAYS_COUNTED or fields.get(name)]  # else a zero is kept
-    return Usage(**counts, cost=cost, extra=kept_apart(fields, written, NAME))
-
-
-def _written_usage(usages: Sequence[Usage]) -> dict[str, Any]:
-    """What the messages of a turn cost together; empty if that is not known."""
-    if not usages:
-        return {}
-    kept = kept_fields(usages[0].extra, NAME) if len(usages) == 1 else {}
-    both = sum(usages, Usage())
-    sums = {theirs: getattr(both, ours) for theirs, ours in COUNTS.items()}
-    counts = {name: number for name, number in sums.items() if number or name in _ALWAYS_COUNTED}
-    costs = [usage.cost for usage in usages if usage.cost is not None]
-    cost = {"cost": {"total": sum(costs), "breakdown_unavailable": True}} if costs else {}
-    return {**cost, **kept, **counts}
 
 
 DIVE = Format(

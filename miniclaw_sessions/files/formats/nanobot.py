@@ -116,6 +116,7 @@ class _Reader(LineReader):
         self._consolidated = count_of(line, "last_consolidated") or 0
 
     def _message(self, line: Mapping[str, Any]) -> Message | None:
+        """The message of a line, its thinking in front, and what only nanobot knows kept apart."""
         chat = {name: value for name, value in line.items() if name in _CHAT_FIELDS}
         message = None
         with suppress(InvalidMessage):
@@ -127,31 +128,27 @@ class _Reader(LineReader):
                 self._lines.set_aside(str(error))
                 return None
             self._lines.repaired("the message is not quite in chat-completions form, and was read all the same")
-        return _with_reasoning(message, without(line, *_CHAT_FIELDS, "timestamp"), self._lines.moment_in(line))
-
-
-def _with_reasoning(message: Message, unknown: dict[str, Any], timestamp: datetime | None) -> Message:
-    """The message with its thinking in front, and what only nanobot knows kept apart."""
-    blocks = unknown.get("thinking_blocks")
-    read = [read_block(block, NAME) for block in blocks] if isinstance(blocks, list) else []
-    thinking = [part for part in read if isinstance(part, ThinkingPart) and part.signature is not None]
-    if thinking and len(thinking) == len(read):
-        del unknown["thinking_blocks"]
-    else:
-        thinking = []
-    if isinstance(text := unknown.get("reasoning_content"), str) and text and not blocks:
-        thinking = [ThinkingPart(text)]
-        del unknown["reasoning_content"]
-    content = message.content
-    if not isinstance(content, str):  # a part of a known type with fields of a wrong one could not be read again
-        content = tuple(
-            kept_whole(part.fields, NAME, "part") if isinstance(part, OtherPart) else part for part in content
-        )
-    if thinking:
-        said: tuple[Part, ...] = content if isinstance(content, tuple) else (TextPart(content),) if content else ()
-        content = (*thinking, *said)
-    extra = {**(message.extra or {}), **(keeping(unknown, NAME) or {})}
-    return replace(message, content=content, timestamp=timestamp, extra=extra or None)
+        unknown = without(line, *_CHAT_FIELDS, "timestamp")
+        blocks = unknown.get("thinking_blocks")
+        read = [read_block(block, NAME) for block in blocks] if isinstance(blocks, list) else []
+        thinking = [part for part in read if isinstance(part, ThinkingPart) and part.signature is not None]
+        if thinking and len(thinking) == len(read):
+            del unknown["thinking_blocks"]
+        else:
+            thinking = []
+        if isinstance(text := unknown.get("reasoning_content"), str) and text and not blocks:
+            thinking = [ThinkingPart(text)]
+            del unknown["reasoning_content"]
+        content = message.content
+        if not isinstance(content, str):  # a part of a known type with fields of a wrong one could not be read again
+            content = tuple(
+                kept_whole(part.fields, NAME, "part") if isinstance(part, OtherPart) else part for part in content
+            )
+        if thinking:
+            said: tuple[Part, ...] = content if isinstance(content, tuple) else (TextPart(content),) if content else ()
+            content = (*thinking, *said)
+        extra = {**(message.extra or {}), **(keeping(unknown, NAME) or {})}
+        return replace(message, content=content, timestamp=self._lines.moment_in(line), extra=extra or None)
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

@@ -385,17 +385,20 @@ def _is_content(content: Any) -> bool:
 
 
 def _read_content(content: str | list[dict[str, Any]]) -> str | tuple[Part, ...]:
-    return content if isinstance(content, str) else tuple(_read_input(part) for part in content)
-
-
-def _read_input(part: dict[str, Any]) -> Part:
-    match part:
-        case {"type": "input_text" | "text" as kind, "text": str(text), **rest}:
-            return TextPart(text, extra=keeping(rest if kind == "input_text" else {**rest, "type": kind}, KEPT))
-        case {"type": "input_image", "image_url": str(url), **rest}:
-            return image_at(url, None if rest == {"detail": "auto"} and is_showable(url) else {KEPT: rest})
-        case _:
-            return OtherPart({"type": WHOLE_CONTENT, "content": part})
+    if isinstance(content, str):
+        return content
+    read: list[Part] = []
+    for part in content:
+        match part:
+            case {"type": "input_text" | "text" as kind, "text": str(text), **rest}:
+                kept = rest if kind == "input_text" else {**rest, "type": kind}
+                read.append(TextPart(text, extra=keeping(kept, KEPT)))
+            case {"type": "input_image", "image_url": str(url), **rest}:
+                is_plain = rest == {"detail": "auto"} and is_showable(url)
+                read.append(image_at(url, None if is_plain else {KEPT: rest}))
+            case _:
+                read.append(OtherPart({"type": WHOLE_CONTENT, "content": part}))
+    return tuple(read)
 
 
 def _read_made(item: Mapping[str, Any]) -> list[Part | ToolCall]:

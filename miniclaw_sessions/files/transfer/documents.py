@@ -23,7 +23,6 @@ from miniclaw_sessions.core.session.copying import PARENT_SESSION
 from miniclaw_sessions.core.session.documents import DiveSession, GoSession
 from miniclaw_sessions.errors import InvalidKey, SessionNotFound, StoreCorrupt
 from miniclaw_sessions.files.transfer.importing import fork_from, import_stream, source_file
-from miniclaw_sessions.statistics import SessionSummary
 
 _OWN = ("sessions", "transcripts")
 """Where in a workspace a session has a file of its own, named after its id."""
@@ -56,24 +55,28 @@ class _Documents:
 
     async def list(self, *, limit: int | None = None, offset: int = 0) -> builtins.list[SessionInfo]:
         """All sessions, the most recently used first; see `SessionManager.list` for what it raises."""
-        return [self._info(one) for one in await self.manager.list(limit=limit, offset=offset)]
-
-    def _info(self, summary: SessionSummary) -> SessionInfo:
         workspace = self.manager.workspace
-        return SessionInfo(
-            id=SessionKey(summary.channel, summary.chat_id).name,
-            path=None if workspace is None else workspace / "sessions" / f"{summary.session_id}{SUFFIX}",
-            name=summary.title or "",
-            created=summary.created_at,
-            modified=summary.updated_at,
-            message_count=summary.message_count,
-        )
+        return [
+            SessionInfo(
+                id=SessionKey(one.channel, one.chat_id).name,
+                path=None if workspace is None else workspace / "sessions" / f"{one.session_id}{SUFFIX}",
+                name=one.title or "",
+                created=one.created_at,
+                modified=one.updated_at,
+                message_count=one.message_count,
+            )
+            for one in await self.manager.list(limit=limit, offset=offset)
+        ]
 
     async def _key(self, name: str) -> SessionKey:
         if "~" in name:  # a shortened session id, of which only the session knows the key
             with suppress(SessionNotFound, InvalidKey):
                 return (await self.manager.find(name)).key
         return SessionKey.named(name)
+
+
+def _directory_of(path: Path) -> Path:
+    return path.expanduser().parent.resolve()
 
 
 class DiveStore(_Documents):
@@ -116,20 +119,17 @@ class GoManager(_Documents):
             SessionExists: there is a session of its name that was not made of it.
             SessionLimit, StoreError, ManagerClosed: the session could not be made.
         """
-        known = await self._own(Path(path))
+        known = None
+        if self.manager.workspace is not None:  # other programs' files may lie in its directories, too
+            directory = await to_thread.run_sync(_directory_of, Path(path))
+            with suppress(SessionNotFound, InvalidKey, StoreCorrupt):
+                if directory in map(self.manager.workspace.joinpath, _OWN):
+                    known = await self.manager.find(Path(path).stem)
         if known is None:
             async with source_file(path) as file:
                 report = await import_stream(self.manager, file.chunks, name=file.name, size=file.size, update=True)
             known = await self.manager.find(report.session_id)
         return GoSession(await self.manager.get_or_create(*known.key))
-
-    async def _own(self, path: Path) -> Session | None:
-        """The session that a file of the workspace belongs to; others' files may lie there, too."""
-        directory = await to_thread.run_sync(lambda: path.expanduser().parent.resolve())
-        if self.manager.workspace is not None and directory in map(self.manager.workspace.joinpath, _OWN):
-            with suppress(SessionNotFound, InvalidKey, StoreCorrupt):
-                return await self.manager.find(path.stem)
-        return None
 
     async def continue_recent(self) -> GoSession:
         """The session that was used last; see `SessionManager.continue_recent` for what it raises."""

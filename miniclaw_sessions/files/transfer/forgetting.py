@@ -223,17 +223,13 @@ class _Authored:
             self.newest = entry.timestamp
         if isinstance(entry, SessionInfo):
             self.title = entry.name or None
-        if self._user is not None:
-            self.messages += self._user in _authors(entry)
-
-
-def _authors(entry: Entry) -> Collection[str]:
-    """Who said what an entry holds: a message, or a yes or no to what waited for it."""
-    if isinstance(entry, Custom) and entry.custom_type == SUSPENDED:
-        answer = entry.data.get("answer")
-        return [str(answer.get("author"))] if isinstance(answer, dict) else []
-    found = searched(entry)
-    return found.authors if found is not None else []
+        if self._user is None:
+            return
+        if isinstance(entry, Custom) and entry.custom_type == SUSPENDED:
+            answer = entry.data.get("answer")  # a yes or no to what waited for it
+            self.messages += isinstance(answer, dict) and str(answer.get("author")) == self._user
+        elif (found := searched(entry)) is not None:
+            self.messages += self._user in found.authors
 
 
 async def compare_with_seen(

@@ -185,7 +185,17 @@ async def _store(
     if place is not None:
         await _restore_if_behind(manager, key, place)
     if update and await source.exists(session_id):
-        await _add_to(manager, await manager.find(session_id), transfer)
+        session = await manager.find(session_id)
+        if not transfer.is_of(session):
+            raise SessionExists(
+                f"session {session_id!r} exists already, and was not made of this file; choose another name"
+            )
+        incarnation = session.journal.incarnation
+        of_sessions = _KNOWN.setdefault(manager, {})
+        known = await transfer.add_to(session, of_sessions.pop(incarnation, None))
+        of_sessions[incarnation] = known  # behind all others: it was used last
+        if len(of_sessions) > _MOST_KNOWN:
+            del of_sessions[next(iter(of_sessions))]
     elif transfer.is_part or (place is not None and await source.was_mirrored(session_id)):
         raise await source.missing(session_id)
     else:
@@ -201,19 +211,6 @@ async def _store(
 async def fork_from(manager: SessionManager, path: str | Path, *, key: SessionKey | None = None) -> Session:
     """A session made of a file's history, in the Go manager's words. Raises as `import_file`."""
     return await manager.find((await import_file(manager, path, key=key)).session_id)
-
-
-async def _add_to(manager: SessionManager, session: Session, transfer: Import) -> None:
-    if not transfer.is_of(session):
-        raise SessionExists(
-            f"session {session.session_id!r} exists already, and was not made of this file; choose another name"
-        )
-    incarnation = session.journal.incarnation
-    of_sessions = _KNOWN.setdefault(manager, {})
-    known = await transfer.add_to(session, of_sessions.pop(incarnation, None))
-    of_sessions[incarnation] = known  # behind all others: it was used last
-    if len(of_sessions) > _MOST_KNOWN:
-        del of_sessions[next(iter(of_sessions))]
 
 
 # --- sessions that follow a file, and have expired -------------------------------------------------------------------

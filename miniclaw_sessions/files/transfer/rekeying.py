@@ -170,15 +170,15 @@ class Opened:
 
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         """A page of entries, opened."""
-        page = await self._store.read(session_id, after=after, limit=limit)
-        return [self._opened(session_id, stored) for stored in page]
-
-    def _opened(self, session_id: str, stored: StoredEntry) -> StoredEntry:
-        seals = self._sealing.seals
-        if not is_sealed(stored.encoded):
-            self.wrong += seals is not None
-            return stored
-        opened = open_entry(self._sealing.opens, session_id, stored)
-        is_shut = opened.encoded == mark_damaged(stored.encoded)
-        self.wrong += seals is None or is_shut or not seals.is_current(stored.encoded)
-        return opened
+        opens, seals = self._sealing
+        page: list[StoredEntry] = []
+        for stored in await self._store.read(session_id, after=after, limit=limit):
+            opened = stored
+            if is_sealed(stored.encoded):
+                opened = open_entry(opens, session_id, stored)
+                is_shut = opened.encoded == mark_damaged(stored.encoded)
+                self.wrong += seals is None or is_shut or not seals.is_current(stored.encoded)
+            else:
+                self.wrong += seals is not None
+            page.append(opened)
+        return page

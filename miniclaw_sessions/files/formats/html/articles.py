@@ -181,6 +181,14 @@ def _command(message: Message) -> str:
 
 
 def _call(call: ToolCall, results: Sequence[MessageEntry]) -> str:
+    """A call with its arguments by name, texts as they read; anything but an object as it stands."""
+    named = parsed(call.arguments, None)
+    if isinstance(named, dict):
+        texts = {name: value if isinstance(value, str) else _as_json(value) for name, value in named.items()}
+        pairs = "\n".join(f"<dt>{escaped(name)}</dt>\n<dd>{preformatted(text)}</dd>" for name, text in texts.items())
+        arguments = f"<dl>{pairs}</dl>" if pairs else ""
+    else:
+        arguments = preformatted(call.arguments, "argument") if call.arguments.strip() else ""
     has_failed = any(result.message.is_error for result in results)
     outputs = [] if call.output is None else [preformatted(call.output)]
     for result in results:
@@ -189,22 +197,12 @@ def _call(call: ToolCall, results: Sequence[MessageEntry]) -> str:
     return (
         f'<details class="call{" failed" if has_failed else ""}"><summary><b>{escaped(call.name)}</b> '
         f"<span>{escaped(call_words(call))}</span>{'<i>failed</i>' if has_failed else ''}</summary>\n"
-        f"{_arguments(call.arguments)}{''.join(outputs) or _NO_RESULT}</details>"
+        f"{arguments}{''.join(outputs) or _NO_RESULT}</details>"
     )
 
 
 _NOTHING = '<p class="missing">Empty</p>'
 _NO_RESULT = '<p class="missing">No result</p>'
-
-
-def _arguments(text: str) -> str:
-    """The arguments by name, texts as they read; anything but an object as it stands."""
-    arguments = parsed(text, None)
-    if not isinstance(arguments, dict):
-        return preformatted(text, "argument") if text.strip() else ""
-    texts = {name: value if isinstance(value, str) else _as_json(value) for name, value in arguments.items()}
-    named = "\n".join(f"<dt>{escaped(name)}</dt>\n<dd>{preformatted(text)}</dd>" for name, text in texts.items())
-    return f"<dl>{named}</dl>" if named else ""
 
 
 def _as_json(value: Any) -> str:
