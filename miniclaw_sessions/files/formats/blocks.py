@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from miniclaw_sessions.core.protocol.messages import ImagePart, OtherPart, Part, TextPart, ThinkingPart, ToolCall, Usage
-from miniclaw_sessions.files.formats.codec import count_of, keeping, kept_fields, taken, without
+from miniclaw_sessions.files.formats.codec import count_of, keeping, kept_apart, kept_fields, taken
 from miniclaw_sessions.files.formats.tool_calls import arguments_text
 
 COUNTS = {
@@ -82,4 +82,4 @@ def read_usage(usage: Any, kept: str) -> Usage | None:
         return None
     counted = {theirs: count for theirs in COUNTS if (count := count_of(usage, theirs)) is not None}
     named = {COUNTS[theirs]: count for theirs, count in counted.items()}
-    return Usage(**named, extra=keeping(without(usage, *counted), kept))
+    return Usage(**named, extra=kept_apart(usage, counted, kept))

@@ -42,6 +42,7 @@ from miniclaw_sessions.files.formats.codec import (
     kept_apart,
     kept_fields,
     moment_of,
+    plain,
     role_and_extra,
     role_named,
     stated,
@@ -253,11 +254,7 @@ def _read_piece(role_text: str, blocks: list[Any], kept: dict[str, Any]) -> Mess
         kept = {**kept, "role": role_text}
     extra = {**(keeping(kept, NAME) or {}), **named}
     parts, calls = taken_apart(map(_read_block, blocks))
-    content: str | tuple[Part, ...] = parts
-    if not parts:
-        content = ""
-    elif len(parts) == 1 and isinstance(parts[0], TextPart) and parts[0].text and parts[0].extra is None:
-        content = parts[0].text
+    content = parts if parts == (TextPart(""),) else plain(parts)  # an empty block comes back as one
     return Message(role, content, tool_calls=calls, extra=extra or None)
 
 

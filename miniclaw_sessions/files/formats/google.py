@@ -36,6 +36,7 @@ from miniclaw_sessions.files.formats.codec import (
     has_kept,
     in_order,
     keeping,
+    kept_apart,
     kept_but,
     kept_fields,
     marked,
@@ -414,7 +415,7 @@ def _read_usage(usage: Any) -> Usage | None:
         output_tokens=said + thought,
         cache_read_tokens=cached,
         total_tokens=count_of(usage, "total_token_count"),
-        extra=keeping(without(usage, *counted), KEPT),
+        extra=kept_apart(usage, counted, KEPT),
     )
 
 

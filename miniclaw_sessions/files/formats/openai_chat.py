@@ -20,6 +20,7 @@ from miniclaw_sessions.files.formats.codec import (
     content_of,
     has_kept,
     keeping,
+    kept_apart,
     kept_but,
     kept_fields,
     role_and_extra,
@@ -181,7 +182,7 @@ def _read_part(part: Any) -> Part:
 def _read_call(call: Any) -> ToolCall:
     match call:
         case {"id": str(call_id), "function": {"name": str(name), "arguments": str(arguments)}, **unknown}:
-            return ToolCall(call_id, name, arguments, extra=keeping(without(unknown, *_CALL_FIELDS), KEPT))
+            return ToolCall(call_id, name, arguments, extra=kept_apart(unknown, _CALL_FIELDS, KEPT))
         case _:
             raise InvalidMessage("a tool call must have an id and a function with name and arguments")
 

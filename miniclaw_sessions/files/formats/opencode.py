@@ -121,7 +121,7 @@ class _Reader(LineReader):
                 pieces = tuple(_user_part(part) for part in parts)
                 return [self._message(info["id"], Message(Role.USER, plain(pieces)), without(info, *_INFO))]
             case "assistant" if info.get("summary") is True:
-                kept = keeping(without(info, "id", "sessionID"), NAME)
+                kept = kept_apart(info, ("id", "sessionID"), NAME)
                 return [self._add(Compaction, info["id"], summary=text, extra=kept)]
             case "assistant":
                 return self._reply(info, parts)

@@ -189,7 +189,34 @@ class PiReader(TreeReader):
         if line.get("type") == "session":
             self._read_header(line)
             return []
-        return [self._read_entry(line, raw or orjson.dumps(line))]
+        raw = raw or orjson.dumps(line)
+        self._count(line.get("type"))
+        moment = from_text(line.get("timestamp"))
+        if moment is None:
+            self._lines.repaired("its time cannot be read; it has that of the line before")
+        self._time = moment or self._time
+        self._first_time = self._first_time or self._time
+        place = self._tree.place(line, self._time)
+        if not self._tree.expects_ids:
+            line = self._with_kept_id(line)
+            self._line_ids.add(place.id)
+        try:
+            entry = read_entry(line, place)
+            entry = None if entry is None else self._with_known_references(entry)
+        except Unusable as reason:
+            self._lines.kept_whole(reason, "line")
+            entry = None
+        if entry is None:
+            entry = read_line(raw.strip().removeprefix(b"\xef\xbb\xbf").decode(), place)
+        match entry:
+            case ModelChange():
+                self._says_model = True
+            case ThinkingLevelChange():
+                self._says_level = True
+            case MessageEntry(message=message) if message.is_assistant and message.model:
+                self._answered_by = provider_of(message) or "", message.model
+        self._tree.note(entry)
+        return [entry]
 
     def finish(self) -> list[Entry]:
         """There is nothing more.
@@ -253,35 +280,6 @@ class PiReader(TreeReader):
         self.facts.header = rest
 
     # --- entries -----------------------------------------------------------------------------------------------------
-
-    def _read_entry(self, fields: dict[str, Any], line: bytes) -> Entry:
-        self._count(fields.get("type"))
-        moment = from_text(fields.get("timestamp"))
-        if moment is None:
-            self._lines.repaired("its time cannot be read; it has that of the line before")
-        self._time = moment or self._time
-        self._first_time = self._first_time or self._time
-        place = self._tree.place(fields, self._time)
-        if not self._tree.expects_ids:
-            fields = self._with_kept_id(fields)
-            self._line_ids.add(place.id)
-        try:
-            entry = read_entry(fields, place)
-            entry = None if entry is None else self._with_known_references(entry)
-        except Unusable as reason:
-            self._lines.kept_whole(reason, "line")
-            entry = None
-        if entry is None:
-            entry = read_line(line.strip().removeprefix(b"\xef\xbb\xbf").decode(), place)
-        match entry:
-            case ModelChange():
-                self._says_model = True
-            case ThinkingLevelChange():
-                self._says_level = True
-            case MessageEntry(message=message) if message.is_assistant and message.model:
-                self._answered_by = provider_of(message) or "", message.model
-        self._tree.note(entry)
-        return entry
 
     def _count(self, kind: Any) -> None:
         if not isinstance(kind, str):
