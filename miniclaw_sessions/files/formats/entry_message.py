@@ -40,9 +40,20 @@ def written_message(stored: dict[str, Any]) -> dict[str, Any]:
     """A message in our stored form as the Go manager has it."""
     fields = dict(stored)
     role, content = fields.pop("role"), fields.pop("content")
-    if role == Role.TOOL_RESULT and not fields.get("tool_calls"):
-        return _written_result(fields, content)
     parts = _written_parts(content)
+    if role == Role.TOOL_RESULT and not fields.get("tool_calls"):
+        kept = _popped(fields)
+        result = without(kept_fields(kept, "tool_result"), *_RESULT_FIELDS)
+        if "tool_call_id" in fields:
+            result["tool_use_id"] = fields.pop("tool_call_id")
+        result["is_error"] = fields.pop("is_error", False)
+        if isinstance(content, str):
+            result["content"] = content
+        else:
+            result["content"] = "".join(part["text"] for part in content if part.get("type") == "text")
+            result["parts"] = parts
+        part = {**kept_fields(kept, "part"), "type": "tool_result", "tool_result": result}
+        return {"role": kept.get("role", _TOOL), "content": [part], **fields}
     fits_parts = not any(call.keys() & {"type", "tool_use"} for call in fields.get("tool_calls") or ())
     if role == Role.ASSISTANT and fits_parts:
         parts = _with_calls(parts, fields.pop("tool_calls", ()))
@@ -50,21 +61,6 @@ def written_message(stored: dict[str, Any]) -> dict[str, Any]:
     if isinstance(content, str) != _looks_like_text(parts):
         message[_FORM] = "text" if isinstance(content, str) else "parts"
     return message
-
-
-def _written_result(fields: dict[str, Any], content: str | list[dict[str, Any]]) -> dict[str, Any]:
-    kept = _popped(fields)
-    result = without(kept_fields(kept, "tool_result"), *_RESULT_FIELDS)
-    if "tool_call_id" in fields:
-        result["tool_use_id"] = fields.pop("tool_call_id")
-    result["is_error"] = fields.pop("is_error", False)
-    if isinstance(content, str):
-        result["content"] = content
-    else:
-        result["content"] = "".join(part["text"] for part in content if part.get("type") == "text")
-        result["parts"] = _written_parts(content)
-    part = {**kept_fields(kept, "part"), "type": "tool_result", "tool_result": result}
-    return {"role": kept.get("role", _TOOL), "content": [part], **fields}
 
 
 def _written_parts(content: str | Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

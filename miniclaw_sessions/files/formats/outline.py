@@ -250,26 +250,21 @@ class _Outline:
     def _gathered(self, number: int) -> tuple[list[int], list[int]]:
         """What is folded into an entry's row, and the rows that follow it."""
         folded: list[int] = []
+        last = number
         while True:
-            labels, children = self._following((folded or [number])[-1])
-            if self._folds and len(children) == 1 and self._is_answer(children[0], number):
-                folded += [*labels, children[0]]
-            else:
-                return [*folded, *labels], children
-
-    def _following(self, number: int) -> tuple[list[int], list[int]]:
-        """The labels that are folded into an entry, and what follows it or them."""
-        labels: list[int] = []
-        children: list[int] = []
-        waiting = [*reversed(self._children(number))]
-        while waiting:
-            child = waiting.pop()
-            if self._folds and self._shape.kinds[child] & _LABEL:
-                labels.append(child)
-                waiting += reversed(self._children(child))
-            elif self._is_drawn(child):
-                children.append(child)
-        return labels, children
+            children: list[int] = []
+            waiting = [*reversed(self._children(last))]
+            while waiting:  # what follows a label that is folded follows the entry
+                child = waiting.pop()
+                if self._folds and self._shape.kinds[child] & _LABEL:
+                    folded.append(child)
+                    waiting += reversed(self._children(child))
+                elif self._is_drawn(child):
+                    children.append(child)
+            if not self._folds or len(children) != 1 or not self._is_answer(children[0], number):
+                return folded, children
+            last = children[0]
+            folded.append(last)
 
     def _is_drawn(self, number: int) -> bool:
         return self._sizes[number] > 0

@@ -138,7 +138,12 @@ def _ways(ways: Iterable[tuple[int, Row]]) -> str:
 def _message(row: Row, entry: MessageEntry) -> str:
     message = entry.message
     is_output = message.role in (Role.TOOL_RESULT, Role.BASH_EXECUTION)
-    body = _command(message) + "".join(_part(part, is_output=is_output) for part in _parts(message))
+    body = "".join(_part(part, is_output=is_output) for part in _parts(message))
+    extra = message.extra or {}
+    command, output = extra.get("command"), extra.get("output")
+    if message.role is Role.BASH_EXECUTION and isinstance(command, str):  # some sources keep it beside the output
+        said = preformatted(output) if isinstance(output, str) and not message.text else ""
+        body = preformatted(f"$ {command}", "command") + said + body
     results = [piece for piece in row.folded if isinstance(piece, MessageEntry)]
     calls = "".join(
         _call(call, [result for result in results if result.message.tool_call_id == call.id])
@@ -168,16 +173,6 @@ def _part(part: Part, *, is_output: bool) -> str:
             return f'<p class="missing">Image: {escaped(where or media_type or "of unknown type")}</p>'
         case OtherPart(fields=fields):
             return f'<p class="missing">Content of type {escaped(str(fields.get("type")))}</p>'
-
-
-def _command(message: Message) -> str:
-    """What ran in the shell, where a source keeps it beside the output."""
-    extra = message.extra or {}
-    command, output = extra.get("command"), extra.get("output")
-    if message.role is not Role.BASH_EXECUTION or not isinstance(command, str):
-        return ""
-    shown = preformatted(f"$ {command}", "command")
-    return shown + (preformatted(output) if isinstance(output, str) and not message.text else "")
 
 
 def _call(call: ToolCall, results: Sequence[MessageEntry]) -> str:

@@ -117,7 +117,16 @@ class PiTree(Tree):
         """The place of the next entry."""
         written = fields.get("id")
         has_id = isinstance(written, str) and written != ""
-        is_sound, parent_id = self._parent(fields, is_expected=has_id)
+        parent_id: str | None = None
+        is_sound, parent = True, fields.get("parentId")
+        if "parentId" not in fields:
+            is_sound, parent_id = not has_id, self.leaf_id
+            if has_id:
+                self._lines.repaired("it names no parent; it follows what stands before it")
+        elif isinstance(parent, str) and parent in self:
+            parent_id = self.resolve(parent)
+        elif parent is not None:
+            is_sound, parent_id = False, self.missing_parent(parent if isinstance(parent, str) else "")
         entry_id = written if isinstance(written, str) and has_id else self._new_id()
         if has_id:
             self.expects_ids = True
@@ -130,19 +139,6 @@ class PiTree(Tree):
         if self.expects_ids:  # else all ids are ours, and nothing refers to them
             self.add(entry_id)
         return Place(entry_id, parent_id, timestamp, is_sound)
-
-    def _parent(self, fields: Mapping[str, Any], *, is_expected: bool) -> tuple[bool, str | None]:
-        """Whether the entry's own parent could be taken, and the parent."""
-        if "parentId" not in fields:
-            if is_expected:
-                self._lines.repaired("it names no parent; it follows what stands before it")
-            return not is_expected, self.leaf_id
-        written = fields["parentId"]
-        if written is None:
-            return True, None
-        if isinstance(written, str) and written in self:
-            return True, self.resolve(written)
-        return False, self.missing_parent(written if isinstance(written, str) else "")
 
 
 class LineIds:
