@@ -80,28 +80,28 @@ def _pi(environ: Mapping[str, str], home: Path) -> list[Path]:
     return [Path(environ.get("PI_CODING_AGENT_SESSION_DIR") or agent / "sessions")]
 
 
-def _claude(environ: Mapping[str, str], home: Path) -> list[Path]:
-    named = environ.get("CLAUDE_CONFIG_DIR")
-    return [root / "projects" for root in ([Path(named)] if named else [home / ".claude", home / ".config/claude"])]
+def _inside(
+    *places: str, of: Sequence[str] = ("",), variables: Sequence[str] = ()
+) -> Callable[[Mapping[str, str], Path], list[Path]]:
+    """These places in the directory that the first set variable names; else in each directory `of` the home."""
+
+    def paths(environ: Mapping[str, str], home: Path) -> list[Path]:
+        named = next(filter(None, map(environ.get, variables)), None)
+        roots = [home / name for name in of] if named is None else [Path(named)]
+        return [root / place for root in roots for place in places]
+
+    return paths
 
 
-def _codex(environ: Mapping[str, str], home: Path) -> list[Path]:
-    root = Path(environ.get("CODEX_HOME") or home / ".codex")
-    return [root / "sessions", root / "archived_sessions"]
-
-
-def _openclaw(environ: Mapping[str, str], home: Path) -> list[Path]:
-    named = environ.get("OPENCLAW_STATE_DIR") or environ.get("CLAWDBOT_STATE_DIR")
-    roots = [Path(named)] if named else [home / name for name in (".openclaw", ".clawdbot", ".moltbot", ".moldbot")]
-    return [root / "agents" for root in roots]
+_openclaw = _inside(
+    "agents",
+    of=(".openclaw", ".clawdbot", ".moltbot", ".moldbot"),
+    variables=("OPENCLAW_STATE_DIR", "CLAWDBOT_STATE_DIR"),
+)
 
 
 def _openclaw_databases(environ: Mapping[str, str], home: Path) -> list[Path]:
     return [path for root in _openclaw(environ, home) for path in sorted(root.glob("*/agent/openclaw-agent.sqlite"))]
-
-
-def _gemini(environ: Mapping[str, str], home: Path) -> list[Path]:
-    return [Path(environ.get("GEMINI_CLI_HOME") or home) / ".gemini/tmp"]
 
 
 def _opencode_data(environ: Mapping[str, str], home: Path) -> Path:
@@ -140,10 +140,15 @@ _OF_PI = (b'"type":"message"',)
 
 PROGRAMS: tuple[Program, ...] = (
     Program(name="pi", places=_pi, form="pi", names=re.compile(r"(?:.*/)?(?:[^/]*_)?([^/_]+)\.jsonl"), marks=_OF_PI),
-    Program(name="claude-code", places=_claude, form="claude-code", marks=(b'"type":"user"', b'"type":"assistant"')),
+    Program(
+        name="claude-code",
+        places=_inside("projects", of=(".claude", ".config/claude"), variables=("CLAUDE_CONFIG_DIR",)),
+        form="claude-code",
+        marks=(b'"type":"user"', b'"type":"assistant"'),
+    ),
     Program(
         name="codex",
-        places=_codex,
+        places=_inside("sessions", "archived_sessions", of=(".codex",), variables=("CODEX_HOME",)),
         form="codex",
         names=re.compile(r"(?:.*/)?(?:rollout-[^/]*?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})|([^/]+))\.jsonl"),
         not_read=(re.compile(r"(?:.*/)?rollout-[^/]*\.json"), _FIRST_CODEX),
@@ -151,7 +156,7 @@ PROGRAMS: tuple[Program, ...] = (
     ),
     Program(
         name="nanobot",
-        places=lambda environ, home: [home / ".nanobot/workspace/sessions", home / ".nanobot/sessions"],  # noqa: ARG005
+        places=_inside(".nanobot/workspace/sessions", ".nanobot/sessions"),
         is_rewritten=True,
         form="nanobot",
         names=re.compile(r"([^/]+)\.jsonl"),
@@ -168,7 +173,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(name="opencode", databases=_opencode, form="opencode", older=_opencode_older),
     Program(
         name="gemini-cli",
-        places=_gemini,
+        places=_inside(".gemini/tmp", variables=("GEMINI_CLI_HOME",)),
         names=re.compile(r"[^/]+/chats/(?:[^/]+/)?([^/]+)\.jsonl?"),
         inside=re.compile(rb'"sessionId":\s*"([^"\\\\]+)"'),
         marks=(b'"type":"gemini"', b'"type":"user"', b'"type": "gemini"', b'"type": "user"'),
