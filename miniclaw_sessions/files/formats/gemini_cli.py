@@ -27,7 +27,6 @@ from miniclaw_sessions.errors import ImportRefused, InvalidMessage
 from miniclaw_sessions.files.formats.codec import (
     Chain,
     Format,
-    Sample,
     amount_of,
     any_line,
     count_of,
@@ -49,8 +48,7 @@ def _is_header(line: Mapping[str, Any]) -> bool:
     return isinstance(line.get("sessionId"), str) and "projectHash" in line
 
 
-def _recognize_document(sample: Sample) -> bool:
-    document = sample.document
+def _is_document(document: Any) -> bool:
     return isinstance(document, dict) and _is_header(document) and isinstance(document.get("messages"), list)
 
 
@@ -197,7 +195,7 @@ class _Reader(LineReader):
 class _DocumentReader(_Reader):
     def feed(self, piece: Any) -> Iterator[Entry]:  # type: ignore[override]
         """The older form: the header, and its messages."""
-        if not _recognize_document(Sample(document=piece)):
+        if not _is_document(piece):
             raise ImportRefused("this document has no sessionId, projectHash and messages, as Gemini CLI writes them")
         yield from self._take_changes(self._lines.storable(without(piece, "messages")) or {})
         for record in self._lines.each(piece["messages"]):
@@ -284,7 +282,7 @@ GEMINI_CLI_JSON = Format(
     name=f"{NAME}-json",
     about="Gemini CLI's chats in their older form, one document; read only",
     suffix=".json",
-    recognize=_recognize_document,
+    recognize=lambda sample: _is_document(sample.document),
     reader=_DocumentReader,
     by_line=False,
 )

@@ -27,7 +27,6 @@ from miniclaw_sessions.errors import ImportRefused, InvalidMessage
 from miniclaw_sessions.files.formats.codec import (
     Chain,
     Format,
-    Sample,
     amount_of,
     any_line,
     count_of,
@@ -48,8 +47,7 @@ _INFO = ("id", "sessionID", "role", "time", "tokens", "cost", "modelID", "finish
 _OF_A_PART = ("id", "sessionID", "messageID")
 
 
-def _recognize_document(sample: Sample) -> bool:
-    document = sample.document
+def _is_document(document: Any) -> bool:
     return (
         isinstance(document, dict) and _is_session(document.get("info")) and isinstance(document.get("messages"), list)
     )
@@ -173,7 +171,7 @@ class _Reader(LineReader):
 class _DocumentReader(_Reader):
     def feed(self, piece: Any) -> Iterator[Entry]:  # type: ignore[override]
         """An export."""
-        if not _recognize_document(Sample(document=piece)):
+        if not _is_document(piece):
             raise ImportRefused("this document has no info and messages, as `opencode export` writes them")
         lines = self._lines
         header = {**piece["info"], **without(piece, "info", "messages")}
@@ -238,7 +236,7 @@ OPENCODE_EXPORT = Format(
     name=f"{NAME}-export",
     about="What `opencode export` prints; read only",
     suffix=".json",
-    recognize=_recognize_document,
+    recognize=lambda sample: _is_document(sample.document),
     reader=_DocumentReader,
     by_line=False,
 )
