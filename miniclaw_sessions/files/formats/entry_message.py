@@ -40,7 +40,11 @@ def written_message(stored: dict[str, Any]) -> dict[str, Any]:
     """A message in our stored form as the Go manager has it."""
     fields = dict(stored)
     role, content = fields.pop("role"), fields.pop("content")
-    parts = _written_parts(content)
+    parts: list[dict[str, Any]]
+    if isinstance(content, str):
+        parts = [{"type": "text", "text": {"content": content}}] if content else []
+    else:
+        parts = [_written_part(part) for part in content]
     if role == Role.TOOL_RESULT and not fields.get("tool_calls"):
         kept = _popped(fields)
         result = without(kept_fields(kept, "tool_result"), *_RESULT_FIELDS)
@@ -61,12 +65,6 @@ def written_message(stored: dict[str, Any]) -> dict[str, Any]:
     if isinstance(content, str) != _looks_like_text(parts):
         message[_FORM] = "text" if isinstance(content, str) else "parts"
     return message
-
-
-def _written_parts(content: str | Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    if isinstance(content, str):
-        return [{"type": "text", "text": {"content": content}}] if content else []
-    return [_written_part(part) for part in content]
 
 
 def _written_part(part: dict[str, Any]) -> dict[str, Any]:
