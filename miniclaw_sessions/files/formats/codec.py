@@ -290,7 +290,7 @@ def keeping(fields: Mapping[Any, Any], under: str) -> dict[str, Any] | None:
     return {under: dict(fields)} if fields else None
 
 
-def kept_apart(fields: Mapping[str, Any], known: Iterable[str], under: str) -> dict[str, Any] | None:
+def kept_apart(fields: Mapping[Any, Any], known: Iterable[str], under: str) -> dict[str, Any] | None:
     """`keeping` of the fields but those that are known."""
     return keeping(without(fields, *known), under)
 
