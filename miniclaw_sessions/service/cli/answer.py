@@ -41,23 +41,18 @@ class Answer:
         """One event."""
         if event.kind in ("done", "stopped", "suspended"):
             self._last = event.data
-        elif self._invocation.as_json:
-            return
-        elif event.kind == "text":
+        elif event.kind == "text" and not self._invocation.as_json:
             self._write(event.data["text"])
         elif self._is_watched:
-            self._show_step(event)
-
-    def _show_step(self, event: ChatEvent) -> None:
-        match event.kind:
-            case "compacted" if event.data["status"] == "done":
-                self._note("(the older part of this conversation was summarized)", "dim")
-            case "tool_started":
-                arguments = one_line(event.data.get("arguments", ""))
-                shown = arguments if len(arguments) <= _MAX_ARGUMENTS else f"{arguments[:_MAX_ARGUMENTS]}..."
-                self._note(f"→ {one_line(event.data['name'])} {shown}", "yellow")
-            case "tool_finished" if event.data.get("is_error"):
-                self._note(f"✗ {one_line(event.data['name'])} failed", "red")
+            match event.kind:
+                case "compacted" if event.data["status"] == "done":
+                    self._note("(the older part of this conversation was summarized)", "dim")
+                case "tool_started":
+                    arguments = one_line(event.data.get("arguments", ""))
+                    shown = arguments if len(arguments) <= _MAX_ARGUMENTS else f"{arguments[:_MAX_ARGUMENTS]}..."
+                    self._note(f"→ {one_line(event.data['name'])} {shown}", "yellow")
+                case "tool_finished" if event.data.get("is_error"):
+                    self._note(f"✗ {one_line(event.data['name'])} failed", "red")
 
     def stopping(self) -> None:
         """Stop it."""

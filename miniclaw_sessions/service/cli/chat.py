@@ -186,13 +186,17 @@ class Conversation:
             case "/history":
                 await self._show_history()
             case "/new" | "/clear":
-                await self._clear()
+                with contextlib.suppress(SessionNotFound):
+                    await self._session.clear()
+                self._invocation.note("cleared; the transcript is kept")
             case "/stop":
                 await self._stop_others()
             case "/approve" | "/deny":
                 await self._decide(agrees=name == "/approve")
             case "/resume":
-                await self._change_to(rest)
+                self._session = await (find_session(self._client, rest) if rest else _picked(self._client, None))
+                self._moves = Moves(self._invocation, self._session)
+                await self._greet()
             case "/rename":
                 await self._session.update(title=rest or None)
                 self._invocation.note(f"called {one_line(rest)}" if rest else "without a title")
@@ -322,18 +326,8 @@ class Conversation:
         if not messages:
             self._invocation.note("nothing was said yet")
 
-    async def _clear(self) -> None:
-        with contextlib.suppress(SessionNotFound):
-            await self._session.clear()
-        self._invocation.note("cleared; the transcript is kept")
-
     async def _stop_others(self) -> None:
         stopped = False
         with contextlib.suppress(SessionNotFound):
             stopped = await self._session.stop()
         self._invocation.note("stopped; what was said so far is kept" if stopped else "nothing is being answered")
-
-    async def _change_to(self, name: str) -> None:
-        self._session = await (find_session(self._client, name) if name else _picked(self._client, None))
-        self._moves = Moves(self._invocation, self._session)
-        await self._greet()

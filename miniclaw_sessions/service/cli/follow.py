@@ -118,17 +118,15 @@ async def _follow_all(invocation: Invocation, client: Client, channel: str | Non
     async with client.follow_all(channel=channel) as events:
         invocation.note("following every chat; Ctrl-C ends it")
         async for event in events:
-            if invocation.as_json:
-                _print_line(msgspec.json.encode(_document(event)))
-            else:
+            if not invocation.as_json:
                 _print_event(invocation, event)
-
-
-def _document(event: SessionEvent) -> dict[str, Any]:
-    about: dict[str, Any] = {"event": event.kind, "session_id": event.session_id}
-    if event.entry is not None:
-        return {**about, "entry": msgspec.Raw(encode_entry(event.entry))}
-    return {**event.data, **about}
+                continue
+            document: dict[str, Any] = {"event": event.kind, "session_id": event.session_id}
+            if event.entry is None:
+                document = {**event.data, **document}
+            else:
+                document["entry"] = msgspec.Raw(encode_entry(event.entry))
+            _print_line(msgspec.json.encode(document))
 
 
 def _print_event(invocation: Invocation, event: SessionEvent) -> None:

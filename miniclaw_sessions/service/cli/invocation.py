@@ -245,7 +245,9 @@ def command(
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         paragraphs = (inspect.getdoc(function) or "").split("\n\n")
         text = verbatim("\n\n".join(one.replace("\n", " ") for one in paragraphs))  # a terminal wraps by its width
-        epilog = _epilog(examples)
+        epilog = "[bold]Examples[/bold]"
+        for line, does in examples.items():
+            epilog += f"\n\nminiclaw-sessions {verbatim(line)}  [dim]# {verbatim(does)}[/dim]"
         own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
         for parameter in own:
             info = parameter.annotation.__metadata__[0]
@@ -302,8 +304,3 @@ def _complete(invocation: Invocation, result: Coroutine[Any, Any, None] | None) 
     with configured_when_used(invocation.configure_logging), progress_on(lambda: invocation.errors) as report:
         invocation.report = report
         asyncio.run(result)
-
-
-def _epilog(examples: Mapping[str, str]) -> str:
-    lines = [f"miniclaw-sessions {verbatim(line)}  [dim]# {verbatim(does)}[/dim]" for line, does in examples.items()]
-    return "[bold]Examples[/bold]\n\n" + "\n\n".join(lines)

@@ -159,29 +159,25 @@ def _print(invocation: Invocation, results: list[SearchResult]) -> None:
             rows.add(one.session_id, str(one.sequence), one.said_at, speaker(one), text)
         invocation.print_rows(rows)
         return
+    from rich.text import Text  # noqa: PLC0415 - only a terminal needs it
+
     for number, (session_id, found) in enumerate(groups.items()):
-        _print_group(invocation, session_id, found, is_first=number == 0)
-
-
-def _print_group(invocation: Invocation, session_id: str, found: list[SearchResult], *, is_first: bool) -> None:
-    from rich.text import Text  # noqa: PLC0415 - `--json` does not need it
-
-    heading = Text("" if is_first else "\n")
-    heading.append(one_line(session_id), style="bold")
-    if found[0].title:
-        heading.append(f"  {one_line(found[0].title)}", style="cyan")
-    invocation.console.print(heading, soft_wrap=True)
-    rows = Rows("WHEN", "WHO", "WHAT", "NUMBER", headed=False, numeric={"NUMBER"}, fold={"WHAT"})
-    for one in found:
-        when, who = Text(f"  {local_time(one.said_at)[:16]}", style="dim"), Text(speaker(one), style="green")
-        who.truncate(LONGEST_NAME, overflow="ellipsis")
-        what = Text(style="" if one.current else "dim")
-        for piece in one.snippet:
-            what.append(one_line(piece.text), style=_MATCH if piece.match else "")
-        if not one.current and one.role != "title":
-            what.append("  (on a branch that was left)", style="italic dim")
-        rows.add(when, who, what, Text(str(one.sequence), style="dim"))
-    invocation.print_rows(rows)
+        heading = Text("\n" if number else "")
+        heading.append(one_line(session_id), style="bold")
+        if found[0].title:
+            heading.append(f"  {one_line(found[0].title)}", style="cyan")
+        invocation.console.print(heading, soft_wrap=True)
+        rows = Rows("WHEN", "WHO", "WHAT", "NUMBER", headed=False, numeric={"NUMBER"}, fold={"WHAT"})
+        for one in found:
+            when, who = Text(f"  {local_time(one.said_at)[:16]}", style="dim"), Text(speaker(one), style="green")
+            who.truncate(LONGEST_NAME, overflow="ellipsis")
+            what = Text(style="" if one.current else "dim")
+            for piece in one.snippet:
+                what.append(one_line(piece.text), style=_MATCH if piece.match else "")
+            if not one.current and one.role != "title":
+                what.append("  (on a branch that was left)", style="italic dim")
+            rows.add(when, who, what, Text(str(one.sequence), style="dim"))
+        invocation.print_rows(rows)
 
 
 def speaker(result: SearchResult) -> str:

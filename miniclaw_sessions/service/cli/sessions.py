@@ -134,9 +134,9 @@ async def show(
     async with invocation.sessions(reads=True) as client:
         session = await find_session(client, session_id)
         info = await session.info()
-        found = None if around is None else await _place_of(session, around)
-        if found is not None:
-            items = await _entries_around(session, found)
+        found = None
+        if around is not None:
+            found, items = await _entries_around(session, around)
         elif everything:
             async with aclosing(read_entries(session, info.entries, invocation)) as entries:
                 items = [msgspec.json.decode(entry) async for entry in entries]
@@ -170,29 +170,20 @@ async def read_entries(session: ClientSession, total: int, invocation: Invocatio
             yield encoded
 
 
-async def _place_of(session: ClientSession, entry: str) -> int:
-    """The number of an entry that is named by its number, or by its id.
+async def _entries_around(session: ClientSession, name: str) -> tuple[int, list[Document]]:
+    """The place of an entry, named by its number or its id; and the entries logged before and after it, with it.
 
     Raises:
         SessionsError: the session has no such entry.
     """
-    if _NUMBER.fullmatch(entry) and len(entry) <= MAX_DIGITS:
-        return int(entry)
-    return (await session.tree.get_entry(entry)).sequence
-
-
-async def _entries_around(session: ClientSession, place: int) -> list[Document]:
-    """The entries logged before and after a place, and the one there.
-
-    Raises:
-        EntryNotFound: no such entry exists.
-    """
     from miniclaw_sessions.core.protocol.encoding import encode_entry  # noqa: PLC0415 - `list` does without
 
+    is_number = _NUMBER.fullmatch(name) is not None and len(name) <= MAX_DIGITS
+    place = int(name) if is_number else (await session.tree.get_entry(name)).sequence
     entries = await session.read_after(max(place - AROUND - 1, 0), limit=2 * AROUND + 1)
     if not any(entry.sequence == place for entry in entries):
         raise EntryNotFound(session.session_id, str(place))
-    return [msgspec.json.decode(encode_entry(entry)) for entry in entries]
+    return place, [msgspec.json.decode(encode_entry(entry)) for entry in entries]
 
 
 async def shown_messages(session: ClientSession) -> list[Document]:

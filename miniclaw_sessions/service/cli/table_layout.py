@@ -50,8 +50,15 @@ class Layout(NamedTuple):
         """The lines for a terminal of this width."""
         rows = [([self._shown(cell) for cell in cells], style) for cells, style in self.cells]
         widths = self._widths([cells for cells, _ in rows], console.width)
-        shown = self._alone(rows, console) if widths is None else self._aligned(rows, widths, console)
-        return list(shown)
+        if widths is None:
+            return list(self._alone(rows, console))
+        lines = []
+        if any(self.headings):
+            lines.append(self._line([Text(heading) for heading in self.headings], widths, "bold"))
+        for cells, style in rows:
+            folded = [self._fitted(*cell, console) for cell in zip(cells, widths, self.cut, strict=True)]
+            lines += [self._line(pieces, widths, style) for pieces in zip_longest(*folded, fillvalue=Text())]
+        return lines
 
     def _shown(self, cell: Cell) -> Text:
         if isinstance(cell, datetime):
@@ -74,16 +81,6 @@ class Layout(NamedTuple):
             widths[column] = min(widths[column], fair)
             room -= widths[column]
         return widths if room >= 0 else None
-
-    def _aligned(
-        self, rows: Sequence[tuple[Sequence[Text], str]], widths: Sequence[int], console: Console
-    ) -> Iterator[Text]:
-        if any(self.headings):
-            yield self._line([Text(heading) for heading in self.headings], widths, "bold")
-        for cells, style in rows:
-            folded = [self._fitted(*cell, console) for cell in zip(cells, widths, self.cut, strict=True)]
-            for pieces in zip_longest(*folded):
-                yield self._line([piece or Text() for piece in pieces], widths, style)
 
     def _fitted(self, cell: Text, width: int, is_cut: bool, console: Console) -> list[Text]:
         if is_cut:

@@ -101,7 +101,12 @@ async def import_files(  # noqa: PLR0913 - one for each option
             )
         if (session_id is not None) + follow + dry_run > 1:
             raise typer.BadParameter("it is one of --as, --follow and --dry-run", param_hint="'--discover'")
-        await _discover(invocation, programs or [], session_id, everything=everything, follow=follow, dry_run=dry_run)
+        from miniclaw_sessions.service.cli import discovering  # noqa: PLC0415 - help does not need it
+
+        of_programs = programs or []
+        await discovering.discover(
+            invocation, of_programs, session_id, everything=everything, follow=follow, dry_run=dry_run
+        )
         return
     if not paths:
         raise typer.BadParameter("name files, or give --discover", param_hint="'PATH'")
@@ -123,12 +128,6 @@ async def import_files(  # noqa: PLR0913 - one for each option
         _print_imports(invocation, importing.document(), verbose=verbose)
     if importing.refused:
         raise typer.Exit(1)
-
-
-async def _discover(invocation: Invocation, programs: list[str], only: str | None, **wanted: bool) -> None:
-    from miniclaw_sessions.service.cli.discovering import discover  # noqa: PLC0415 - help does not need it
-
-    await discover(invocation, programs, only, **wanted)
 
 
 def _print_imports(invocation: Invocation, document: dict[str, Any], *, verbose: bool) -> None:
