@@ -69,6 +69,11 @@ def docs_page(document: dict[str, Any]) -> str:
         for tag, found in rooms
     )
     schemas = "".join(_schema(name, one) for name, one in document["components"]["schemas"].items())
+    errors = "".join(
+        f'<article id="{escape(name)}"><h3><code>{escape(name.replace("-", " "))}</code></h3>'
+        f"<p>{_marked(one['summary'])}</p>{_code(one['value'])}</article>"
+        for name, one in document["components"]["examples"].items()
+    )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -79,7 +84,7 @@ def docs_page(document: dict[str, Any]) -> str:
         f"<main><h1>{escape(info['title'])} {escape(info['version'])}</h1><p>{_marked(info['description'])}</p>"
         f"<p>{_INTRODUCTION}</p>{sections}"
         f'<section><h2 id="schemas">Shapes</h2>{schemas}</section>'
-        f'<section><h2 id="errors">Errors</h2>{_errors(document["components"]["examples"])}</section>'
+        f'<section><h2 id="errors">Errors</h2>{errors}</section>'
         "</main></div></body></html>"
     )
 
@@ -158,14 +163,6 @@ def _content(content: dict[str, Any]) -> str:
             title = escape(example.get("summary") or name)
             parts.append(f"<details><summary>{title}</summary>{_code(example['value'])}</details>")
     return "".join(parts)
-
-
-def _errors(examples: dict[str, Any]) -> str:
-    return "".join(
-        f'<article id="{escape(name)}"><h3><code>{escape(name.replace("-", " "))}</code></h3>'
-        f"<p>{_marked(one['summary'])}</p>{_code(one['value'])}</article>"
-        for name, one in examples.items()
-    )
 
 
 def _schema(name: str, schema: dict[str, Any]) -> str:

@@ -74,31 +74,27 @@ async def follow_session(context: Context, request: FollowSession) -> Stream:
         after = int(last)
     session = await context.find(request.session_id)
     is_another = request.incarnation not in (None, session.journal.incarnation)
-    if is_another or (last is not None and int(last) > session.last_sequence):
-        return Stream(_gone(), EVENT_STREAM)
+    is_gone = is_another or (last is not None and int(last) > session.last_sequence)
     place = session.journal.committed_sequence if after is None else after
-    return Stream(_followed(context, request.session_id, place), EVENT_STREAM)
 
+    async def encoded() -> AsyncGenerator[bytes, None]:
+        if not is_gone:
+            async with aclosing(context.manager.events.watch(request.session_id, after=place)) as watched:
+                yield HEARTBEAT + b"id: %d\n\n" % place  # before anything happens: the status, and where it begins
+                try:
+                    async for batch in watched:
+                        pieces = [
+                            encoded_event(one.kind, msgspec.json.encode(one.data))
+                            if isinstance(one, TurnEvent)
+                            else encoded_event("entry", encode_entry(one), str(one.sequence))
+                            for one in batch
+                        ]
+                        yield b"".join(pieces) or HEARTBEAT
+                except ManagerClosed:
+                    return  # the end of the stream without a word: follow it elsewhere
+        yield _GONE
 
-async def _followed(context: Context, session_id: str, after: int) -> AsyncGenerator[bytes, None]:
-    async with aclosing(context.manager.events.watch(session_id, after=after)) as watched:
-        yield HEARTBEAT + b"id: %d\n\n" % after  # before anything happens: the status, and where it begins
-        try:
-            async for batch in watched:
-                pieces = [
-                    encoded_event(one.kind, msgspec.json.encode(one.data))
-                    if isinstance(one, TurnEvent)
-                    else encoded_event("entry", encode_entry(one), str(one.sequence))
-                    for one in batch
-                ]
-                yield b"".join(pieces) or HEARTBEAT
-        except ManagerClosed:
-            return  # the end of the stream without a word: follow it elsewhere
-    yield _GONE
-
-
-async def _gone() -> AsyncGenerator[bytes, None]:
-    yield _GONE
+    return Stream(encoded(), EVENT_STREAM)
 
 
 class FollowAll(msgspec.Struct, frozen=True):

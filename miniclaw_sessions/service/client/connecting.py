@@ -89,8 +89,8 @@ async def connect(  # noqa: PLR0913 - each can be left out
     else:
         given = {"settings": settings, "encryption": encryption, "on_progress": on_progress}
         options = {name: value for name, value in given.items() if value is not None}
-        here = partial(_opened_readonly, opened) if readonly else partial(_opened_here, opened, create=create)
-        local = partial(here, **options) if in_process else None
+        options |= {} if readonly else {"create": create}
+        local = partial(_opened_here, opened, readonly=readonly, **options) if in_process else None
         transport = _of_workspace(target, sockets, local, patience_s, on_waiting)
     async with transport as found:
         yield Client(found)
@@ -133,19 +133,14 @@ async def _of_workspace(
 
 
 @asynccontextmanager
-async def _opened_here(opened: Opened, workspace: Path | str, **options: Any) -> AsyncIterator[Transport]:
-    from miniclaw_sessions.core.manager import SessionManager  # noqa: PLC0415 - a client of a daemon does without
+async def _opened_here(
+    opened: Opened, workspace: Path | str, *, readonly: bool, **options: Any
+) -> AsyncIterator[Transport]:
+    from miniclaw_sessions.core.manager import SessionManager, open_readonly  # noqa: PLC0415 - a daemon's client does without
 
-    async with SessionManager(workspace, **options) as manager:
-        yield LocalTransport(opened(manager))
-
-
-@asynccontextmanager
-async def _opened_readonly(opened: Opened, workspace: Path | str, **options: Any) -> AsyncIterator[Transport]:
-    from miniclaw_sessions.core.manager import open_readonly  # noqa: PLC0415 - a client of a daemon does without
-
-    async with open_readonly(workspace, **options) as reader:
-        yield LocalTransport(opened(reader), readonly=True)
+    sessions: Any = open_readonly if readonly else SessionManager
+    async with sessions(workspace, **options) as manager:
+        yield LocalTransport(opened(manager), readonly=readonly)
 
 
 def _workspace_of(target: str | Path | None) -> Path | str:

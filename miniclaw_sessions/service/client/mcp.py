@@ -156,19 +156,14 @@ def sessions_server(access: Callable[[Any], Access]) -> Server[Any]:
 @cache
 def _tools() -> tuple[tuple[Operation[Any, Any], protocol.Tool], ...]:
     """Made once: the package looks at the schemas with each call."""
-    return tuple((one, _tool(one, hint)) for one, hint in TOOLS)
-
-
-def _tool(operation: Operation[Any, Any], hint: str) -> protocol.Tool:
-    about, _ = parted(operation.about)
-    return protocol.Tool(
-        name=operation.name,
-        description=f"{about} {hint}".strip(),
-        input_schema=_schema(operation),
-        annotations=protocol.ToolAnnotations(
-            read_only_hint=operation.reads, destructive_hint=False, open_world_hint=False
-        ),
-    )
+    made = []
+    for one, hint in TOOLS:
+        about, _ = parted(one.about)
+        hints = protocol.ToolAnnotations(read_only_hint=one.reads, destructive_hint=False, open_world_hint=False)
+        description = f"{about} {hint}".strip()
+        tool = protocol.Tool(name=one.name, description=description, input_schema=_schema(one), annotations=hints)
+        made.append((one, tool))
+    return tuple(made)
 
 
 def _schema(operation: Operation[Any, Any]) -> dict[str, Any]:

@@ -224,7 +224,14 @@ class Exchange:
             return
         async with aclosing(reply.body), anyio.create_task_group() as tasks:
             tasks.start_soon(self._cancel_when_gone, tasks.cancel_scope, name="client watch")
-            await self._send_all_or_break_off(reply, reply.body)
+            try:
+                await self._begin(reply, None)
+                async for piece in reply.body:
+                    await self._send_piece(piece, more=True)
+                await self._send_piece(b"", more=False)
+            except Exception as error:  # noqa: BLE001 - the status is sent already: the client sees a broken end
+                log.error("a reply broke off", action="http.broke_off", error_type=type(error).__name__)
+                self.break_off()
             tasks.cancel_scope.cancel()
 
     async def _begin(self, reply: Reply, length: bytes | None) -> None:
@@ -247,17 +254,6 @@ class Exchange:
         if self._is_unread and "Connection" not in reply.headers:
             headers.append((b"connection", b"close"))
         await self._send({"type": "http.response.start", "status": reply.status, "headers": headers})
-
-    async def _send_all_or_break_off(self, reply: Reply, pieces: AsyncGenerator[bytes, None]) -> None:
-        """Too late for an error reply: the client sees a broken end."""
-        try:
-            await self._begin(reply, None)
-            async for piece in pieces:
-                await self._send_piece(piece, more=True)
-            await self._send_piece(b"", more=False)
-        except Exception as error:  # noqa: BLE001 - an edge: the status is sent already
-            log.error("a reply broke off", action="http.broke_off", error_type=type(error).__name__)
-            self.break_off()
 
     async def _send_piece(self, piece: bytes, *, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": piece, "more_body": more})

@@ -187,24 +187,19 @@ def check_schema(schema: Any, at: str, code: str) -> None:
         raise _wrong_schema(at, "an object or a boolean", code)
     for name, wanted in _wrong_words(schema):
         raise _wrong_schema(f"{at}.{name}", wanted, code)
-    for name, inner in _within(schema):
-        check_schema(inner, f"{at}.{name}", code)
+    for name in _OF_SCHEMAS:
+        for key, inner in schema.get(name, {}).items():
+            check_schema(inner, f"{at}.{name}.{key[:_LONGEST]}", code)
+    for name in (*_LISTS_OF_SCHEMAS, *_SCHEMAS):
+        if isinstance(inner := schema.get(name, True), list):
+            for place, one in enumerate(inner):
+                check_schema(one, f"{at}.{name}[{place}]", code)
+        else:
+            check_schema(inner, f"{at}.{name}", code)
 
 
 def _wrong_schema(place: str, wanted: str, code: str) -> RequestError:
     return bad_request(f"Invalid schema: '{place}' must be {wanted}.", place, code)
-
-
-def _within(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The schemas within one, each with its place there."""
-    for name in _OF_SCHEMAS:
-        for key, inner in schema.get(name, {}).items():
-            yield f"{name}.{key[:_LONGEST]}", inner
-    for name in (*_LISTS_OF_SCHEMAS, *_SCHEMAS):
-        if isinstance(inner := schema.get(name, True), list):
-            yield from ((f"{name}[{place}]", one) for place, one in enumerate(inner))
-        else:
-            yield name, inner
 
 
 def _wrong_words(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:

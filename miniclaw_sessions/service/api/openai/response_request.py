@@ -24,7 +24,7 @@ from miniclaw_sessions.core.protocol.options import FUNCTION, Options, TextForma
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.files.formats.openai_items import to_messages
 from miniclaw_sessions.service.api.openai.response_input import OfTheService, check_input, check_schema, not_taken
-from miniclaw_sessions.service.api.openai.shapes import CreateResponse, Document, Item, bad_request
+from miniclaw_sessions.service.api.openai.shapes import CreateResponse, Document, bad_request
 from miniclaw_sessions.service.api.openai.stored_responses import StoredResponse
 
 _REFUSED = {
@@ -191,7 +191,10 @@ def read_request(body: CreateResponse, key: str | None = None, *, is_repeated: b
     _refuse(body)
     tools = _tools(body.tools or ())
     choice, tools = _tool_choice(body.tool_choice, tools)
-    conversation, items = body.conversation, _items(body)
+    given, conversation = body.input, body.conversation
+    items = [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
+    if not items:
+        raise bad_request("Missing required parameter: 'input'.", "input", "missing_required_parameter")
     of_the_service = check_input(items)
     return Wanted(
         messages=tuple(to_messages(items)),
@@ -233,14 +236,6 @@ def _refuse(body: CreateResponse) -> None:
 
 
 # --- input -----------------------------------------------------------------------------------------------------------
-
-
-def _items(body: CreateResponse) -> Sequence[Item]:
-    if isinstance(body.input, str):
-        return [{"type": "message", "role": "user", "content": body.input}]
-    if not body.input:
-        raise bad_request("Missing required parameter: 'input'.", "input", "missing_required_parameter")
-    return body.input
 
 
 def check_calls(before: Sequence[Message], said: Sequence[Message], waiting: Collection[str]) -> None:
