@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from copy import copy
 from typing import Any, TypeVar, overload
 
 E = TypeVar("E", bound=Exception)
@@ -61,9 +60,9 @@ def first_cause(error: BaseException) -> BaseException:
 
 def renewed(error: E, note: str = "") -> E:
     """The same error for one more waiter: an object raised again and again gathers tracebacks, with all they hold."""
-    fresh = copy(error)
-    if note:
-        fresh.args = (f"{error}; {note}",)
+    # Without `__init__`, as `copy` would call it: it would make another sentence of this one.
+    fresh = type(error).__new__(type(error), *([f"{error}; {note}"] if note else error.args))
+    fresh.__dict__.update(vars(error))
     fresh.__cause__ = error
     return fresh
 
