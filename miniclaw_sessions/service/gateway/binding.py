@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import aclosing
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
@@ -176,24 +175,16 @@ async def _streamed(stream: Stream, *, is_head: bool) -> Reply:
     """
     if is_head:
         await stream.chunks.aclose()
-    seen = [await anext(stream.chunks, b"")]
+    begun = [await anext(stream.chunks, b"")]
     headers = {}
     if stream.file_name is not None:
         headers["Content-Disposition"] = f'attachment; filename="{stream.file_name}"'
     if stream.media_type == DOCUMENT and not is_head:  # most are short: then the reply is not in pieces
         second = await anext(stream.chunks, None)
         if second is None:
-            return Reply(200, seen[0], stream.media_type, headers)
-        seen.append(second)
-
-    async def chunks() -> AsyncGenerator[bytes, None]:
-        async with aclosing(stream.chunks):  # else it would end some time after its client has gone
-            for chunk in seen:
-                yield chunk
-            async for chunk in stream.chunks:
-                yield chunk
-
-    return Reply(200, chunks(), stream.media_type, headers)
+            return Reply(200, begun[0], stream.media_type, headers)
+        begun.append(second)
+    return Reply(200, stream.chunks, stream.media_type, headers, begun)
 
 
 async def _sliced(encoded: bytes) -> AsyncGenerator[bytes, None]:

@@ -96,12 +96,14 @@ class Reply(NamedTuple):
         body: all of it; or what makes it while it is sent, and is closed when the client goes away.
         media_type: what the body is.
         headers: further ones.
+        begun: what was made of the body already, and goes before the rest.
     """
 
     status: int
     body: bytes | AsyncGenerator[bytes, None]
     media_type: str = "application/json"
     headers: Mapping[str, str] = {}
+    begun: Sequence[bytes] = ()
 
     @classmethod
     def of_error(cls, error: RequestError) -> Reply:
@@ -226,6 +228,8 @@ class Exchange:
             tasks.start_soon(self._cancel_when_gone, tasks.cancel_scope, name="client watch")
             try:
                 await self._begin(reply, None)
+                for piece in reply.begun:
+                    await self._send_piece(piece, more=True)
                 async for piece in reply.body:
                     await self._send_piece(piece, more=True)
                 await self._send_piece(b"", more=False)

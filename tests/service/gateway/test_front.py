@@ -187,21 +187,6 @@ class TestBounded:
 
 async def test_what_makes_a_stream_has_ended_when_its_reply_is_over() -> None:
     """Also where the client goes away in the middle: what it holds, such as a place among large replies, is free."""
-    ended_in: list[int] = []
-
-    async def chunks() -> AsyncGenerator[bytes, None]:
-        try:
-            while True:
-                yield b"more"
-        finally:
-            await anyio.lowlevel.checkpoint()
-            ended_in.append(anyio.get_current_task().id)
-
-    @operation("GET", "/endless", Nothing, Stream, media_types=("text/event-stream",))
-    async def endless(context: Any, request: Nothing) -> Stream:
-        del context, request
-        return Stream(chunks(), "text/event-stream")
-
     is_sent = anyio.Event()
 
     async def receive() -> Any:
@@ -213,11 +198,46 @@ async def test_what_makes_a_stream_has_ended_when_its_reply_is_over() -> None:
             is_sent.set()
             await anyio.sleep_forever()  # the client takes nothing more
 
-    scope = {"method": "GET", "raw_path": b"/endless", "query_string": b"", "headers": []}
+    assert await tasks_that_end_a_stream(receive, send) == [anyio.get_current_task().id]
+
+
+async def test_what_makes_a_stream_has_ended_where_not_even_the_head_of_its_reply_could_be_sent() -> None:
+    async def send(message: Any) -> None:
+        raise ConnectionResetError(message["type"])
+
+    assert await tasks_that_end_a_stream(anyio.sleep_forever, send) == [anyio.get_current_task().id]
+
+
+async def tasks_that_end_a_stream(receive: Any, send: Any) -> list[int]:
+    """The ids of the tasks in which an endless stream has ended once its reply is over."""
+    ended_in: list[int] = []
+
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        try:
+            while True:
+                yield b"more"
+        finally:
+            await anyio.lowlevel.checkpoint()
+            ended_in.append(anyio.get_current_task().id)
+
+    stream = Stream(chunks(), "text/event-stream")
+
+    @operation("GET", "/endless", Nothing, Stream, media_types=("text/event-stream",))
+    async def endless(context: Any, request: Nothing) -> Stream:
+        del context, request
+        return stream
+
+    scope = {
+        "method": "GET",
+        "raw_path": b"/endless",
+        "query_string": b"",
+        "headers": [],
+        "state": {"abort": lambda: None},
+    }
     exchange = Exchange(scope, receive, send)
     binding = Binding((endless,), ListenSettings())
     asked = binding.find(exchange)
     assert isinstance(asked, Asked)
     context: Any = None
     await exchange.reply(await binding.reply(asked, exchange, context))
-    assert ended_in == [anyio.get_current_task().id]
+    return ended_in
