@@ -144,20 +144,17 @@ class SessionEvents:
                 channel=self._channel, prefix=self._prefix, content=True, sessions=True, last_event_id=place
             )
 
+        kinds = {"session": self._session, "ready": self._ready, "created": self._created, "entries": self._entries}
         async with aclosing(resumed(self._transport, live.follow_all, ask)) as events:
             async for event in events:
-                async with aclosing(self._events_of(event)) as made:
-                    async for one in made:
+                if event.kind == CONNECTED:
+                    self._listed.clear()
+                if not event.data:
+                    continue
+                data = msgspec.json.decode(event.data, type=dict[str, Any])
+                async with aclosing(kinds.get(event.kind, self._other)(event.kind, data)) as happened:
+                    async for one in happened:
                         yield one
-
-    async def _events_of(self, event: ServerSentEvent) -> AsyncGenerator[SessionEvent, None]:
-        if event.kind == CONNECTED:
-            self._listed.clear()
-        if event.data:
-            data = msgspec.json.decode(event.data, type=dict[str, Any])
-            what = {"session": self._session, "ready": self._ready, "created": self._created, "entries": self._entries}
-            async for made in what.get(event.kind, self._other)(event.kind, data):
-                yield made
 
     async def _session(self, _: str, data: dict[str, Any]) -> AsyncGenerator[SessionEvent, None]:
         """One of all sessions: where it ends."""
