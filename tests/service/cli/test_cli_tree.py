@@ -19,9 +19,9 @@ from miniclaw_sessions.core.history import compaction as planner
 from miniclaw_sessions.core.history.transcript import Transcript
 from miniclaw_sessions.errors import SessionsError
 from miniclaw_sessions.service.api.tree import TreeReply
-from miniclaw_sessions.service.cli.branches import branches_of
 from miniclaw_sessions.service.cli.entry_names import LONGEST, SHORTEST, EntryNames, ShortIds
 from miniclaw_sessions.service.cli.tree import KEEP_TOKENS
+from miniclaw_sessions.service.cli.tree_lists import branches_of
 from tests.command_line import NASTY, UNSAFE, Cli, Terminal, filled_by, serving, shape
 from tests.growing import Growing, grown_at_random
 from tests.sampled import sampled
