@@ -132,7 +132,9 @@ class Telemetry(Watch):
 
     Attributes:
         metrics: the numbers.
+        spans: where spans go.
         channels: the channels that have numbers of their own.
+        propagates: whether models' services get the header that names the span.
     """
 
     def __init__(
@@ -149,7 +151,7 @@ class Telemetry(Watch):
         self.channels = set(settings.telemetry.channels)
         self._tools = set(settings.model.tools)
         self._series: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
-        self._propagate = settings.telemetry.propagate_traces
+        self.propagates = settings.telemetry.propagate_traces
 
     def __repr__(self) -> str:
         return f"<Telemetry of {len(self.channels)} channels>"
@@ -249,23 +251,6 @@ class Telemetry(Watch):
         """The same model, of which each request is counted and measured."""
         return _ObservedProvider(provider, self)
 
-    @contextmanager
-    def asked(self, provider: Provider) -> Iterator[Callable[[ModelEvent], None]]:
-        """A model is asked in this block; what it gives is called with each piece of the reply."""
-        watched = _Request(self, provider)
-        try:
-            with _sending_along(self.spans.headers()) if self._propagate else nullcontext():
-                yield watched.on_event
-        except GeneratorExit:  # the reader has stopped
-            raise
-        except BaseException as error:
-            kind = "overflow" if isinstance(error, errors.ContextOverflow) else "failed"
-            watched.outcome = kind if isinstance(error, Exception) else "cut_off"
-            watched.span.failed(type(error).__name__)
-            raise
-        finally:
-            watched.end()
-
     # --- saving ------------------------------------------------------------------------------------------------------
 
     def listen(self, topics: Topics) -> None:
@@ -356,11 +341,22 @@ class _ObservedProvider(AroundProvider):
         self._telemetry = telemetry
 
     async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
-        with self._telemetry.asked(self.provider) as on_event:
-            async with aclosing(self.provider.generate(messages, tools)) as answer:
-                async for event in answer:
-                    on_event(event)
-                    yield event
+        watched, spans = _Request(self._telemetry, self.provider), self._telemetry.spans
+        try:
+            with _sending_along(spans.headers()) if self._telemetry.propagates else nullcontext():
+                async with aclosing(self.provider.generate(messages, tools)) as answer:
+                    async for event in answer:
+                        watched.on_event(event)
+                        yield event
+        except GeneratorExit:  # the reader has stopped
+            raise
+        except BaseException as error:
+            kind = "overflow" if isinstance(error, errors.ContextOverflow) else "failed"
+            watched.outcome = kind if isinstance(error, Exception) else "cut_off"
+            watched.span.failed(type(error).__name__)
+            raise
+        finally:
+            watched.end()
 
 
 class _Request:
