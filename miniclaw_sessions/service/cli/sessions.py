@@ -19,7 +19,6 @@ from miniclaw_sessions.service.cli.output import counted, local_time, message_bl
 from miniclaw_sessions.service.cli.tables import Rows
 
 if TYPE_CHECKING:
-    from miniclaw_sessions.service.api.service import CheckReply
     from miniclaw_sessions.service.api.shapes import SessionReply
     from miniclaw_sessions.service.client import Client, ClientSession
     from miniclaw_sessions.statistics import SessionSummary
@@ -30,6 +29,7 @@ COULD_NOT_LOOK = 3
 """The exit status of `check` where it could not look at all."""
 
 _NUMBER = re.compile(r"\d+")
+_BESIDE_FACTS = ("type", "id", "parent_id", "timestamp", "sequence")
 
 PAGE = 1_000
 """Rows of one request."""
@@ -154,7 +154,9 @@ async def show(
             invocation.console.print()
             invocation.console.print(message_block(item["message"] if are_entries else item))
         else:
-            invocation.console.print(f"\n· {one_line(_event_line(item))}", style="dim")
+            facts = ", ".join(f"{name} {value}" for name, value in item.items() if name not in _BESIDE_FACTS)
+            event = one_line(f"{item.get('type', 'unknown')} {facts}")
+            invocation.console.print(f"\n· {event}", style="dim")
     if not are_entries and info.entries > info.messages:
         in_all = counted(info.entries, "entry", "entries")
         invocation.errors.print(f"\n{in_all} in all; --all shows them", style="dim")
@@ -207,12 +209,6 @@ def _print_head(invocation: Invocation, session: SessionReply) -> None:
     invocation.console.print(one_line(session.title or session.session_id), style="bold")
     known = {name: value for name, value in session.metadata.items() if name != "title" and value not in (None, "")}
     invocation.print_facts({**facts, **known}, style="dim")
-
-
-def _event_line(entry: Document) -> str:
-    hidden = ("type", "id", "parent_id", "timestamp", "sequence")
-    facts = ", ".join(f"{name} {value}" for name, value in entry.items() if name not in hidden)
-    return f"{entry.get('type', 'unknown')} {facts}"
 
 
 # --- upkeep ----------------------------------------------------------------------------------------------------------
@@ -300,7 +296,14 @@ async def check(
     if invocation.as_json:
         invocation.print_json(found)
     else:
-        _print_check(invocation, found, verbose=verbose)
+        for problem in found.problems if verbose else summed_up(found.problems):
+            invocation.console.print(f"problem: {one_line(problem)}", style="red")
+        for note in found.notes:
+            invocation.console.print(f"note: {one_line(note)}", style="dim")
+        verdict = "sound" if found.sound else counted(len(found.problems), "problem", "problems")
+        style = "bold green" if found.sound else "bold red"
+        looked_at = f"{found.sessions:,} sessions, {found.entries:,} entries"
+        invocation.console.print(f"{verdict}: {looked_at}", style=style)
     if not found.sound:
         raise typer.Exit(1)
 
@@ -331,15 +334,3 @@ async def _repair(invocation: Invocation) -> None:
         )
     sentence = counted(mended, "damaged entry was mended", "damaged entries were mended")
     invocation.note(sentence)
-
-
-def _print_check(invocation: Invocation, found: CheckReply, *, verbose: bool) -> None:
-    for problem in found.problems if verbose else summed_up(found.problems):
-        invocation.console.print(f"problem: {one_line(problem)}", style="red")
-    for note in found.notes:
-        invocation.console.print(f"note: {one_line(note)}", style="dim")
-    problems = counted(len(found.problems), "problem", "problems")
-    verdict = "sound" if found.sound else problems
-    looked_at = f"{found.sessions:,} sessions, {found.entries:,} entries"
-    style = "bold green" if found.sound else "bold red"
-    invocation.console.print(f"{verdict}: {looked_at}", style=style)
