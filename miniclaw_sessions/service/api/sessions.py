@@ -13,7 +13,6 @@ from msgspec import Meta
 
 from miniclaw_sessions.core.protocol.entries import LeafMove
 from miniclaw_sessions.core.protocol.keys import SessionKey, is_session_id
-from miniclaw_sessions.core.protocol.messages import Usage
 from miniclaw_sessions.errors import AmbiguousName, LeafMoved, SessionNotFound
 from miniclaw_sessions.service.api.error_table import invalid
 from miniclaw_sessions.service.api.operation import Stream, document_in_pieces, operation
@@ -339,7 +338,7 @@ def session_reply(session: Session) -> SessionReply:
         entries=session.journal.final_sequence,
         etag=etag_of(session),
         chosen_model=session.chosen_model,
-        usage=usage_reply(session.total_usage),
+        usage=UsageReply.of(session.total_usage, total_tokens=session.total_usage.total),
         metadata=dict(session.metadata),
     )
 
@@ -372,11 +371,6 @@ def demanded_sequence(session: Session, if_match: str | None, if_sequence: int |
     if etag_of(session) not in [tag.strip() for tag in if_match.split(",")]:
         return _NEVER
     return session.last_sequence if if_sequence in (None, session.last_sequence) else _NEVER
-
-
-def usage_reply(usage: Usage) -> UsageReply:
-    """Tokens, with their total."""
-    return UsageReply.of(usage, total_tokens=usage.total)
 
 
 def checked_metadata(metadata: dict[str, Any]) -> dict[str, Any]:

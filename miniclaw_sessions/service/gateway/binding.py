@@ -102,7 +102,10 @@ class Binding:
         timeout_s = self._limits.request_timeout_s
         with anyio.move_on_after(timeout_s) as patience:  # one for body and work: each takes a tenth of a request
             if BODY in operation.fields:
-                given[BODY] = shaped(await read_json(exchange, self._limits), operation.fields[BODY])
+                if (refused := body_refusal(exchange.headers)) is not None:
+                    raise refused
+                body = parse_strictly(await read_body(exchange, limit=self._limits.max_body_bytes))
+                given[BODY] = shaped(body, operation.fields[BODY])
             if operation.patient:
                 patience.deadline = math.inf
             work = self._done(context, operation, exchange, operation.request(**given))
@@ -199,17 +202,6 @@ def method_refusal(exchange: Exchange, methods: Iterable[str]) -> RequestError |
         return None
     allowed = {"Allow": ", ".join(sorted(methods))}
     return RequestError(405, "method_not_allowed", "this path has no such method", headers=allowed)
-
-
-async def read_json(exchange: Exchange, limits: ListenSettings) -> Any:
-    """The request's body as parsed JSON.
-
-    Raises:
-        RequestError: wrong content type (415), too long (413), not strict JSON (400).
-    """
-    if (refused := body_refusal(exchange.headers)) is not None:
-        raise refused
-    return parse_strictly(await read_body(exchange, limit=limits.max_body_bytes))
 
 
 def fields_given(operation: Operation[Any, Any], exchange: Exchange, names: Mapping[str, str]) -> dict[str, Any]:

@@ -184,11 +184,6 @@ class Exchange:
             if body := message.get("body", b""):
                 yield body
 
-    async def gone(self) -> None:
-        """Return when the client has gone away; the request's body must have been read."""
-        while (await self._next())["type"] != "http.disconnect":
-            pass
-
     async def while_waited_for(self, work: Coroutine[Any, Any, T]) -> T:
         """What may take as long as the session is large, or the model is slow: it ends when the client goes away.
 
@@ -213,7 +208,8 @@ class Exchange:
         return done[0]
 
     async def _cancel_when_gone(self, scope: anyio.CancelScope) -> None:
-        await self.gone()
+        while (await self._next())["type"] != "http.disconnect":
+            pass
         scope.cancel()
 
     # --- the reply ---------------------------------------------------------------------------------------------------
