@@ -66,22 +66,19 @@ def report_lines(imported: Sequence[Document], console: Console) -> Iterator[Tex
 
 
 def finding_lines(document: Document, *, shows_all: bool) -> Iterator[Text]:
-    """What was repaired in a file, and what was set aside; at most `SHOWN_FINDINGS` unless all are wanted."""
-    for finding in _shown(document, shows_all=shows_all):
+    """What was repaired in a file, and what was set aside, below its name; nothing where there were no findings."""
+    findings: list[Document] = document["findings"]
+    if not findings:
+        return
+    shown = findings if shows_all else findings[:SHOWN_FINDINGS]
+    yield Text(f"\n{one_line(document['path'])}", "bold")
+    for finding in shown:
         place = f"line {finding['line']}" if finding["line"] else "the file"
         outcome = (finding["outcome"], "yellow")
         yield Text.assemble(_GAP, place, _GAP, outcome, _GAP, one_line(finding["text"]))
-
-
-def findings_left_out(document: Document, *, shows_all: bool) -> int:
-    """How many findings are left out."""
-    total: int = document["repaired"] + document["set_aside"]
-    return total - len(_shown(document, shows_all=shows_all))
-
-
-def _shown(document: Document, *, shows_all: bool) -> list[Document]:
-    findings: list[Document] = document["findings"]
-    return findings if shows_all else findings[:SHOWN_FINDINGS]
+    if rest := document["repaired"] + document["set_aside"] - len(shown):
+        hint = "" if shows_all else "; --verbose shows them"
+        yield Text(f"{_GAP}{rest} more{hint}", "dim")
 
 
 def _numbers(document: Document) -> tuple[str, ...]:

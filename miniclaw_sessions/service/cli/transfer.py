@@ -131,17 +131,21 @@ async def import_files(  # noqa: PLR0913 - one for each option
 
 
 def _print_imports(invocation: Invocation, document: dict[str, Any], *, verbose: bool) -> None:
-    from miniclaw_sessions.service.cli.import_report import report_lines, report_rows  # noqa: PLC0415 - loads rich
+    from miniclaw_sessions.service.cli.import_report import (  # noqa: PLC0415 - loads rich
+        finding_lines,
+        report_lines,
+        report_rows,
+    )
 
     if not sys.stdout.isatty():
         invocation.print_rows(report_rows(document["imported"]))
     elif document["imported"]:
         for line in report_lines(document["imported"], invocation.console):
             invocation.console.print(line, soft_wrap=True)
-    for report in document["imported"]:
-        if report["findings"]:
-            _print_findings(invocation, report, verbose=verbose)
     errors = invocation.errors
+    for report in document["imported"]:
+        for line in finding_lines(report, shows_all=verbose):
+            errors.print(line, soft_wrap=True)
     if any(report["dry_run"] for report in document["imported"]):
         invocation.note("nothing was imported: this only shows what would be")
     for one in document["skipped"]:
@@ -151,18 +155,6 @@ def _print_imports(invocation: Invocation, document: dict[str, Any], *, verbose:
         errors.print(f"refused: {one_line(one['path'])}: {one_line(one['reason'])}", style="red", soft_wrap=True)
     if not any(document.values()):
         errors.print("there are no files", style="dim")
-
-
-def _print_findings(invocation: Invocation, report: dict[str, Any], *, verbose: bool) -> None:
-    from miniclaw_sessions.service.cli.import_report import finding_lines, findings_left_out  # noqa: PLC0415 - loads rich
-
-    errors = invocation.errors
-    errors.print(f"\n{one_line(report['path'])}", style="bold", soft_wrap=True)
-    for line in finding_lines(report, shows_all=verbose):
-        errors.print(line, soft_wrap=True)
-    if rest := findings_left_out(report, shows_all=verbose):
-        hint = "" if verbose else "; --verbose shows them"
-        errors.print(f"  {rest} more{hint}", style="dim")
 
 
 # --- out -------------------------------------------------------------------------------------------------------------
