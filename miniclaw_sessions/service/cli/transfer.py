@@ -192,7 +192,12 @@ async def export(  # noqa: PLR0913 - one for each option
     Exit status 1 if some of it is damaged, which is left out and named.
     """
     if user is not None:
-        await _export_person(invocation, user, output, alone=not everything and session_id is None)
+        if everything or session_id is not None or output is None:
+            raise typer.BadParameter("--user is for itself, and needs a file to write to", param_hint="'--output'")
+        async with invocation.sessions(reads=True) as client:
+            written = await _write(client.export_person(user), output, invocation)
+        done = f"{output} has everything about {user}"
+        invocation.done({"user": user, "output": str(output), "bytes": written}, done)
         return
     if everything == (session_id is not None):
         raise typer.BadParameter("name a session, or give --all", param_hint="'SESSION'")
@@ -250,14 +255,6 @@ def _note_damage(invocation: Invocation, problems: list[str]) -> None:
         invocation.note(f"problem: {problem}", "red")
     if problems:
         raise typer.Exit(1)
-
-
-async def _export_person(invocation: Invocation, user: str, output: Path | None, *, alone: bool) -> None:
-    if not alone or output is None:
-        raise typer.BadParameter("--user is for itself, and needs a file to write to", param_hint="'--output'")
-    async with invocation.sessions(reads=True) as client:
-        written = await _write(client.export_person(user), output, invocation)
-    invocation.done({"user": user, "output": str(output), "bytes": written}, f"{output} has everything about {user}")
 
 
 async def _write(exported: AsyncGenerator[bytes, None], output: Path | None, invocation: Invocation) -> int:
