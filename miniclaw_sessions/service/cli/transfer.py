@@ -201,9 +201,9 @@ async def export(  # noqa: PLR0913 - one for each option
         return
     if everything == (session_id is not None):
         raise typer.BadParameter("name a session, or give --all", param_hint="'SESSION'")
-    if everything and output is None:
-        raise typer.BadParameter("--all needs a directory to write to", param_hint="'--output'")
-    if everything and output is not None:
+    if everything:
+        if output is None:
+            raise typer.BadParameter("--all needs a directory to write to", param_hint="'--output'")
         await _export_all(invocation, form, output)
         return
     async with invocation.sessions(reads=True) as client:
