@@ -87,9 +87,9 @@ async def connect(  # noqa: PLR0913 - each can be left out
     if (url := _url_of(target)) is not None:
         transport: AbstractAsyncContextManager[Transport] = _at_url(url, token, patience_s)
     else:
-        given = {"settings": settings, "encryption": encryption, "on_progress": on_progress}
+        given: dict[str, Any] = {"settings": settings, "encryption": encryption, "on_progress": on_progress}
+        given["create"] = None if readonly else create
         options = {name: value for name, value in given.items() if value is not None}
-        options |= {} if readonly else {"create": create}
         local = partial(_opened_here, opened, readonly=readonly, **options) if in_process else None
         transport = _of_workspace(target, sockets, local, patience_s, on_waiting)
     async with transport as found:
