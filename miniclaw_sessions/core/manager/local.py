@@ -23,7 +23,7 @@ from miniclaw_sessions.core.session.restoring import restore_lost
 from miniclaw_sessions.core.session.turn import sole_owner
 from miniclaw_sessions.core.stores.positions import ListPosition
 from miniclaw_sessions.core.stores.reading import read_all
-from miniclaw_sessions.errors import SessionsError, StoreConflict
+from miniclaw_sessions.errors import LeafMoved, SessionsError, StoreConflict
 from miniclaw_sessions.log import get_logger
 
 LEARNED_AT_ONCE = 10_000
@@ -198,7 +198,9 @@ class LocalPopulation:
         async with journal.turn_lock:
             if journal.is_deleted or journal.legal_hold is not None or not self._is_idle(journal, self._clock.now()):
                 return None
-            copy, freed = None, None
+            copy, freed, last = None, None, journal.last_sequence
+            if journal.queue.pending:
+                return None  # the archive would lack it
             entries = _Counted(self._encoded_entries(journal))
             try:
                 if self._retention.of(journal.key.channel).archives:
@@ -206,7 +208,10 @@ class LocalPopulation:
                 else:
                     await entries.count()
                 if self._is_idle(journal, self._clock.now()):  # it may have been used while it was archived
-                    freed = entries.bytes if await self._home.remove(journal, kind="expired") else None
+                    was_removed = await self._home.remove(journal, kind="expired", if_sequence=last)
+                    freed = entries.bytes if was_removed else None
+            except LeafMoved:
+                pass  # it was used at the last moment: it stays
             except (SessionsError, OSError) as error:
                 _log_failure(session_id, error)
             if copy is not None and freed is None:  # the session goes on, also as another object

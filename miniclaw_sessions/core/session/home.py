@@ -170,11 +170,20 @@ class ManagedHome(Home[J], Protocol[J]):
         """The live session, loaded if it is not in memory; None if it does not exist."""
         ...
 
-    async def remove(self, journal: J, *, kind: EndKind = "deleted") -> bool:
+    async def remove(self, journal: J, *, kind: EndKind = "deleted", if_sequence: int | None = None) -> bool:
         """Remove a session from memory and store; `kind` is the event that followers get.
+
+        Args:
+            journal: of the session.
+            kind: how it ends.
+            if_sequence: only if this is its last sequence number.
 
         Returns:
             False if it was reloaded meanwhile: another object stands for it now.
+
+        Raises:
+            LeafMoved, SessionHeld: it may not be removed.
+            StoreError: it could not be.
         """
         ...
 

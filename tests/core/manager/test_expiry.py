@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from anyio import create_task_group
+from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.manager import SessionManager
@@ -195,6 +197,27 @@ async def test_a_session_used_between_scan_and_its_turn_to_go_stays(home: Home) 
         home.store.delete = delete  # type: ignore[method-assign]
         assert (await manager.sweep()).expired == 1
         assert len(await names(manager)) == 1
+
+
+@pytest.mark.parametrize("store", ["sqlite:", "jsonl:", "none:"])
+async def test_what_is_acknowledged_while_its_session_expires_is_there_afterwards(home: Home, store: str) -> None:
+    async with home.open(store) as manager:
+        session = await say(manager, "first")
+        await home.passed(31 * DAY)
+
+        async def speak_as_it_goes() -> None:
+            while session.session_id not in manager._registry._reserved:
+                await checkpoint()
+            await session.add_message(Message.user("at the last moment"))
+
+        async with create_task_group() as tasks:
+            tasks.start_soon(speak_as_it_goes)
+            swept = await manager.sweep()
+        assert swept.sessions == []
+        assert home.archived() == []
+    async with home.open(store) as manager:
+        again = await manager.get_or_create("telegram", "1")
+        assert [message.text for message in again.messages()] == ["first", "at the last moment"]
 
 
 async def test_a_session_that_cannot_be_deleted_stays_and_is_tried_again(home: Home) -> None:
