@@ -191,10 +191,12 @@ class CommitQueue:
     def number_of(self, sequence: int) -> int:
         """1-based position of the entry with this sequence number among all accepted entries.
 
-        Where it is not among those that wait or are on their way, the position behind the acknowledged ones.
+        Where nothing waits or is on its way, it is stored, by another process too, unless the session is rejected.
         """
         newest = (self._waiting or self.sending or ())[-1:]
-        return self.accepted - max(0, newest[0].sequence - sequence) if newest else self.settled + 1
+        if newest:
+            return self.accepted - max(0, newest[0].sequence - sequence)
+        return self.settled + (self.rejected is not None)
 
     def drop(self) -> int:
         """Forget what waits. Returns how many bytes that was."""
@@ -293,6 +295,7 @@ class Committer:
         self._clock = clock
         self._max_unsaved_bytes = max_unsaved_bytes
         self._queued: dict[CommitQueue, None] = {}
+        self._in_flight: list[CommitQueue] = []  # whose entries are on their way to the store
         self._in_conflict: dict[CommitQueue, None] = {}  # whose append the store refused, and which are being mended
         self._tasks: TaskGroup | None = None
         self._delayed: dict[CommitQueue, None] = {}  # which the store could not write, and are tried again
@@ -300,11 +303,9 @@ class Committer:
         self._retry_delay_s = FIRST_RETRY_S
         self._wake = anyio.Event()
         self._hurry = anyio.Event()
-        self._next_round = Round(None)
-        self._this_round = Round(None)
+        self._this_round, self._next_round = Round(None), Round(None)
         self._closing = False
-        self._unsaved_entries = 0
-        self._unsaved_bytes = 0
+        self._unsaved_entries = self._unsaved_bytes = 0
         self._committed = self._commits = self._failures = 0
 
     def __repr__(self) -> str:
@@ -379,22 +380,21 @@ class Committer:
         Raises:
             StoreUnavailable: the store cannot take it now.
         """
-        # of these, one round may not be enough: a conflict is resolved beside the rounds, and its entries go later
-        overtaken = [(queue, queue.accepted) for queue in (*self._in_conflict, *self._queued)]
+        known = (*self._in_flight, *self._in_conflict, *self._delayed, *self._queued)
+        accepted = [(queue, queue.accepted) for queue in known]
         await self._look()
         if self._delayed:
             self._retry_delayed()
         if self._queued and self.failure is not None:
-            round_done = self._next_round
             self._hurry.set()
-            await round_done.ended()
-        elif self._queued:
             await self._next_round.ended()
-        elif self.busy_since is not None:
+        elif self._in_flight:
             await self._this_round.ended()
-        for queue, number in overtaken:
-            while queue.settled < number and queue in (*self._in_conflict, *self._queued) and self.failure is None:
-                await self._next_round.wait()
+        for queue, number in accepted:  # a conflict is resolved beside the rounds: then one is not enough
+            while queue.settled < number and self.failure is None:
+                if queue.sending is None and queue not in self._in_conflict and queue not in self._queued:
+                    break  # it is delayed or rejected
+                await (self._next_round if queue.sending is None else self._this_round).wait()
         self.check_store()
         for queue in self._delayed:
             if queue.failure is not None:
@@ -465,7 +465,8 @@ class Committer:
         self._hurry.set()
 
     async def _commit(self) -> None:
-        queues, self._queued = list(self._queued), {}
+        queues = self._in_flight = list(self._queued)
+        self._queued = {}
         appends = [queue.take() for queue in queues]
         self._this_round, self._next_round = self._next_round, Round(self.loop)
         self.busy_since = began = self._clock.monotonic()
@@ -484,7 +485,7 @@ class Committer:
                 entries = sum(len(sent) for _, sent in appended)
                 self.commits.publish(Commit(appended, entries, self._clock.monotonic() - began))
         finally:
-            self.busy_since = None
+            self.busy_since, self._in_flight = None, []
             self._this_round.over()
 
     def _arrived(

@@ -9,10 +9,11 @@ from datetime import UTC, datetime
 from itertools import pairwise
 
 import anyio
+import msgspec
 import pytest
 from anyio.lowlevel import checkpoint
 
-from miniclaw_sessions.core.persistence.committer import FIRST_RETRY_S, LAST_RETRY_S, CommitQueue, Committer
+from miniclaw_sessions.core.persistence.committer import FIRST_RETRY_S, LAST_RETRY_S, CommitQueue, Committer, Shrunk
 from miniclaw_sessions.core.protocol.encoding import encode_entry
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.keys import SessionKey
@@ -351,6 +352,52 @@ async def test_draining_waits_for_what_is_queued_and_what_is_on_its_way() -> Non
         assert len(done) == 2
         assert done[-1] == 2
         assert queue.committed == 2
+
+
+@pytest.mark.parametrize("is_in_conflict", [False, True], ids=["on its way", "in conflict"])
+async def test_draining_waits_for_what_the_store_refused_until_it_fits(*, is_in_conflict: bool) -> None:
+    async with at_work() as bench:
+        queue, fits = commit_queue(), anyio.Event()
+        await bench.store.append([Append(queue.head, [msgspec.structs.replace(stored(1), entry_id="another")])])
+
+        async def make_it_fit(conflicting: CommitQueue, _: StoreConflict) -> Shrunk:
+            await fits.wait()
+            conflicting.committed, conflicting._waiting = 1, [stored(2)]
+            return Shrunk(0, 0)
+
+        bench.committer.on_conflict = make_it_fit
+        bench.store.gate = anyio.Event()
+        bench.submit(queue, 1)
+        await bench.settle()
+        assert queue.sending is not None
+        if is_in_conflict:
+            bench.store.gate.set()
+            await bench.settle()
+            assert queue.sending is None
+        drained = False
+
+        async def drain() -> None:
+            nonlocal drained
+            await bench.committer.drain()
+            drained = True
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(drain)
+            await bench.settle()
+            bench.store.gate.set()
+            await bench.settle()
+            assert not drained
+            fits.set()
+        assert queue.settled == queue.accepted == 1
+        assert await bench.store.sequences("test_1") == [1, 2]
+
+
+async def test_what_another_process_has_stored_is_not_waited_for() -> None:
+    async with at_work() as bench:
+        queue = commit_queue()
+        with anyio.fail_after(10):
+            await bench.committer.wait(queue, 1)
+    assert bench.store.calls == []
 
 
 async def test_draining_a_failing_store_tries_at_once_and_tells_how_it_went() -> None:

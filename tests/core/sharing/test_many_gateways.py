@@ -18,6 +18,7 @@ import msgspec
 import pytest
 
 from miniclaw_sessions import Message, SessionManager, SessionSettings, ToolCall
+from miniclaw_sessions.core.history.conversation import REMEMBERED_KEYS
 from miniclaw_sessions.core.protocol.entries import Custom, LeafMove, MessageEntry, SessionInfo
 from miniclaw_sessions.core.stores.base import Append, StoredHead, TurnClaim
 from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
@@ -433,6 +434,20 @@ async def test_all_turns_are_prolonged_in_one_statement(
         before = len(postgresql.log)
         await shared_mode(one).keeper.prolong()
         assert postgresql.log[before:].count("UPDATE sessions") == 1
+
+
+async def test_a_key_that_only_the_store_remembers_is_found_where_another_gateway_has_used_it(
+    database: str, tmp_path: Path
+) -> None:
+    async with gateways(database, tmp_path) as (one, other):
+        mine = await one.get_or_create("telegram", 1)
+        keys = [str(number) for number in range(REMEMBERED_KEYS)]
+        await mine.add_messages([Message.user(key) for key in keys], idempotency_keys=keys)
+        theirs = await other.get_or_create("telegram", 1)
+        stored = await theirs.add_message(Message.user("hello"), idempotency_key="new")
+        with anyio.fail_after(60):
+            again = await mine.add_message(Message.user("hello"), idempotency_key="new")
+        assert (again.id, again.sequence) == (stored.id, stored.sequence)
 
 
 async def test_the_same_key_at_two_gateways_gives_both_the_entry_that_is_stored(database: str, tmp_path: Path) -> None:
