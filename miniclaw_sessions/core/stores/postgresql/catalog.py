@@ -80,29 +80,23 @@ class Catalog(SharedStore):
 
     async def expire(self, session_ids: Iterable[str], idle_s: float, archiving: Archiving | None) -> dict[str, int]:
         """Remove the sessions that are still idle, in one transaction; leave rows to the processes that locked them."""
-        ids = list(session_ids)
+        sizes: dict[str, int] = {}
+        gone: list[str] = []
         with CancelScope(shield=True):
-            return await self._server.writing("expire in", lambda one: self._expire(one, ids, idle_s, archiving))
-        raise AssertionError  # the type checker thinks that the scope may swallow an exception
-
-    async def _expire(
-        self, connection: Any, session_ids: Sequence[str], idle_s: float, archiving: Archiving | None
-    ) -> dict[str, int]:
-        async with transaction(connection, is_patient=True):
-            arguments = catalog_sql.LOCKED_IDLE_HEADS.arguments({"session_ids": session_ids, "idle_s": idle_s})
-            heads = [
-                statements.stored_head(row)
-                for row in await connection.fetch(catalog_sql.LOCKED_IDLE_HEADS.text, *arguments)
-            ]
-            gone = [stored.head.session_id for stored in heads]
-            if archiving is not None:
-                for stored in heads:
-                    name, pieces = archiving(stored.head, _entries_on(connection, stored))
-                    await _write_archived(connection, stored.head.session_id, name, pieces)
-            sizes = dict(await connection.fetch(catalog_sql.SIZES.text, gone)) if gone else {}
-            for statement in catalog_sql.DELETE_MANY if gone else ():
-                await connection.execute(statement.text, gone)
-            await note_deleted(connection, [stored.head.incarnation for stored in heads])
+            async with self._server.writing("expire in") as connection, transaction(connection, is_patient=True):
+                locked = catalog_sql.LOCKED_IDLE_HEADS
+                arguments = locked.arguments({"session_ids": list(session_ids), "idle_s": idle_s})
+                heads = [statements.stored_head(row) for row in await connection.fetch(locked.text, *arguments)]
+                gone = [stored.head.session_id for stored in heads]
+                if archiving is not None:
+                    for stored in heads:
+                        name, pieces = archiving(stored.head, _entries_on(connection, stored))
+                        await _write_archived(connection, stored.head.session_id, name, pieces)
+                if gone:
+                    sizes = dict(await connection.fetch(catalog_sql.SIZES.text, gone))
+                    for statement in catalog_sql.DELETE_MANY:
+                        await connection.execute(statement.text, gone)
+                await note_deleted(connection, [stored.head.incarnation for stored in heads])
         return {session_id: sizes.get(session_id, 0) for session_id in gone}
 
     # --- the archive, and what is true of all of it ------------------------------------------------------------------
@@ -113,12 +107,8 @@ class Catalog(SharedStore):
 
     async def write_archived(self, session_id: str, name: str, pieces: AsyncIterator[bytes]) -> None:
         """Write an archived file, in one transaction."""
-
-        async def write(connection: Any) -> None:
-            async with transaction(connection):
-                await _write_archived(connection, session_id, name, pieces)
-
-        await self._server.writing("archive in", write)
+        async with self._server.writing("archive in") as connection, transaction(connection):
+            await _write_archived(connection, session_id, name, pieces)
 
     async def read_archived(self, session_id: str, name: str) -> AsyncIterator[bytes]:
         """The bytes of an archived file, a row at a time."""

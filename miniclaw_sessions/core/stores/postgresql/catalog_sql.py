@@ -6,7 +6,7 @@ statement changes a table twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from zlib import crc32
@@ -37,7 +37,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.dialects.postgresql import insert as insert_or_not
-from sqlalchemy.sql.selectable import TableValuedAlias
 from sqlalchemy.types import TypeEngine
 
 from miniclaw_sessions.core.stores.base import Checkpoint, StoredSession
@@ -119,18 +118,16 @@ def stored_sessions(rows: Iterable[Sequence[Any]]) -> list[StoredSession]:
             found.append((row, []))
         else:
             found[-1][1].append(row[1:6])
-    return [_stored_session(head, entries) for head, entries in found]
-
-
-def _stored_session(row: Sequence[Any], entries: Sequence[Sequence[Any]]) -> StoredSession:
-    session_id, sequence, _, encoded, _, checksum, *head, used_at = row
-    stored = statements.stored_head([session_id, *head])
-    checkpoint = None
-    if checksum is not None:
-        checkpoint = Checkpoint(session_id, stored.head.incarnation, sequence, encoded)
-        if checkpoint_checksum(checkpoint) != checksum or sequence > stored.last_sequence:
-            return StoredSession(stored, used_at)
-    return StoredSession(stored, used_at, checkpoint, statements.stored_entries(session_id, entries))
+    sessions = []
+    for (session_id, sequence, _, encoded, _, checksum, *head, used_at), entries in found:
+        stored = statements.stored_head([session_id, *head])
+        checkpoint = None if checksum is None else Checkpoint(session_id, stored.head.incarnation, sequence, encoded)
+        if checkpoint is not None and (checkpoint_checksum(checkpoint) != checksum or sequence > stored.last_sequence):
+            sessions.append(StoredSession(stored, used_at))
+        else:
+            behind = statements.stored_entries(session_id, entries)
+            sessions.append(StoredSession(stored, used_at, checkpoint, behind))
+    return sessions
 
 
 # --- checkpoints, and when a session was used ------------------------------------------------------------------------
@@ -139,15 +136,12 @@ _USE: dict[str, TypeEngine[Any]] = {"session_id": _TEXT, "incarnation": _TEXT, "
 _STATE: dict[str, TypeEngine[Any]] = {"sequence": _BIG, "encoded": _BYTES, "checksum": _BIG}
 
 
-def _given(types: Mapping[str, TypeEngine[Any]]) -> TableValuedAlias:
-    """Arrays, each sent to the server as one parameter, as a table with these columns."""
+def _checkpointing(*, with_state: bool, backwards: bool = False) -> statements.Statement:
+    # arrays, each sent to the server as one parameter, as a table
+    types = {**_USE, **(_STATE if with_state else {})}
     arrays = [bindparam(f"given_{name}", type_=ARRAY(kind)) for name, kind in types.items()]
     columns = [column(name, kind) for name, kind in types.items()]
-    return func.unnest(*arrays).table_valued(*columns, name="given").render_derived(name="given")
-
-
-def _checkpointing(*, with_state: bool, backwards: bool = False) -> statements.Statement:
-    given = _given({**_USE, **(_STATE if with_state else {})})
+    given = func.unnest(*arrays).table_valued(*columns, name="given").render_derived(name="given")
     held = (
         select(_SESSION.session_id, *(one for one in given.c if one.name != "session_id"))
         .join_from(
@@ -311,17 +305,14 @@ PROPERTIES = statements.compiled(
 READ_PROPERTY = statements.compiled(select(_PROPERTY.value).where(_PROPERTY.name == _NAME))
 
 
-def _write_property(*, replace: bool) -> statements.Statement:
-    made = insert_or_not(_PROPERTY).values(name=_NAME, value=_VALUE)
-    columns = [_PROPERTY.name]
-    if replace:
-        return statements.compiled(
-            made.on_conflict_do_update(index_elements=columns, set_={"value": made.excluded.value})
-        )
-    return statements.compiled(made.on_conflict_do_nothing(index_elements=columns))
-
-
-WRITE_PROPERTY = {replace: _write_property(replace=replace) for replace in (False, True)}
+_NEW = insert_or_not(_PROPERTY).values(name=_NAME, value=_VALUE)
+WRITE_PROPERTY = {
+    False: statements.compiled(_NEW.on_conflict_do_nothing(index_elements=[_PROPERTY.name])),
+    True: statements.compiled(
+        _NEW.on_conflict_do_update(index_elements=[_PROPERTY.name], set_={"value": _NEW.excluded.value})
+    ),
+}
+"""Set a property; by whether an existing one is replaced."""
 
 LAST = datetime.max.replace(tzinfo=UTC)
 """The time before the first page of the list: each session was used earlier."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Any
 
 import anyio
 import asyncpg
@@ -28,8 +28,6 @@ _PATIENT = f"SET LOCAL lock_timeout = {round(2 * IDLE_S * 1000)}"
 
 CLOSE_S = 5.0
 """Seconds to wait at the end for running calls and for closing."""
-
-T = TypeVar("T")
 
 log = get_logger(__name__)
 
@@ -146,7 +144,7 @@ class Connections:
         """The rows of a statement that changes nothing. It is run again if the connection was cut, as by a restart."""
         arguments = statement.arguments(values)
         for attempt in range(self._settings.read_connections + 1):
-            async with self._connection(self._readers, "read") as connection:
+            async with self.reading("read") as connection:
                 try:
                     return list(await connection.fetch(statement.text, *arguments))
                 except CUT:
@@ -156,34 +154,29 @@ class Connections:
 
     async def change(self, attempted: str, statement: Statement, **values: Any) -> list[Any]:
         """The rows of a statement that may be run twice: it is run again if its connection was cut."""
-
-        async def run(connection: Any) -> list[Any]:
-            return list(await connection.fetch(statement.text, *statement.arguments(values)))
-
+        arguments = statement.arguments(values)
         for attempt in range(self._settings.write_connections + 1):
             try:
-                return await self.writing(attempted, run)
+                async with self.writing(attempted) as connection:
+                    return list(await connection.fetch(statement.text, *arguments))
             except StoreUnavailable as error:
                 if attempt == self._settings.write_connections or not isinstance(error.__cause__, CUT):
                     raise
         raise AssertionError  # the last attempt has returned or raised
 
-    async def writing(self, attempted: str, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
-        """Run work on a connection for changes, and return its result."""
-        async with self._connection(self._writers, attempted) as connection:
-            return await work(connection)
+    def writing(self, attempted: str) -> AbstractAsyncContextManager[Any]:
+        """A connection for changes. Errors in the block become those of the contract."""
+        return self._connection(self._writers, attempted)
 
-    async def on_reader(self, attempted: str, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
-        """Run work on a connection for reading, so that no append waits for it, and return its result."""
-        async with self._connection(self._readers, attempted) as connection:
-            return await work(connection)
+    def reading(self, attempted: str) -> AbstractAsyncContextManager[Any]:
+        """The same for reading, so that no append waits for the block."""
+        return self._connection(self._readers, attempted)
 
     @asynccontextmanager
     async def _connection(self, pool: Any, attempted: str) -> AsyncIterator[Any]:
-        """A connection to use; translates errors into those of the contract."""
         if pool is None:
             raise StoreUnavailable(f"cannot use {self.place.shown}: the store is not open; enter it with `async with`")
-        with self._failing(attempted):
+        try:
             connection = await self._acquired(pool, attempted)
             try:
                 yield connection
@@ -194,6 +187,8 @@ class Connections:
                 # without an answer, the statement is cancelled, and then the connection dropped
                 with suppress(*FAILURES):
                     await pool.release(connection, timeout=GRACE_S)
+        except FAILURES as error:
+            raise store_error(error, self.place, attempted) from error
 
     async def _acquired(self, pool: Any, attempted: str) -> Any:
         try:
@@ -206,13 +201,6 @@ class Connections:
             ) from None
         except ConfigError as error:  # after a failover; at the start it is raised as it is
             raise StoreUnavailable(str(error)) from error
-
-    @contextmanager
-    def _failing(self, attempted: str) -> Iterator[None]:
-        try:
-            yield
-        except FAILURES as error:
-            raise store_error(error, self.place, attempted) from error
 
 
 @asynccontextmanager

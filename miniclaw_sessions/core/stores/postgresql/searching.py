@@ -74,9 +74,8 @@ class IndexedSearch(SharedStore):
         indexed, unreached, locked = 0, list(tried), list[str]()
         try:
             with CancelScope(shield=True):
-                indexed, unreached, locked = await self._server.on_reader(
-                    "index", lambda one: self._index(one, list(tried), limit)
-                )
+                async with self._server.reading("index") as connection:
+                    indexed, unreached, locked = await self._index(connection, list(tried), limit)
         finally:
             again = {session_id: tried[session_id] + 1 for session_id in locked if tried[session_id] < _TRIES}
             if len(again) < len(locked):  # they were deleted, or the query for all sessions finds them

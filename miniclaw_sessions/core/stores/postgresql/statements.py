@@ -16,7 +16,7 @@ are in its first row, and null in the others. A session without entries has one 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, NamedTuple
@@ -310,24 +310,24 @@ _SAID_ALREADY = (None,) * (len(_COLUMNS) - len(_KEYED))
 
 
 def values_of(parts: Sequence[Part]) -> dict[str, Sequence[Any]]:
-    """The parameters of `BEGIN`, `CLAIM` and `GO_ON`; each uses some of them."""
-    return dict(zip(_COLUMNS, zip(*[row for part in parts for row in _rows_of(part)], strict=True), strict=True))
+    """The parameters of `BEGIN`, `CLAIM` and `GO_ON`, which use some of them: arrays with a row for each entry.
 
-
-def _rows_of(part: Part) -> Iterator[tuple[Any, ...]]:
-    """A row for each entry; one without an entry for an empty session."""
-    head, turn = part.append.head, part.append.turn
-    claim = _NO_TURN if turn is None else (turn.fence, turn.owner, turn.seconds)
-    of_session: tuple[Any, ...] = (head.incarnation, part.expected, part.last, *claim, *head.key, head.created_at)
-    session_id = head.session_id
-    if not part.entries:
-        yield session_id, *_NO_ENTRY, *of_session
-    number = number_of(session_id)
-    for one in part.entries:
-        key = one.idempotency_key
-        checksum = checksum_of(number, one.sequence, one.entry_id, key, one.encoded)
-        yield session_id, one.sequence, one.entry_id, one.encoded, checksum, key, *of_session
-        of_session = _SAID_ALREADY
+    A session without new entries has a row without an entry.
+    """
+    rows: list[tuple[Any, ...]] = []
+    for part in parts:
+        head, turn, session_id = part.append.head, part.append.turn, part.append.head.session_id
+        claim = _NO_TURN if turn is None else (turn.fence, turn.owner, turn.seconds)
+        of_session: tuple[Any, ...] = (head.incarnation, part.expected, part.last, *claim, *head.key, head.created_at)
+        if not part.entries:
+            rows.append((session_id, *_NO_ENTRY, *of_session))
+        number = number_of(session_id)
+        for one in part.entries:
+            key = one.idempotency_key
+            checksum = checksum_of(number, one.sequence, one.entry_id, key, one.encoded)
+            rows.append((session_id, one.sequence, one.entry_id, one.encoded, checksum, key, *of_session))
+            of_session = _SAID_ALREADY
+    return dict(zip(_COLUMNS, zip(*rows, strict=True), strict=True))
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

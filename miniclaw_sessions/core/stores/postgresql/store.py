@@ -167,13 +167,10 @@ class PostgreSQLStore(IndexedSearch, Catalog):
         Raises:
             StoreUnavailable: it cannot now.
         """
-
-        async def look(connection: Any) -> None:
-            await self._server.see_promise(connection)
-            await require_privileges(connection, self._place, statements.expected_columns())
-
         try:
-            await self._server.writing("write to", look)
+            async with self._server.writing("write to") as connection:
+                await self._server.see_promise(connection)
+                await require_privileges(connection, self._place, statements.expected_columns())
         except ConfigError as error:
             raise StoreUnavailable(str(error)) from error
 
@@ -191,19 +188,17 @@ class PostgreSQLStore(IndexedSearch, Catalog):
 
     async def _appending(self, appends: Sequence[Append]) -> dict[str, StoreError]:
         """Append. If the connection was cut, append once more over a new one: entries are never added twice."""
-
-        async def work(connection: Any) -> dict[str, StoreError]:
+        for is_last in (False, True):
             try:
-                return await self._append_together(connection, appends)
-            except (*REFUSED_VALUES, asyncpg.LockNotAvailableError):  # so that only the faulty one fails
-                return await self._append_each(connection, appends)
-
-        try:
-            return await self._server.writing("append to", work)
-        except StoreUnavailable as error:
-            if not isinstance(error.__cause__, CUT):
-                raise
-        return await self._server.writing("append to", work)
+                async with self._server.writing("append to") as connection:
+                    try:
+                        return await self._append_together(connection, appends)
+                    except (*REFUSED_VALUES, asyncpg.LockNotAvailableError):  # so that only the faulty one fails
+                        return await self._append_each(connection, appends)
+            except StoreUnavailable as error:
+                if is_last or not isinstance(error.__cause__, CUT):
+                    raise
+        raise AssertionError  # the last attempt has returned or raised
 
     async def _append_each(self, connection: Any, appends: Sequence[Append]) -> dict[str, StoreError]:
         """Append to each session by itself, in another order each time: sessions that wait must not always be first."""
@@ -285,7 +280,10 @@ class PostgreSQLStore(IndexedSearch, Catalog):
         if stored is None and item.must_exist:
             raise StoreConflict(f"cannot append to session {session_id}: another process has deleted it")
         last = 0 if stored is None else stored.last_sequence
-        ids = await self._ids_from(connection, item, last)
+        ids: dict[int, str] = {}
+        if item.entries and item.entries[0].sequence <= last:
+            first = min(entry.sequence for entry in item.entries)
+            ids = dict(await connection.fetch(statements.IDS_BETWEEN.text, session_id, first, last))
         new = entries_to_add(
             item,
             incarnation=None if stored is None else stored.head.incarnation,
@@ -303,13 +301,6 @@ class PostgreSQLStore(IndexedSearch, Catalog):
                 "the same idempotency key; read the session again"
             )
         return True
-
-    async def _ids_from(self, connection: Any, item: Append, last: int) -> dict[int, str]:
-        """The ids of the stored entries from the append's first sequence on."""
-        if not item.entries or item.entries[0].sequence > last:
-            return {}
-        first = min(entry.sequence for entry in item.entries)
-        return dict(await connection.fetch(statements.IDS_BETWEEN.text, item.head.session_id, first, last))
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -365,31 +356,46 @@ class PostgreSQLStore(IndexedSearch, Catalog):
 
     async def mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:
         """Overwrite rows that contradict their checksums by right entries."""
+        mended, number = 0, statements.number_of(session_id)
         with CancelScope(shield=True):
-            return await self._server.writing("mend", lambda connection: self._mend(connection, session_id, entries))
-        raise AssertionError  # the type checker thinks that the scope may swallow an exception
-
-    async def _mend(self, connection: Any, session_id: str, entries: Sequence[StoredEntry]) -> int:
-        mended = 0
-        async with transaction(connection, is_patient=True):
-            await connection.fetchrow(statements.LOCKED_HEAD.text, session_id)
-            for entry in entries:
-                rows = await connection.fetch(statements.OLDEST_FIRST.text, session_id, entry.sequence - 1, 1)
-                stored = statements.stored_entries(session_id, rows)
-                if stored and stored[0].sequence == entry.sequence and is_damaged(stored[0].encoded):
-                    await connection.execute(
-                        statements.MEND.text, *statements.MEND.arguments(_mended(session_id, entry))
-                    )
+            async with self._server.writing("mend") as connection, transaction(connection, is_patient=True):
+                await connection.fetchrow(statements.LOCKED_HEAD.text, session_id)
+                for entry in entries:
+                    rows = await connection.fetch(statements.OLDEST_FIRST.text, session_id, entry.sequence - 1, 1)
+                    stored = statements.stored_entries(session_id, rows)
+                    if not stored or stored[0].sequence != entry.sequence or not is_damaged(stored[0].encoded):
+                        continue
+                    key, encoded = entry.idempotency_key, entry.encoded
+                    values = {
+                        "session_id": session_id,
+                        "at": entry.sequence,
+                        "entry_id": entry.entry_id,
+                        "encoded": encoded,
+                        "key": key,
+                        "checksum": checksum_of(number, entry.sequence, entry.entry_id, key, encoded),
+                    }
+                    await connection.execute(statements.MEND.text, *statements.MEND.arguments(values))
                     mended += 1
-            await connection.execute(search_sql.AGAIN.text, [session_id])
+                await connection.execute(search_sql.AGAIN.text, [session_id])
         self._note([session_id])
         return mended
 
     async def delete(self, session_id: str, *, known: StoredHead | None = None) -> bool:
         """Remove a session and all its rows, in one transaction. Returns whether there was one."""
         with CancelScope(shield=True):
-            return await self._server.writing("delete from", lambda one: _delete(one, session_id, known))
-        raise AssertionError  # as above
+            async with self._server.writing("delete from") as connection, transaction(connection, is_patient=True):
+                row = await connection.fetchrow(statements.LOCKED_FOR_DELETION.text, session_id)
+                if row is None:
+                    return False
+                there = statements.stored_head(row)
+                if known is not None and (
+                    there.head.incarnation != known.head.incarnation or there.last_sequence > known.last_sequence
+                ):
+                    raise StoreConflict(f"cannot delete session {session_id}: another process has gone on with it")
+                for statement in statements.DELETE:
+                    await connection.execute(statement.text, session_id)
+                await note_deleted(connection, [there.head.incarnation])
+        return True
 
     async def purge(self) -> bool:
         """Return False: deleted rows stay in the server's files until it overwrites them, and in its log."""
@@ -468,32 +474,3 @@ async def _apply(connection: Any, statement: Statement, parts: Sequence[Part]) -
         return []
     values = statements.values_of(parts)
     return [session_id for (session_id,) in await connection.fetch(statement.text, *statement.arguments(values))]
-
-
-def _mended(session_id: str, entry: StoredEntry) -> dict[str, Any]:
-    key, encoded = entry.idempotency_key, entry.encoded
-    checksum = checksum_of(statements.number_of(session_id), entry.sequence, entry.entry_id, key, encoded)
-    return {
-        "session_id": session_id,
-        "at": entry.sequence,
-        "entry_id": entry.entry_id,
-        "encoded": encoded,
-        "key": key,
-        "checksum": checksum,
-    }
-
-
-async def _delete(connection: Any, session_id: str, known: StoredHead | None) -> bool:
-    async with transaction(connection, is_patient=True):
-        row = await connection.fetchrow(statements.LOCKED_FOR_DELETION.text, session_id)
-        if row is None:
-            return False
-        there = statements.stored_head(row)
-        if known is not None and (
-            there.head.incarnation != known.head.incarnation or there.last_sequence > known.last_sequence
-        ):
-            raise StoreConflict(f"cannot delete session {session_id}: another process has gone on with it")
-        for statement in statements.DELETE:
-            await connection.execute(statement.text, session_id)
-        await note_deleted(connection, [statements.stored_head(row).head.incarnation])
-    return True
