@@ -142,15 +142,12 @@ def store_place(url: str, workspace: Path) -> StorePlace:
         return msgspec.structs.replace(kind, path=Path(rest.removeprefix("//")))
     if scheme == "postgresql" and rest.startswith("//"):
         return StorePlace("postgresql", url=url)
-    if colon and not kind.kind and _is_declared(scheme):
-        return StorePlace(scheme, shown=_without_password(url), plugin=url)
+    if colon and not kind.kind:
+        from miniclaw_sessions.plugins import declared  # noqa: PLC0415 - only for a URL that is none of ours
+
+        if scheme in declared("stores"):
+            return StorePlace(scheme, shown=_without_password(url), plugin=url)
     raise ConfigError(f"store = {_without_password(url)!r} is no store; it can be {', '.join(STORE_URLS)}")
-
-
-def _is_declared(scheme: str) -> bool:
-    from miniclaw_sessions.plugins import declared  # noqa: PLC0415 - only for a URL that is none of ours
-
-    return scheme in declared("stores")
 
 
 def stores_in(workspace: Path) -> list[StorePlace]:

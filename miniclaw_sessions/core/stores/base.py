@@ -354,9 +354,7 @@ def entries_to_add(
         expected += 1
     else:  # the usual case: all of them are new
         return entries
-    _check_ascending(session_id, entries)
-    if not append.after_loss:
-        _check_no_gap(session_id, entries, last_sequence)
+    _check_order(append, last_sequence)
     known = [entry for entry in entries if entry.sequence <= last_sequence]
     stored = ids_between(known[0].sequence, known[-1].sequence) if known else {}
     for entry in known:
@@ -368,25 +366,23 @@ def entries_to_add(
     return entries[len(known) :]
 
 
-def _check_no_gap(session_id: str, entries: Sequence[StoredEntry], last_sequence: int) -> None:
-    """Refuse a gap: the caller believes that the store has the entries in it, so nothing would ever fill it."""
-    previous = min(entries[0].sequence - 1, last_sequence)
-    for entry in entries:
+def _check_order(append: Append, last_sequence: int) -> None:
+    """Refuse sequences that do not ascend, and gaps unless the append follows a loss."""
+    session_id, previous = append.head.session_id, 0
+    for entry in append.entries:
+        if entry.sequence <= previous:
+            raise StoreConflict(
+                f"cannot append to session {session_id}: sequence {entry.sequence} follows {previous}; "
+                "sequences begin at 1 and ascend"
+            )
+        previous = entry.sequence
+    # the caller believes that the store has the entries of a gap, so nothing would ever fill it
+    previous = min(append.entries[0].sequence - 1, last_sequence)
+    for entry in () if append.after_loss else append.entries:
         if entry.sequence != previous + 1:
             raise StoreConflict(
                 f"cannot append to session {session_id} at sequence {entry.sequence}: the store ends at {previous}, "
                 "and what should lie between is not in it. It has lost entries, or its file was replaced; open the "
                 "session again, which writes back what its snapshot has"
-            )
-        previous = entry.sequence
-
-
-def _check_ascending(session_id: str, entries: Sequence[StoredEntry]) -> None:
-    previous = 0
-    for entry in entries:
-        if entry.sequence <= previous:
-            raise StoreConflict(
-                f"cannot append to session {session_id}: sequence {entry.sequence} follows {previous}; "
-                "sequences begin at 1 and ascend"
             )
         previous = entry.sequence

@@ -37,24 +37,22 @@ class Descriptors:
             NotRegular: it is not a regular file.
             OSError: it cannot be opened.
         """
-        fd = self._opened.get(name)
-        if fd is None:
-            while len(self._opened) >= MAX_DESCRIPTORS:
-                self._close_oldest()
-            fd = self._opened[name] = self._open(name)
-        self._opened.move_to_end(name)
-        return fd
-
-    def _open(self, name: str) -> int:
-        """Open a file. If the process has too many open files, close the least recently used one first."""
+        if name in self._opened:
+            self._opened.move_to_end(name)
+            return self._opened[name]
+        while len(self._opened) >= MAX_DESCRIPTORS:
+            self._close_oldest()
         while True:
             try:
-                return self._directory.open_file(name, os.O_WRONLY | os.O_APPEND)
+                fd = self._directory.open_file(name, os.O_WRONLY | os.O_APPEND)
             except OSError as error:
                 few = not disk.SYNCS_TOGETHER or len(self._opened) <= SYNC_ONE_BY_ONE
                 if error.errno not in _TOO_MANY_OPEN or few:
                     raise
                 self._close_oldest()
+            else:
+                self._opened[name] = fd
+                return fd
 
     def _close_oldest(self) -> None:
         os.close(self._opened.popitem(last=False)[1])

@@ -147,20 +147,19 @@ class Transcripts:
                 written.clear()
         outcomes |= self._settle(written)
         outcomes |= self._create(new)
-        refused = [error for error in outcomes.values() if isinstance(error, OSError)]
+        refused = {session_id: error for session_id, error in outcomes.items() if isinstance(error, OSError)}
+        for session_id in refused:
+            self._take_back(session_id)
         if refused and len(refused) == len(outcomes):
-            for session_id in outcomes:
-                self._take_back(session_id)
-            worst = next((error for error in refused if not is_no_space(error)), refused[0])
+            errors = list(refused.values())
+            worst = next((error for error in errors if not is_no_space(error)), errors[0])
             raise unavailable(worst, "append to", self._path) from worst
-        return [self._outcome(session_id, failure) for session_id, failure in outcomes.items()]
-
-    def _outcome(self, session_id: str, failure: StoreError | OSError | None) -> StoreError | None:
-        """The outcome for one session; rolls back what the disk refused."""
-        if not isinstance(failure, OSError):
-            return failure
-        self._take_back(session_id)
-        return unavailable(failure, f"append to session {session_id} in", self._path)
+        return [
+            unavailable(error, f"append to session {session_id} in", self._path)
+            if isinstance(error, OSError)
+            else error
+            for session_id, error in outcomes.items()
+        ]
 
     def _write(self, item: Append, written: list[_Written], new: list[_New]) -> None:
         """Write one session's new entries to the end of its file, or prepare the content of a new file."""

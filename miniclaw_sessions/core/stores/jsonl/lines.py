@@ -188,9 +188,13 @@ def lines_of(entries: Sequence[StoredEntry]) -> bytes:
 
 def _line_of(entry: StoredEntry) -> bytes:
     """The first form of the entry that reads back as the same entry."""
+    content = entry.sequence, entry.entry_id, entry.encoded
     with suppress(UnicodeEncodeError, OverflowError):
         for line in _forms(entry):
-            if b"\n" not in line and len(line) < LONGEST_LINE and _is(entry, entry_in(line)):
+            read = entry_in(line) if b"\n" not in line and len(line) < LONGEST_LINE else None
+            if read is None or (read.sequence, read.entry_id, read.encoded) != content:
+                continue
+            if entry.idempotency_key in (None, read.idempotency_key):  # one that only its JSON has may be added
                 return line
     raise StoreError(f"cannot store an entry at sequence {entry.sequence}: a line of JSON cannot hold it")
 
@@ -201,13 +205,6 @@ def _forms(entry: StoredEntry) -> Iterator[bytes]:
     who = entry.entry_id, entry.sequence, entry.idempotency_key
     yield _with_checksum(_encoder.encode(_Opaque(*who, json=msgspec.Raw(entry.encoded))))
     yield _with_checksum(_encoder.encode(_Opaque(*who, base64=entry.encoded)))
-
-
-def _is(entry: StoredEntry, read: StoredEntry | None) -> bool:
-    """Whether an entry reads back unchanged; an idempotency key that only its JSON has may be added."""
-    if read is None or (read.sequence, read.entry_id, read.encoded) != (entry.sequence, entry.entry_id, entry.encoded):
-        return False
-    return entry.idempotency_key in (None, read.idempotency_key)
 
 
 def entry_in(line: bytes) -> StoredEntry | None:

@@ -46,7 +46,12 @@ def store_error(error: Exception, *, path: Path, attempted: str) -> StoreError:
         return StoreCorrupt(
             f"{what}; start again, and what can be read of it is kept; or else restore a backup made of it now"
         )
-    if _is_full(cause, path):
+    if isinstance(cause, OSError):
+        has_no_space = cause.errno in _NO_SPACE
+    else:
+        code = _code(cause)
+        has_no_space = code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _has_no_space(path))
+    if has_no_space:
         return StoreFull(f"{what}; free space on its disk or quota, nothing that was acknowledged is lost")
     return StoreUnavailable(f"{what}; see that the disk works, and that the file is ours alone and writable")
 
@@ -96,13 +101,6 @@ def is_damage(cause: BaseException | None) -> bool:
     if code == sqlite3.SQLITE_ERROR and any(sign in str(cause) for sign in _CONTRADICTIONS):
         return True
     return code in _DAMAGED
-
-
-def _is_full(cause: BaseException | None, path: Path) -> bool:
-    if isinstance(cause, OSError):
-        return cause.errno in _NO_SPACE
-    code = _code(cause)
-    return code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _has_no_space(path))
 
 
 def _has_no_space(path: Path) -> bool:

@@ -67,9 +67,8 @@ class Pages:
             kinds.append(kind)
         values: list[int | str | bytes | None] = []
         for kind in kinds:
-            length = _length(kind)
-            values.append(_value(kind, payload[place : place + length]))
-            place += length
+            value, place = _value(kind, payload, place)
+            values.append(value)
         if place != len(payload):
             raise ValueError("it is no record")
         return (number, *values[1:])
@@ -103,15 +102,14 @@ class Pages:
         return value << 8 | data[place + 8], place + 9
 
 
-def _length(kind: int) -> int:
-    if kind < len(_INTEGER_BYTES):
-        return _INTEGER_BYTES[kind]
-    return 8 if kind == _FLOAT else max(kind - _FIRST_BLOB, 0) // 2
-
-
-def _value(kind: int, data: bytes) -> int | str | bytes | None:
+def _value(kind: int, payload: bytes, place: int) -> tuple[int | str | bytes | None, int]:
+    """The value of this kind at a place, and the place behind it; a number with a fraction is not decoded."""
     if kind >= _FIRST_BLOB:
-        return data.decode() if kind % 2 else data
+        end = place + (kind - _FIRST_BLOB) // 2
+        return (payload[place:end].decode() if kind % 2 else payload[place:end]), end
     if kind in {_ZERO, _ONE}:
-        return kind - _ZERO
-    return int.from_bytes(data, "big", signed=True) if 0 < kind < _FLOAT else None
+        return kind - _ZERO, place
+    if kind == _FLOAT:
+        return None, place + 8
+    end = place + (_INTEGER_BYTES[kind] if kind < len(_INTEGER_BYTES) else 0)
+    return (int.from_bytes(payload[place:end], "big", signed=True) if 0 < kind < _FLOAT else None), end

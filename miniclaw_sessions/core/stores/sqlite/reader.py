@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from datetime import datetime
 from functools import partial
@@ -33,13 +33,11 @@ from miniclaw_sessions.core.stores.sqlite.files import connect, database_files, 
 from miniclaw_sessions.errors import StoreCorrupt
 
 _KNOWN = ("0001", "0002", "0003")
-_PAGE = 500
 _NEWEST = "(SELECT coalesce(max(sequence), 0) FROM places WHERE session = sessions.id)"
+_NEXT_PAGE = "session_id > ? ORDER BY session_id LIMIT 500"
 _HEADS = f"SELECT id, session_id, channel, chat_id, incarnation, created_at, {_NEWEST} FROM sessions"  # noqa: S608
 _IN_TAIL = "position > (SELECT up_to FROM placed)"
 _ROW = "(SELECT id FROM sessions WHERE session_id = :session_id)"
-
-_HeadRow = tuple[int, str, str, str, str, str, int]
 
 T = TypeVar("T")
 
@@ -84,7 +82,7 @@ class SQLiteReader(ReadOnlyStore):
     async def heads(self) -> AsyncIterator[StoredHead]:
         """All sessions in order of session_id, a page at a time."""
         after = ""
-        while page := await self._read(partial(_heads_after, after=after)):
+        while page := await self._read(partial(_heads, which=_NEXT_PAGE, given=after)):
             for stored in page:
                 yield stored
             after = page[-1].head.session_id
@@ -96,7 +94,7 @@ class SQLiteReader(ReadOnlyStore):
 
     async def head(self, session_id: str) -> StoredHead | None:
         """One session, or None."""
-        found = await self._read(partial(_head, session_id=session_id))
+        found = await self._read(partial(_heads, which="session_id = ?", given=session_id))
         return found[0] if found else None
 
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
@@ -241,16 +239,8 @@ def _entries(rest: str) -> str:
     )
 
 
-def _heads_after(connection: sqlite3.Connection, after: str) -> list[StoredHead]:
-    rows = connection.execute(f"{_HEADS} WHERE session_id > ? ORDER BY session_id LIMIT {_PAGE}", (after,)).fetchall()
-    return _with_tail(connection, rows)
-
-
-def _head(connection: sqlite3.Connection, session_id: str) -> list[StoredHead]:
-    return _with_tail(connection, connection.execute(f"{_HEADS} WHERE session_id = ?", (session_id,)).fetchall())
-
-
-def _with_tail(connection: sqlite3.Connection, rows: Sequence[_HeadRow]) -> list[StoredHead]:
+def _heads(connection: sqlite3.Connection, which: str, given: str) -> list[StoredHead]:
+    rows = connection.execute(f"{_HEADS} WHERE {which}", (given,)).fetchall()
     tail = dict(
         connection.execute(f"SELECT session, max(sequence) FROM entries WHERE {_IN_TAIL} GROUP BY session")  # noqa: S608
     )

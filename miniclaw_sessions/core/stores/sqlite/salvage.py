@@ -60,7 +60,12 @@ def make_readable(path: Path) -> None:
     """
     if not _has_tables(path):
         with tempfile.TemporaryDirectory(dir=path.parent) as place:
-            first_page = _new_database(Path(place) / "new.db")
+            new = Path(place) / "new.db"
+            new.touch()
+            engine = create_engine("sqlite://", creator=partial(connect, new, writing=True), poolclass=NullPool)
+            with engine.begin() as connection:
+                create(connection)
+            first_page = new.read_bytes()[:PAGE_BYTES]
         with path.open("r+b") as file:
             pages = max(file.seek(0, os.SEEK_END) // PAGE_BYTES, 1)
             file.seek(0)
@@ -82,15 +87,6 @@ def _has_tables(path: Path) -> bool:
     except (sqlite3.Error, UnicodeError):
         return False
     return True
-
-
-def _new_database(path: Path) -> bytes:
-    """The first page of an empty database."""
-    path.touch()
-    engine = create_engine("sqlite://", creator=partial(connect, path, writing=True), poolclass=NullPool)
-    with engine.begin() as connection:
-        create(connection)
-    return path.read_bytes()[:PAGE_BYTES]
 
 
 class Salvage:

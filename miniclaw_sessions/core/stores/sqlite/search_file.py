@@ -97,7 +97,16 @@ class SearchFile:
             StoreUnavailable, StoreFull: it cannot be written now.
         """
         with self._lock, self._failing():
-            return _covered(self._opened(database))
+            if self._writer is not None and not self._is_in_place():
+                self._close()
+            if self._writer is None:
+                if not self._opens(database):
+                    self._discard()
+                    if not self._opens(database):
+                        raise sqlite3.DatabaseError("a new search index contradicts its database")
+                self._identity = identity(self.path)
+            assert self._writer is not None  # noqa: S101 - for the type checker
+            return _covered(self._writer)
 
     def add(self, lacking: Lacking) -> int:
         """Index entries, unless the index changed meanwhile. Returns their number in both cases.
@@ -201,18 +210,6 @@ class SearchFile:
         with self._lock:
             self._close()
 
-    def _opened(self, database: sqlite3.Connection) -> sqlite3.Connection:
-        if self._writer is not None and not self._is_in_place():
-            self._close()
-        if self._writer is None:
-            if not self._opens(database):
-                self._discard()
-                if not self._opens(database):
-                    raise sqlite3.DatabaseError("a new search index contradicts its database")
-            self._identity = identity(self.path)
-        assert self._writer is not None  # noqa: S101 - for the type checker
-        return self._writer
-
     def _opens(self, database: sqlite3.Connection) -> bool:
         """Open or create the index. Returns whether it seems sound and belongs to this database."""
         create_file(self.path)
@@ -313,7 +310,8 @@ def _is_right(database: sqlite3.Connection, index: sqlite3.Connection) -> bool:
 
 def positions_with(index: sqlite3.Connection, parts: Iterable[Sequence[str]], below: int, limit: int) -> list[int]:
     """The newest positions below `below` whose entries have at least one trigram of each part."""
-    query = " AND ".join("(" + " OR ".join(map(_quoted, part)) + ")" for part in parts)
+    quoted = (['"' + trigram.replace('"', '""') + '"' for trigram in part] for part in parts)
+    query = " AND ".join("(" + " OR ".join(part) + ")" for part in quoted)
     found = index.execute(
         "SELECT rowid FROM said WHERE said MATCH ? AND rowid < ? ORDER BY rowid DESC LIMIT ?", (query, below, limit)
     )
@@ -331,7 +329,3 @@ def positions_beginning(index: sqlite3.Connection, term: str, below: int, limit:
         (term, f"{term}\U0010ffff", below, limit),
     )
     return [position for (position,) in found]
-
-
-def _quoted(part: str) -> str:
-    return '"' + part.replace('"', '""') + '"'

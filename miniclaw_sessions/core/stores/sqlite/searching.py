@@ -8,7 +8,8 @@ commits, which stands for the order in time.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -179,6 +180,15 @@ class _IndexFailed(Exception):
     """The index failed to answer."""
 
 
+@contextmanager
+def _asking() -> Iterator[None]:
+    """Make errors of the index distinct: those of the database have the same types."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _IndexFailed(str(error)) from error
+
+
 class _Looking:
     """The search for one page, in one state of the database."""
 
@@ -191,7 +201,8 @@ class _Looking:
         self._words = plain_words(wanted_)
         self._covered = NOTHING
         if index is not None:
-            self._covered = Covered(*self._asked("SELECT newest, oldest FROM covered"))
+            with _asking():
+                self._covered = Covered(*index.execute("SELECT newest, oldest FROM covered").fetchone())
 
     def page(self, span: Span) -> Found:
         """The hits in a span of positions, or the newest of them."""
@@ -267,26 +278,16 @@ class _Looking:
         assert self._index is not None  # noqa: S101 - it covers something
         return self._index
 
-    def _named(self, ask: Any, below: int) -> Iterator[_Row]:
+    def _named(self, ask: Callable[[int, int], list[int]], below: int) -> Iterator[_Row]:
         newest, oldest = self._covered
         below, limit = min(below, newest + 1), max(_BATCH, self._search.limit)
-        while oldest < newest and (positions := self._ask(ask, below, limit)):
+        while oldest < newest:
+            with _asking():
+                positions = ask(below, limit)
             yield from self._at(positions)
-            below = positions[-1]
             if len(positions) < limit:
                 return
-
-    def _ask(self, ask: Any, below: int, limit: int) -> list[int]:
-        try:
-            return list(ask(below, limit))
-        except sqlite3.Error as error:
-            raise _IndexFailed(str(error)) from error
-
-    def _asked(self, question: str) -> Any:
-        try:
-            return self._indexes.execute(question).fetchone()
-        except sqlite3.Error as error:
-            raise _IndexFailed(str(error)) from error
+            below = positions[-1]
 
     def _between(self, after: int, last: int) -> Iterator[_Row]:
         if last > after:
