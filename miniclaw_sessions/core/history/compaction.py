@@ -236,7 +236,10 @@ def plan_compaction(
     replaced = [message for message in summarized[context.first :] if message.role is not Role.SYSTEM]
     if not any(len(build_context((_USER, message))) > 1 for message in replaced):  # a result alone says nothing
         return None
-    turn = _start_of_turn(context, cut)
+    turn = cut  # the beginning of the turn that the cut splits; the cut itself if it splits none
+    if context.messages[cut].role in _WITHIN_TURN:
+        places = range(cut - 1, context.first - 1, -1)
+        turn = next((place for place in places if context.messages[place].role not in _WITHIN_TURN), cut)
     return CompactionPlan(
         first_kept_entry_id=context.entry_ids[cut - context.first],
         messages=tuple(summarized[:turn]),
@@ -289,21 +292,18 @@ class _Context:
 
     def cut(self, keep_tokens: int, count: TokenCounter) -> tuple[int, int]:
         """The last safe index in `messages` with this many tokens behind it, and their number; else the first index."""
-        safe = _safe_places(self.messages)
+        # at each index, the pairs that a cut begins to separate, minus those that it no longer does
+        parted = [0] * (len(self.messages) + 1)
+        for call, result in _pairs(self.messages):
+            parted[call + 1] += 1
+            parted[result + 1] -= 1
+        separated = list(accumulate(parted))
         tokens = 0
         for place in range(len(self.messages) - 1, self.first - 1, -1):
             tokens += count_tokens((self.messages[place],), count)
-            if tokens >= keep_tokens and safe[place]:
+            if tokens >= keep_tokens and not separated[place] and not self.messages[place].is_tool_result:
                 return place, tokens
         return self.first, tokens
-
-
-def _start_of_turn(context: _Context, cut: int) -> int:
-    """The index at which the turn begins that a cut splits; the cut's own index if it splits none."""
-    if context.messages[cut].role not in _WITHIN_TURN:
-        return cut
-    places = range(cut - 1, context.first - 1, -1)
-    return next((place for place in places if context.messages[place].role not in _WITHIN_TURN), cut)
 
 
 # --- safety ----------------------------------------------------------------------------------------------------------
@@ -362,17 +362,6 @@ def _waits(messages: Sequence[Message]) -> bool:
         if messages[place].role in _ENDS_WAITING:
             return False
     return False
-
-
-def _safe_places(messages: Sequence[Message]) -> list[bool]:
-    """For each message, whether a cut may come before it."""
-    # at each index, the pairs that a cut begins to separate, minus those that it no longer does
-    parted = [0] * (len(messages) + 1)
-    for call, result in _pairs(messages):
-        parted[call + 1] += 1
-        parted[result + 1] -= 1
-    depths = accumulate(parted)
-    return [depth == 0 and not message.is_tool_result for message, depth in zip(messages, depths, strict=False)]
 
 
 def _pairs(messages: Sequence[Message]) -> Iterator[tuple[int, int]]:

@@ -327,23 +327,20 @@ def _checked_filters(**filters: Any) -> dict[str, Any]:
     for name, most in (("channel", MAX_QUERY), ("author", MAX_QUERY), ("tool", MAX_QUERY), ("cursor", MAX_CURSOR)):
         if (text := filters.get(name)) is not None:
             filters[name] = checked(name, text, most) or None
-    if filters.get("role") is not None:
-        filters["role"] = _checked_role(filters["role"])
+    role = filters.get("role")
+    if role == "":
+        filters["role"] = None
+    elif role is not None and role not in ROLES:
+        try:
+            filters["role"] = str(Role(role))
+        except ValueError:
+            raise InvalidSearch(f"there is no role {role[:40]!a}; there are {', '.join(ROLES)}") from None
     for name in ("after", "before"):
         if filters.get(name) is not None:
             filters[name] = in_utc(filters[name])
     if not 1 <= filters.get("limit", 1) <= MAX_HITS:
         raise InvalidSearch(f"the limit is from 1 to {MAX_HITS}")
     return filters
-
-
-def _checked_role(name: str) -> str | None:
-    if not name or name in ROLES:
-        return name or None
-    try:
-        return str(Role(name))
-    except ValueError:
-        raise InvalidSearch(f"there is no role {name[:40]!a}; there are {', '.join(ROLES)}") from None
 
 
 def checked(name: str, text: str, most: int = MAX_QUERY) -> str:

@@ -92,7 +92,12 @@ class Transcript:
         self._parents[entry.id] = parent_id
         self._children.setdefault(parent_id, []).append(entry.id)
         if isinstance(entry, Label):
-            self._set_label(entry)
+            if entry.target_id not in self._entries:
+                self.problems.append(f"label {entry.id} is on entry {entry.target_id}, which is missing")
+            if entry.label:
+                self._labels[entry.target_id] = entry.label
+            else:
+                self._labels.pop(entry.target_id, None)
         if moves_leaf(entry):
             self.leaf_id = entry.id
             while parent_id is not None and not self._is_shown(self._entries[parent_id]):
@@ -140,11 +145,3 @@ class Transcript:
 
     def _is_shown(self, entry: Entry) -> bool:
         return moves_leaf(entry) or entry.id in self._followed
-
-    def _set_label(self, label: Label) -> None:
-        if label.target_id not in self._entries:
-            self.problems.append(f"label {label.id} is on entry {label.target_id}, which is missing")
-        if label.label:
-            self._labels[label.target_id] = label.label
-        else:
-            self._labels.pop(label.target_id, None)
