@@ -138,7 +138,7 @@ def content_of(content: Any) -> str | tuple[Part, ...]:
 
 def _part_of(part: Any) -> Part:
     if isinstance(part, Mapping):
-        return part_from(_with_known_fields(_in_our_words(_with_media_type(dict(part)))))
+        return part_from(_with_known_fields(_in_our_words(dict(part))))
     if isinstance(part, str):
         return TextPart(part)
     if type(part) not in PARTS:
@@ -152,6 +152,10 @@ def _in_our_words(part: dict[str, Any]) -> dict[str, Any]:  # noqa: PLR0911 - on
     Raises:
         InvalidMessage: it lacks what its type needs.
     """
+    if part.get("type") == "image" and not part.get("media_type"):
+        name = next((name for name in _MEDIA_TYPE if isinstance(part.get(name), str)), "media_type")
+        kind = part.pop(name, None)
+        part = {**part, "media_type": kind} if kind else part
     match part:
         case {"type": "text" | "input_text" | "output_text", "text": str()}:
             return {**part, "type": "text"}
@@ -173,15 +177,6 @@ def _in_our_words(part: dict[str, Any]) -> dict[str, Any]:  # noqa: PLR0911 - on
             _with_known_fields(part)  # or else it has what it needs, by another name
             raise InvalidMessage(f"this part of type {kind!r} lacks what it needs: {_FORMS[kind]}")
     return part
-
-
-def _with_media_type(part: dict[str, Any]) -> dict[str, Any]:
-    """The part, with an image's media type under our own name for it."""
-    if part.get("type") != "image" or part.get("media_type"):
-        return part
-    name = next((name for name in _MEDIA_TYPE if isinstance(part.get(name), str)), "media_type")
-    kind = part.pop(name, None)
-    return {**part, "media_type": kind} if kind else part
 
 
 def _with_known_fields(part: dict[str, Any]) -> dict[str, Any]:

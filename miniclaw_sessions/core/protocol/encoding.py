@@ -120,19 +120,13 @@ def message_to_dict(message: Message) -> dict[str, Any]:
     if message.usage is not None:
         fields["usage"] = _flatten(message.usage)
     if not isinstance(message.content, str):
-        fields["content"] = [_other_part(p) if isinstance(p, OtherPart) else _flatten(p) for p in message.content]
+        fields["content"] = [_flatten(part) for part in message.content]
     return fields
 
 
 def message_document(message: Message) -> dict[str, Any]:
     """A message as `message_to_dict` has it, with its content also where that is empty."""
     return {"content": "", **message_to_dict(message)}
-
-
-def _other_part(part: OtherPart) -> Any:
-    if part.fields.get("type") in [*KNOWN_PARTS]:  # a list: a type that is not hashable cannot be looked up in a dict
-        raise InvalidMessage("a part of a type of ours would be read as such, or not at all; wrap it in another type")
-    return check_json(part.fields)
 
 
 def _is_plain(message: Message) -> bool:
@@ -152,13 +146,21 @@ def _is_plain(message: Message) -> bool:
 
 def _flatten(value: Any) -> dict[str, Any]:
     """A value as a dict with its unknown fields among the known ones, which they may not replace."""
+    if isinstance(value, OtherPart):
+        # a list, because a type that is not hashable cannot be looked up in a dict
+        if value.fields.get("type") in [*KNOWN_PARTS]:
+            raise InvalidMessage(
+                "a part of a type of ours would be read as such, or not at all; wrap it in another type"
+            )
+        fields: dict[str, Any] = check_json(value.fields)
+        return fields
     extra = check_json(value.extra)
     own = field_names(value.__class__)[0]
     if isinstance(value, Message) and value.role is Role.OTHER:
         own = own - {"role"}  # `extra` has the text of the unknown role there
     if extra and (clash := sorted(extra.keys() & own)):
         raise InvalidMessage(f"extra holds {clash[0]!r}, which is a field of its own: set that")
-    fields: dict[str, Any] = msgspec.to_builtins(value)
+    fields = msgspec.to_builtins(value)
     fields.pop(EXTRA, None)
     if isinstance(value, Usage):
         check_json(value.cost)

@@ -376,9 +376,11 @@ def _check_order(append: Append, last_sequence: int) -> None:
                 "sequences begin at 1 and ascend"
             )
         previous = entry.sequence
+    if append.after_loss:
+        return
     # the caller believes that the store has the entries of a gap, so nothing would ever fill it
     previous = min(append.entries[0].sequence - 1, last_sequence)
-    for entry in () if append.after_loss else append.entries:
+    for entry in append.entries:
         if entry.sequence != previous + 1:
             raise StoreConflict(
                 f"cannot append to session {session_id} at sequence {entry.sequence}: the store ends at {previous}, "
