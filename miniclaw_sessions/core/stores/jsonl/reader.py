@@ -7,12 +7,12 @@ streams: the cost of a page is its size and a short search for its beginning, ho
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from anyio import Semaphore, to_thread
 
@@ -22,7 +22,6 @@ from miniclaw_sessions.core.stores.files import ReadOnlyStore
 from miniclaw_sessions.core.stores.jsonl.failures import failing
 from miniclaw_sessions.core.stores.jsonl.file import (
     SUFFIX,
-    Find,
     Stream,
     Transcript,
     entry_with_key,
@@ -37,6 +36,8 @@ from miniclaw_sessions.errors import SessionUnavailable, StoreCorrupt
 
 READERS = 8
 """The number of transcripts that may be read at once."""
+
+T = TypeVar("T")
 
 Place = Callable[..., tuple[int, int]]
 """`place_of` or `place_of_newest`."""
@@ -133,7 +134,8 @@ class JSONLReader(ReadOnlyStore):
     async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
         """The oldest entry with this key, or None; searches the bytes of the file, about 1 ms for each MB."""
         async with self._turns:
-            return await to_thread.run_sync(self._find_by_key, session_id, key)
+            find = partial(to_thread.run_sync, self._find_by_key, session_id, key)
+            return await self._as_it_is_now(session_id, find)
 
     async def check(self) -> list[str]:
         """Check each file with a session's name, and each entry in it."""
@@ -171,14 +173,14 @@ class JSONLReader(ReadOnlyStore):
             stream = Stream()
             try:
                 with failing("read", self.path):
-                    is_there = await self._begin(stream, session_id, partial(place, number=number))
-                    yield stream if is_there else None
+                    begin = partial(stream.open, partial(self._open, session_id), partial(place, number=number))
+                    yield stream if await self._as_it_is_now(session_id, begin) else None
             finally:
                 stream.close()
 
-    async def _begin(self, stream: Stream, session_id: str, find: Find) -> bool:
-        """Open a session's transcript for reading. Returns whether there is one."""
-        return await stream.open(partial(self._open, session_id), find)
+    async def _as_it_is_now(self, session_id: str, read: Callable[[], Awaitable[T]]) -> T:  # noqa: ARG002 - for a writer
+        """Read a transcript."""
+        return await read()
 
     # --- in worker threads -------------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -18,7 +17,7 @@ from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.core.stores.base import Append, StoredEntry, StoredHead
 from miniclaw_sessions.core.stores.jsonl.directory import Changed, ChangedElsewhere, Transcripts
-from miniclaw_sessions.core.stores.jsonl.file import Find, Stream, Transcript
+from miniclaw_sessions.core.stores.jsonl.file import Transcript
 from miniclaw_sessions.core.stores.jsonl.finding import damaged_files
 from miniclaw_sessions.core.stores.jsonl.reader import READERS, JSONLReader
 from miniclaw_sessions.core.stores.keys import KeyFilter, UsedKeys
@@ -145,10 +144,7 @@ class JSONLStore(JSONLReader):
         """The oldest entry with this key, or None; for most new keys the file is not read (`UsedKeys`)."""
         if session_id not in self._opened().changed and not await self._keys.may_have(session_id, key):
             return None  # the keys of entries that the file lacks now would be missed later
-        return await self._as_it_is_now(session_id, partial(super().find_by_idempotency_key, session_id, key))
-
-    async def _begin(self, stream: Stream, session_id: str, find: Find) -> bool:
-        return await self._as_it_is_now(session_id, partial(super()._begin, stream, session_id, find))
+        return await super().find_by_idempotency_key(session_id, key)
 
     async def _as_it_is_now(self, session_id: str, read: Callable[[], Awaitable[T]]) -> T:
         """Read a transcript, after an examination of changes by other programs.

@@ -147,7 +147,10 @@ def address(url: str, settings: PostgreSQLSettings) -> Address:
         raise ConfigError(f"the store {shown} names no database; write postgresql://HOST/DATABASE")
     ours = {name: options.pop(name) for name in PostgreSQLSettings.__struct_fields__ if name in options}
     settings = postgresql_settings(settings, ours, shown)
-    options |= _tls(settings)
+    files = {name: getattr(settings, name) for name in _TLS_FILES}
+    options |= {name: str(Path(file).expanduser()) for name, file in files.items() if file}
+    if settings.sslmode != PostgreSQLSettings().sslmode:  # the default is left to the environment (`PGSSLMODE`)
+        options["sslmode"] = settings.sslmode
     user = f"{user_info}@" if user_info else ""
     dsns = tuple(
         urlunsplit((parts.scheme, f"{user}{host}", parts.path, urlencode(options | one, quote_via=quote), ""))
@@ -165,13 +168,6 @@ def _hosts(named: str, options: Mapping[str, str]) -> list[tuple[str, dict[str, 
     hosts, ports = options["host"].split(","), options.get("port", "").split(",")
     ports = ports if len(ports) == len(hosts) else ports[:1] * len(hosts)
     return [("", {"host": host, **({"port": port} if port else {})}) for host, port in zip(hosts, ports, strict=True)]
-
-
-def _tls(settings: PostgreSQLSettings) -> dict[str, str]:
-    """The driver's options; defaults are left to the environment (`PGSSLMODE`)."""
-    files = {name: getattr(settings, name) for name in _TLS_FILES}
-    named = {name: str(Path(file).expanduser()) for name, file in files.items() if file}
-    return named if settings.sslmode == PostgreSQLSettings().sslmode else {**named, "sslmode": settings.sslmode}
 
 
 def _milliseconds(seconds: float) -> str:

@@ -142,7 +142,7 @@ class SQLiteReader(ReadOnlyStore):
 
     async def check(self) -> list[str]:
         """Run SQLite's own checks, then check each session's entries."""
-        own = self._read(_check_database if self._is_current else _check_integrity)
+        own = self._read(partial(_problems, is_current=self._is_current))
         return await check_transcripts(self, self.heads(), own)
 
     # --- in a thread -------------------------------------------------------------------------------------------------
@@ -252,8 +252,10 @@ def _heads(connection: sqlite3.Connection, which: str, given: str) -> list[Store
     return heads
 
 
-def _check_database(connection: sqlite3.Connection) -> list[str]:
+def _problems(connection: sqlite3.Connection, *, is_current: bool) -> list[str]:
     """The problems that a writing store finds too, over this connection."""
+    if not is_current:  # older versions have other tables, which are not compared
+        return integrity_problems(text for (text,) in connection.execute("PRAGMA integrity_check"))
     from sqlalchemy import StaticPool, create_engine  # noqa: PLC0415 - only a check pays for it
     from sqlalchemy.exc import DBAPIError  # noqa: PLC0415 - same
 
@@ -264,8 +266,3 @@ def _check_database(connection: sqlite3.Connection) -> list[str]:
             return check_database(same)
     except DBAPIError as error:
         raise error.orig or error from error
-
-
-def _check_integrity(connection: sqlite3.Connection) -> list[str]:
-    """The problems that SQLite itself finds; older versions have other tables, which are not compared."""
-    return integrity_problems(text for (text,) in connection.execute("PRAGMA integrity_check"))

@@ -117,11 +117,18 @@ class SearchFile:
         before, entries, after, deletions = lacking
         with self._lock, self._failing():
             is_old = before == after or deletions != self.deletions
-            if self._writer is not None and self._is_in_place() and not is_old:
-                with self._writer as writer:
-                    writer.execute("BEGIN IMMEDIATE")
-                    if _covered(writer) == before:
-                        _add(writer, entries, after)
+            if self._writer is None or not self._is_in_place() or is_old:
+                return len(entries)
+            with self._writer as writer:
+                writer.execute("BEGIN IMMEDIATE")
+                if _covered(writer) == before:
+                    rows = sorted((entry.position, entry.text) for entry in entries if entry.text)
+                    writer.executemany("INSERT INTO said (rowid, text) VALUES (?, ?)", rows)
+                    writer.execute("UPDATE covered SET newest = ?, oldest = ?", after)
+                    if entries:
+                        position, entry_id, _ = max(entries)
+                        writer.execute("INSERT OR REPLACE INTO anchors VALUES (?, ?)", (position, entry_id))
+                        writer.execute(_FORGET_ANCHORS)
         return len(entries)
 
     def begin_to_take_out(self, session_id: str) -> None:
@@ -276,16 +283,6 @@ class SearchFile:
 
 def _covered(index: sqlite3.Connection) -> Covered:
     return Covered(*index.execute("SELECT newest, oldest FROM covered").fetchone())
-
-
-def _add(index: sqlite3.Connection, entries: Sequence[Indexed], covers: Covered) -> None:
-    rows = sorted((entry.position, entry.text) for entry in entries if entry.text)
-    index.executemany("INSERT INTO said (rowid, text) VALUES (?, ?)", rows)
-    index.execute("UPDATE covered SET newest = ?, oldest = ?", covers)
-    if entries:
-        newest = max(entries)
-        index.execute("INSERT OR REPLACE INTO anchors VALUES (?, ?)", (newest.position, newest.entry_id))
-        index.execute(_FORGET_ANCHORS)
 
 
 def _is_right(database: sqlite3.Connection, index: sqlite3.Connection) -> bool:

@@ -259,19 +259,16 @@ class _Looking:
         yield from self._between(newest, below - 1)
         if self._parts:
             yield from self._named(lambda last, limit: positions_with(self._indexes, self._parts, last, limit), below)
-        elif self._short is not None:
-            yield from self._with_short_term(self._short, below)
+        elif (term := self._short) is not None:
+            # a frequent term is in the newest entries, and the index has few of a rare one
+            reached = below
+            for row in islice(self._between(oldest, min(newest, below - 1)), SAMPLE):
+                yield row
+                reached = row[0]
+            yield from self._named(lambda last, limit: positions_beginning(self._indexes, term, last, limit), reached)
         else:
             yield from self._between(oldest, min(newest, below - 1))
         yield from self._between(0, min(oldest, below - 1))
-
-    def _with_short_term(self, term: str, below: int) -> Iterator[_Row]:
-        """Rows that may have a short term: a frequent one is in the newest entries, the index has few of a rare one."""
-        newest, oldest = self._covered
-        for row in islice(self._between(oldest, min(newest, below - 1)), SAMPLE):
-            yield row
-            below = row[0]
-        yield from self._named(lambda last, limit: positions_beginning(self._indexes, term, last, limit), below)
 
     @property
     def _indexes(self) -> sqlite3.Connection:
