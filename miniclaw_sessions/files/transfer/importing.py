@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from anyio import to_thread
 
 from miniclaw_sessions.core.manager.manager import SessionManager
-from miniclaw_sessions.core.persistence.archive import Archive, followed_place, time_of
+from miniclaw_sessions.core.persistence.archive import followed_place, time_of
 from miniclaw_sessions.core.persistence.recovery import Progress
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.session import Session
@@ -226,15 +226,13 @@ async def _restore_if_behind(manager: SessionManager, key: SessionKey, place: Ma
     if name is None or expired_at is None or not isinstance(written_at, int):
         return
     age_s = expired_at.timestamp() - written_at / 1e9
-    if age_s > _DOUBT_S or (age_s > -_DOUBT_S and not await _is_ahead(archive, name, place)):
+    if age_s > _DOUBT_S:
         return
+    if age_s > -_DOUBT_S:  # the times are too close: a file that is read to the same place has nothing new
+        try:
+            kept = await followed_place(archive, name)
+        except DamagedSeal:
+            return  # nothing of it could be restored
+        if isinstance(kept, dict) and all(kept.get(what) == place.get(what) for what in ("bytes", "modified")):
+            return
     await manager.source.restore_if_archived(session_id)
-
-
-async def _is_ahead(archive: Archive, name: str, place: Mapping[str, Any]) -> bool:
-    """Whether a file is read to another place now than when its session was archived."""
-    try:
-        kept = await followed_place(archive, name)
-    except DamagedSeal:
-        return False  # nothing of it could be restored
-    return not isinstance(kept, dict) or any(kept.get(what) != place.get(what) for what in ("bytes", "modified"))

@@ -6,7 +6,8 @@ Once to read (HTML), once whole (JSON Lines, which `import` takes). It is made w
 from __future__ import annotations
 
 import io
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import suppress
 from datetime import datetime
 from html import escape
 from typing import Any
@@ -76,21 +77,12 @@ async def person_archive(sessions: Archiving, user: str, found: list[SelectedSes
             for name, pieces in contents:
                 entry = ZipInfo(name, _zip_time(one.last_used))
                 entry.compress_type = ZIP_DEFLATED
-                with made.open(entry, "w", force_zip64=True) as file:
-                    async for piece in _while_there(pieces):
+                with made.open(entry, "w", force_zip64=True) as file, suppress(SessionNotFound):  # deleted meanwhile
+                    async for piece in pieces:
                         await to_thread.run_sync(file.write, piece)
                         if len(taken.held) >= PIECE_BYTES:
                             yield taken.take()
     yield taken.take()
-
-
-async def _while_there(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """What there is of a session that may be deleted meanwhile."""
-    try:
-        async for piece in pieces:
-            yield piece
-    except SessionNotFound:
-        return
 
 
 def _zip_time(moment: datetime) -> tuple[int, int, int, int, int, int]:
