@@ -11,8 +11,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -213,6 +213,18 @@ class PostgreSQLServer:
             **streams,
         )
         return process
+
+
+@asynccontextmanager
+async def open_transaction(server: PostgreSQLServer, database: str, statement: str) -> AsyncIterator[None]:
+    """A transaction of another process, which has run this statement and goes no further."""
+    connection = await asyncpg.connect(host=str(server.directory), user=OWNER, database=name_of(database))
+    try:
+        async with connection.transaction():
+            await connection.execute(statement)
+            yield
+    finally:
+        await connection.close()
 
 
 async def cut_connections(server: PostgreSQLServer, database: str) -> None:

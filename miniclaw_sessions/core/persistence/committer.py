@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
@@ -37,6 +37,7 @@ RARELY = 10
 """The wait before one session is retried, at least, as a multiple of the time that its failed commit took."""
 
 M = TypeVar("M", bound=Entry)
+log = get_logger(__name__)
 
 
 class Shrunk(NamedTuple):
@@ -44,9 +45,6 @@ class Shrunk(NamedTuple):
 
     entries: int
     size: int
-
-
-log = get_logger(__name__)
 
 
 class Receipt:
@@ -95,12 +93,17 @@ class CommitQueue:
         settled: how many of these are acknowledged.
         sending: the entries that are on their way to the store; None: none are.
         rejected: why the store will never take what was accepted; None: it does.
-        failure: why the last attempt failed for this session alone; None: it did not.
+        failed_at: when the first of the attempts failed that fail for this session alone; None: the last one did not.
+        failure: why they fail; None: none does, or those who wait need not know it yet.
         tried: how many of the accepted entries were part of that attempt, or acknowledged before it; a failure is no
             news to a caller that waits for later ones.
     """
 
-    __slots__ = ("_waiting", "accepted", "committed", "failure", "head", "rejected", "sending", "settled", "tried")
+    __slots__ = (
+        *("_waiting", "accepted", "committed", "failed_at", "failure"),
+        *("head", "rejected", "sending", "settled", "tried"),
+    )
+    patience_s: ClassVar[float] = 0.0  # how long attempts may fail before those who wait learn of it
 
     def __init__(self, head: SessionHead, committed: int = 0) -> None:
         self.head = head
@@ -109,6 +112,7 @@ class CommitQueue:
         self._waiting: list[StoredEntry] | None = None
         self.sending: list[StoredEntry] | None = None
         self.rejected: StoreError | None = None
+        self.failed_at: float | None = None
         self.failure: StoreUnavailable | None = None
 
     # --- what a session asks ---------------------------------------------------------------------------------------
@@ -172,10 +176,12 @@ class CommitQueue:
         """How many of the accepted entries are acknowledged or on their way."""
         return self.settled + len(self.sending or ())
 
-    def failed(self, error: StoreUnavailable) -> None:
+    def failed(self, error: StoreUnavailable, now: float) -> None:
         """What was on its way could not be stored now and waits again; what was accepted since was not tried."""
-        self.failure = error
-        self.tried = self.accepted if self.sending is None else self.sent
+        self.failed_at = now if self.failed_at is None else self.failed_at
+        if now - self.failed_at >= self.patience_s:
+            self.failure = error
+            self.tried = self.accepted if self.sending is None else self.sent
         self.put_back()
 
     def put_back(self) -> None:
@@ -280,10 +286,7 @@ class Committer:
         self.commits: Topic[Commit] = Topic() if commits is None else commits
         """Published after each commit, before those who wait for it go on."""
         self.on_conflict: Callable[[CommitQueue, StoreConflict], Awaitable[Shrunk]] = _refuse
-        """Called when the store refuses an append with StoreConflict: makes what waits fit for the next commit.
-
-        It raises StoreError where that cannot be done, and has changed nothing then.
-        """
+        """Called when an append is refused: makes what waits fit for the next commit, or changes nothing and raises."""
         self.refusals = Refusals(clock)
         """Which sessions' commits were refused, and not taken since."""
         self.lost: StoreUnavailable | None = None
@@ -380,25 +383,23 @@ class Committer:
         Raises:
             StoreUnavailable: the store cannot take it now.
         """
-        known = (*self._in_flight, *self._in_conflict, *self._delayed, *self._queued)
-        accepted = [(queue, queue.accepted) for queue in known]
+        accepted = {one: one.accepted for one in (*self._in_flight, *self._in_conflict, *self._delayed, *self._queued)}
         await self._look()
-        if self._delayed:
-            self._retry_delayed()
+        self._retry_delayed()
         if self._queued and self.failure is not None:
             self._hurry.set()
             await self._next_round.ended()
         elif self._in_flight:
             await self._this_round.ended()
-        for queue, number in accepted:  # a conflict is resolved beside the rounds: then one is not enough
+        for queue, number in accepted.items():  # one round may not be enough: conflicts are resolved beside the rounds
             while queue.settled < number and self.failure is None:
-                if queue.sending is None and queue not in self._in_conflict and queue not in self._queued:
-                    break  # it is delayed or rejected
-                await (self._next_round if queue.sending is None else self._this_round).wait()
+                is_busy = queue in self._delayed and queue.failure is None
+                if not (queue.sending or is_busy or queue in self._in_conflict or queue in self._queued):
+                    break  # it cannot be written, or is rejected
+                await (self._this_round if queue.sending else self._next_round).wait()
         self.check_store()
-        for queue in self._delayed:
-            if queue.failure is not None:
-                raise renewed(queue.failure)
+        if failures := [queue.failure for queue in self._delayed if queue.failure is not None]:
+            raise renewed(failures[0])
 
     async def _look(self) -> None:
         """See that the store is still where the next start looks for it."""
@@ -472,10 +473,8 @@ class Committer:
         self.busy_since = began = self._clock.monotonic()
         try:
             outcomes = await self._store.append(appends)
-        except StoreUnavailable as error:
-            self._failed(queues, error)
         except Exception as error:  # noqa: BLE001 - with any error of a store, nothing is acknowledged
-            self._failed(queues, _as_unavailable(error))
+            self._failed(queues, error if isinstance(error, StoreUnavailable) else _as_unavailable(error))
         except BaseException:
             self._put_back(queues)
             raise
@@ -516,8 +515,8 @@ class Committer:
                 queue.arrived(sent)
                 self.refusals.pop(queue.head.session_id, None)
                 appended.append((queue.head, sent))
-                if queue.failure is not None:
-                    queue.failure, self._retry_delay_s = None, FIRST_RETRY_S
+                if queue.failed_at is not None:
+                    queue.failed_at, queue.failure, self._retry_delay_s = None, None, FIRST_RETRY_S
                 self._committed += len(sent)
             else:
                 self._reject(queue, outcome)
@@ -546,17 +545,18 @@ class Committer:
     def _delay(self, queue: CommitQueue, error: StoreUnavailable) -> None:
         """One session cannot be written now: it waits for a retry, and delays no other."""
         self._failures += 1
-        if queue.failure is None:
+        known, now = queue.failure, self._clock.monotonic()
+        queue.failed(error, now)
+        if queue.failure is not None:
+            self.refusals.note(queue.head.session_id, error)
+        if queue.failure is not None and known is None:
             log.error(
                 "a session cannot be written; retrying",
                 action="commit.delayed",
                 session_id=queue.head.session_id,
                 error=str(error),
             )
-        queue.failed(error)
-        self.refusals.note(queue.head.session_id, error)
         self._queued.pop(queue, None)
-        now = self._clock.monotonic()
         # a caller that waits may hurry the retry, but not so that a slow store does nothing else
         self._hurried_at = now + RARELY * (now - (self.busy_since or now))
         if not self._delayed:

@@ -21,7 +21,7 @@ from miniclaw_sessions.core.sharing.database import Database
 from miniclaw_sessions.core.sharing.expiry import SharedPopulation
 from miniclaw_sessions.core.sharing.feed import SharedFeed
 from miniclaw_sessions.core.sharing.lists import newest_in, sessions_in
-from miniclaw_sessions.core.sharing.queue import Claim, shared_journal, shared_queue
+from miniclaw_sessions.core.sharing.queue import Claim, append_alone, shared_journal, shared_queue
 from miniclaw_sessions.core.sharing.rebasing import rebase, refresh
 from miniclaw_sessions.core.sharing.turns import ClaimedTurn, TurnKeeper
 from miniclaw_sessions.core.stores.base import Append, TurnClaim
@@ -164,7 +164,8 @@ class SharedMode:
         return await self._database.store.head(session_id) is not None
 
     async def _begin(self, journal: Journal, turn: TurnClaim | None) -> bool:
-        (outcome,) = await self._database.store.append([Append(journal.queue.head, (), turn=turn)])
+        begun = Append(journal.queue.head, (), turn=turn)
+        outcome = await append_alone(self._database.store, begun, self._clock)
         if isinstance(outcome, StoreConflict):
             return False
         if outcome is not None:

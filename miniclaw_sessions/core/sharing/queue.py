@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar, cast
+from typing import ClassVar, TypeVar, cast
 from weakref import ref
 
 import msgspec
 
+from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.persistence.committer import IN_PLACE, CommitQueue, Receipt, Shrunk, bytes_of
 from miniclaw_sessions.core.protocol.entries import Entry
 from miniclaw_sessions.core.session.home import Home
 from miniclaw_sessions.core.session.journal import Journal
-from miniclaw_sessions.core.stores.base import Append, SessionHead, StoredEntry, TurnClaim
-from miniclaw_sessions.errors import SessionsError, StoreConflict
+from miniclaw_sessions.core.stores.base import Append, SessionHead, Store, StoredEntry, TurnClaim
+from miniclaw_sessions.errors import SessionsError, StoreConflict, StoreError, StoreUnavailable
+
+PATIENCE_S = 10.0
+"""How long other processes may keep a session busy before callers get an error.
+
+A server cuts off a process that stalls in a transaction after half of that (`stores.postgresql.server.IDLE_S`).
+"""
+
+AGAIN_S = 0.1
+"""The pause before a busy session is tried again."""
 
 M = TypeVar("M", bound=Entry)
 
@@ -105,6 +115,8 @@ class SharedQueue(CommitQueue):
     """
 
     __slots__ = ("_sent_turn", "claim", "fence", "journal", "known_before", "receipts")
+
+    patience_s: ClassVar[float] = PATIENCE_S
 
     def __init__(self, head: SessionHead, committed: int = 0) -> None:
         super().__init__(head, committed)
@@ -229,3 +241,13 @@ def shared_journal(conversation: Conversation, home: Home[Journal]) -> Journal:
     journal = Journal(conversation, home, committed=conversation.state.last_sequence, queue=SharedQueue)
     shared_queue(journal).journal = ref(journal)
     return journal
+
+
+async def append_alone(store: Store, append: Append, clock: Clock) -> StoreError | None:
+    """Append to one session beside the committer, and as patiently. Returns the outcome."""
+    began = clock.monotonic()
+    while True:
+        (outcome,) = await store.append([append])
+        if not isinstance(outcome, StoreUnavailable) or clock.monotonic() - began >= PATIENCE_S:
+            return outcome
+        await clock.sleep(clock.jitter(AGAIN_S))

@@ -16,7 +16,7 @@ from miniclaw_sessions.clock import Clock, sleep_unless
 from miniclaw_sessions.core.protocol.entries import EntryBase
 from miniclaw_sessions.core.session.journal import Journal
 from miniclaw_sessions.core.sharing.database import Database
-from miniclaw_sessions.core.sharing.queue import Claim, shared_queue
+from miniclaw_sessions.core.sharing.queue import Claim, append_alone, shared_queue
 from miniclaw_sessions.core.sharing.rebasing import refresh
 from miniclaw_sessions.core.stores.base import Append, TurnClaim
 from miniclaw_sessions.errors import SessionDeleted, SessionsError, StoreConflict, StoreError, TurnTaken
@@ -85,8 +85,7 @@ class ClaimedTurn:
         """Claim the turn without an entry; see `Ownership.take`."""
         if (claim := self.claim) is None:
             return
-        append = Append(self._queue.head, (), turn=claim.turn, must_exist=True)
-        (outcome,) = await self._journal.home.store.append([append])
+        outcome = await self._append(claim)
         if isinstance(outcome, StoreConflict):
             raise TurnTaken(self._journal.session_id) from outcome
         if outcome is not None:
@@ -130,8 +129,11 @@ class ClaimedTurn:
         if claim.is_held and not claim.is_over and claim.error is None:
             claim.end()
             with suppress(SessionsError):
-                append = Append(self._queue.head, (), turn=claim.turn, must_exist=True)
-                await self._journal.home.store.append([append])
+                await self._append(claim)
+
+    async def _append(self, claim: Claim) -> StoreError | None:
+        append = Append(self._queue.head, (), turn=claim.turn, must_exist=True)
+        return await append_alone(self._journal.home.store, append, self._journal.home.clock)
 
 
 class TurnKeeper:

@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
+import anyio
 import pytest
 
 from miniclaw_sessions.config import SessionSettings
@@ -17,8 +21,8 @@ from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.errors import StoreConflict, StoreCorrupt, StoreError, StoreUnavailable
 from miniclaw_sessions.testing import FakeClock, FaultyStore
 from tests.core.stores.test_damaged_page import damaged_home
-from tests.core.stores.test_postgresql_failures import HASTY, transaction
-from tests.postgresql import PostgreSQLServer
+from tests.core.stores.test_postgresql_failures import HASTY
+from tests.postgresql import PostgreSQLServer, open_transaction
 
 pytestmark = pytest.mark.anyio
 
@@ -112,14 +116,29 @@ async def test_the_first_start_on_plain_files_tells_of_no_losses(tmp_path: Path)
 # --- commits that are refused ----------------------------------------------------------------------------------------
 
 
+@asynccontextmanager
+async def hasty_manager(url: str) -> AsyncIterator[SessionManager]:
+    """A manager for which time passes fifty times as fast, so that it soon has no more patience with its server."""
+    clock, settings = FakeClock(datetime.now(UTC)), SessionSettings(postgresql=HASTY)
+
+    async def pass_time() -> None:
+        while True:
+            await anyio.sleep(0.02)
+            await clock.advance(1)
+
+    async with SessionManager(store=url, settings=settings, clock=clock) as manager, anyio.create_task_group() as tasks:
+        tasks.start_soon(pass_time)
+        yield manager
+        tasks.cancel_scope.cancel()
+
+
 async def test_health_tells_of_messages_that_a_server_refuses_and_forgets_it_once_they_are_taken(
     postgresql: PostgreSQLServer, postgresql_url: str
 ) -> None:
-    settings = SessionSettings(postgresql=HASTY)
-    async with SessionManager(store=postgresql_url, settings=settings) as manager:
+    async with hasty_manager(postgresql_url) as manager:
         session = await manager.get_or_create("telegram", "1")
         await session.add_message(Message.user("before"))
-        async with transaction(postgresql, postgresql_url, "LOCK TABLE entries IN ACCESS EXCLUSIVE MODE"):
+        async with open_transaction(postgresql, postgresql_url, "LOCK TABLE entries IN ACCESS EXCLUSIVE MODE"):
             with pytest.raises(StoreUnavailable):
                 await session.add_message(Message.user("while it is locked"))
             health = manager.health()
@@ -134,9 +153,8 @@ async def test_health_tells_of_messages_that_a_server_refuses_and_forgets_it_onc
 async def test_health_tells_of_a_server_on_which_no_session_can_be_made(
     postgresql: PostgreSQLServer, postgresql_url: str
 ) -> None:
-    settings = SessionSettings(postgresql=HASTY)
-    async with SessionManager(store=postgresql_url, settings=settings) as manager:
-        async with transaction(postgresql, postgresql_url, "LOCK TABLE sessions IN SHARE MODE"):
+    async with hasty_manager(postgresql_url) as manager:
+        async with open_transaction(postgresql, postgresql_url, "LOCK TABLE sessions IN SHARE MODE"):
             with pytest.raises(StoreUnavailable):
                 await manager.get_or_create("telegram", "1")
             assert not manager.health().ok

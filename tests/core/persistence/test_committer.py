@@ -59,6 +59,22 @@ def stored(sequence: int, *, text: str = "hi") -> StoredEntry:
     return StoredEntry(sequence, entry_id, encode_entry(entry))
 
 
+class OneStuck(WatchedStore):
+    """It cannot write one session."""
+
+    is_stuck = True
+
+    async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
+        taken = [one for one in appends if not (self.is_stuck and one.head.session_id == "test_1")]
+        outcomes = iter(await super().append(taken))
+        stuck = StoreUnavailable("this file cannot be written")
+        return [next(outcomes) if one in taken else stuck for one in appends]
+
+
+class PatientQueue(CommitQueue):
+    patience_s = 5.0
+
+
 class Bench:
     """A committer at work, with a store and a clock in the test's hands."""
 
@@ -485,15 +501,6 @@ async def test_being_busy_is_measured_from_the_start_of_a_commit() -> None:
 
 
 async def test_one_session_that_cannot_be_written_holds_no_other_up_and_is_tried_again() -> None:
-    class OneStuck(WatchedStore):
-        is_stuck = True
-
-        async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
-            taken = [one for one in appends if not (self.is_stuck and one.head.session_id == "test_1")]
-            outcomes = iter(await super().append(taken))
-            stuck = StoreUnavailable("this file cannot be written")
-            return [next(outcomes) if one in taken else stuck for one in appends]
-
     bench = Bench()
     store = OneStuck()
     committer = Committer(store, clock=bench.clock, max_unsaved_bytes=1_000_000)
@@ -518,4 +525,65 @@ async def test_one_session_that_cannot_be_written_holds_no_other_up_and_is_tried
         await committer.wait(stuck, 2)
         assert await store.sequences("test_1") == [1, 2]
         assert committer.counts.unsaved_entries == committer.counts.unsaved_bytes == 0
+        committer.close()
+
+
+@pytest.mark.parametrize("is_on_its_way", [False, True])
+async def test_a_session_that_is_busy_for_a_moment_is_waited_for(*, is_on_its_way: bool) -> None:
+    clock, store, ended = FakeClock(), OneStuck(), list[str]()
+    committer = Committer(store, clock=clock, max_unsaved_bytes=1_000_000)
+    busy = PatientQueue(commit_queue("1").head)
+
+    async def wait() -> None:
+        await committer.wait(busy, 1)
+        ended.append("message")
+
+    async def drain() -> None:
+        await committer.drain()
+        ended.append("flush")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(committer.run)
+        committer.submit(busy, stored(1))
+        tasks.start_soon(wait)
+        if is_on_its_way:
+            store.gate = anyio.Event()
+            await clock.advance(0)
+            assert busy.sending
+        tasks.start_soon(drain)
+        await clock.advance(0)
+        if store.gate is not None:
+            store.gate.set()
+        await clock.advance(PatientQueue.patience_s - 0.1)
+        assert len(store.calls) > 1
+        assert (busy.failure, committer.refusals, ended) == (None, {}, [])
+        store.is_stuck = False
+        await clock.advance(LAST_RETRY_S)
+        assert sorted(ended) == ["flush", "message"]
+        assert await store.sequences("test_1") == [1]
+        committer.close()
+
+
+async def test_a_session_that_stays_busy_is_an_error_in_the_end() -> None:
+    clock, store = FakeClock(), OneStuck()
+    committer = Committer(store, clock=clock, max_unsaved_bytes=1_000_000)
+    busy, errors = PatientQueue(commit_queue("1").head), list[Exception | None]()
+
+    async def wait() -> None:
+        errors.append(await error_of(lambda: committer.wait(busy, 1)))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(committer.run)
+        committer.submit(busy, stored(1))
+        tasks.start_soon(wait)
+        await clock.advance(PatientQueue.patience_s + LAST_RETRY_S)
+        assert [type(error) for error in errors] == [StoreUnavailable]
+        assert list(committer.refusals) == ["test_1"]
+        assert isinstance(await error_of(committer.drain), StoreUnavailable)
+        store.is_stuck = False
+        await clock.advance(LAST_RETRY_S)
+        await committer.wait(busy, 1)
+        assert committer.refusals == {}
+        committer.submit(busy, stored(2))
+        await committer.wait(busy, 2)
         committer.close()

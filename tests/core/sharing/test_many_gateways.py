@@ -37,7 +37,7 @@ from miniclaw_sessions.errors import (
 from miniclaw_sessions.files.transfer.forgetting import Selection, forget, select_sessions
 from miniclaw_sessions.testing import FaultyStore
 from tests.core.sharing.modes import shared_mode
-from tests.postgresql import PostgreSQLServer
+from tests.postgresql import PostgreSQLServer, open_transaction
 from tests.texts import texts_of
 
 pytestmark = pytest.mark.anyio
@@ -115,6 +115,80 @@ async def test_whoever_comes_second_goes_on_behind_the_first(database: str, tmp_
         branch = await second.tree.get_branch()
         assert [one.message.text for one in branch if hasattr(one, "message")] == ["one", "two", "three"]
         assert (await one.check()).problems == []
+
+
+class Busy(FaultyStore):
+    """A store that shows when it could not append to a session."""
+
+    def __init__(self, database: str) -> None:
+        super().__init__(PostgreSQLStore(database))
+        self.delayed = anyio.Event()
+
+    async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
+        outcomes = await super().append(appends)
+        if any(isinstance(outcome, StoreUnavailable) for outcome in outcomes):
+            self.delayed.set()
+        return outcomes
+
+
+AS_A_CHECKPOINT_DOES = "SELECT 1 FROM sessions WHERE session_id = 'telegram_1' FOR NO KEY UPDATE"
+"""Locks the row of a session until the transaction ends."""
+
+BEGUN = (
+    "INSERT INTO sessions (session_id, channel, chat_id, incarnation, created_at, last_sequence, used_at, fence) "
+    "VALUES ('telegram_1', 'telegram', '1', 'other', now(), 0, now(), 0)"
+)
+
+
+async def test_a_message_waits_for_another_gateway_that_is_slow_with_the_session(
+    database: str, tmp_path: Path, postgresql: PostgreSQLServer
+) -> None:
+    store = Busy(database)
+    async with SessionManager(tmp_path / "one", store=store) as one:
+        session = await one.get_or_create("telegram", 1)
+        await session.add_message(Message.user("one"))
+        held = open_transaction(postgresql, database, AS_A_CHECKPOINT_DOES)
+        async with anyio.create_task_group() as tasks, held:
+            tasks.start_soon(session.add_message, Message.user("two"), name="say")
+            await store.delayed.wait()
+        assert texts_of(session.messages()) == ["one", "two"]
+        assert one.health().problems == []
+
+
+async def test_a_turn_is_given_back_to_others_though_another_gateway_is_slow_with_the_session(
+    database: str, tmp_path: Path, postgresql: PostgreSQLServer
+) -> None:
+    store = Busy(database)
+    async with SessionManager(tmp_path / "one", store=store) as one:
+        session = await one.get_or_create("telegram", 1)
+        slow, release = anyio.Event(), anyio.Event()
+
+        async def answer() -> None:
+            async with session.turn(Message.user("question")):
+                slow.set()
+                await release.wait()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(answer, name="answer")
+            await slow.wait()
+            async with open_transaction(postgresql, database, AS_A_CHECKPOINT_DOES):
+                release.set()
+                await store.delayed.wait()
+        stored = await store.head("telegram_1")
+        assert stored is not None
+        assert stored.turn is not None
+        assert stored.turn.is_over
+
+
+async def test_a_session_that_another_gateway_is_slow_to_make_is_waited_for(
+    database: str, tmp_path: Path, postgresql: PostgreSQLServer
+) -> None:
+    store = Busy(database)
+    async with SessionManager(tmp_path / "one", store=store) as one:
+        async with anyio.create_task_group() as tasks, open_transaction(postgresql, database, BEGUN):
+            tasks.start_soon(one.get_or_create, "telegram", 1, name="make")
+            await store.delayed.wait()
+        assert (await one.get_or_create("telegram", 1)).journal.incarnation == "other"
 
 
 async def test_many_writers_of_one_chat_lose_and_double_nothing(database: str, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
 from miniclaw_sessions.errors import ConfigError, StoreUnavailable
 from miniclaw_sessions.testing import sample_entries, sample_head
 from tests.core.stores.wire import Cut, Wire
-from tests.postgresql import OWNER, PostgreSQLServer, cut_connections, name_of
+from tests.postgresql import OWNER, PostgreSQLServer, cut_connections, name_of, open_transaction
 
 pytestmark = pytest.mark.anyio
 
@@ -41,18 +41,6 @@ HASTY = PostgreSQLSettings(statement_timeout_s=1)
 
 def first_of(*numbers: int, sequence: int = 1) -> list[Append]:
     return [Append(sample_head(number), sample_entries(sequence, sequence)) for number in numbers]
-
-
-@asynccontextmanager
-async def transaction(server: PostgreSQLServer, database: str, statement: str) -> AsyncIterator[None]:
-    """Somebody else's, which has done this and goes on no further."""
-    connection = await asyncpg.connect(host=str(server.directory), user=OWNER, database=name_of(database))
-    try:
-        async with connection.transaction():
-            await connection.execute(statement)
-            yield
-    finally:
-        await connection.close()
 
 
 # --- a server that is slow -------------------------------------------------------------------------------------------
@@ -64,7 +52,7 @@ async def test_sessions_that_another_connection_has_locked_hold_nobody_else_up(
     async with PostgreSQLStore(postgresql_url, HASTY) as store:
         assert await store.append(first_of(*range(20))) == [None] * 20
         locking = "SELECT * FROM sessions WHERE session_id IN ('telegram_3', 'telegram_4', 'telegram_5') FOR UPDATE"
-        async with transaction(postgresql, postgresql_url, locking):
+        async with open_transaction(postgresql, postgresql_url, locking):
             outcomes = await store.append(first_of(*range(20), sequence=2))
             late = [number for number, outcome in enumerate(outcomes) if outcome is not None]
             assert late == [3, 4, 5]
@@ -83,7 +71,7 @@ async def test_a_session_that_somebody_else_begins_and_does_not_finish_holds_nob
             "(session_id, channel, chat_id, incarnation, created_at, last_sequence, used_at, fence) "
             "VALUES ('telegram_1', 'telegram', '1', 'other', now(), 0, now(), 0)"
         )
-        async with transaction(postgresql, postgresql_url, begun):
+        async with open_transaction(postgresql, postgresql_url, begun):
             first, second, third = await store.append(first_of(0, 1, 2))
             assert (first, third) == (None, None)
             assert isinstance(second, StoreUnavailable)
@@ -474,5 +462,5 @@ async def test_whoever_only_indexes_a_session_is_in_no_appends_way(
 ) -> None:
     async with PostgreSQLStore(postgresql_url) as store:
         assert await store.append(first_of(1)) == [None]
-        async with transaction(postgresql, postgresql_url, "SELECT * FROM sessions FOR KEY SHARE"):
+        async with open_transaction(postgresql, postgresql_url, "SELECT * FROM sessions FOR KEY SHARE"):
             assert await store.append(first_of(1, sequence=2)) == [None]
