@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from datetime import datetime
 from pathlib import Path
-from typing import NoReturn
 from urllib.parse import urlsplit
 
 import anyio
@@ -17,6 +17,7 @@ from miniclaw_sessions.core.events.feed import Event
 from miniclaw_sessions.core.sharing.feed import LATE_S, THOROUGH_EVERY_S
 from miniclaw_sessions.core.stores.postgresql import changes
 from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
+from miniclaw_sessions.core.stores.shared_store import Changes, Use
 from miniclaw_sessions.errors import StoreUnavailable
 from miniclaw_sessions.testing import FakeClock
 from tests.core.sharing.modes import shared_mode
@@ -203,15 +204,27 @@ async def test_a_deletion_is_known_for_an_hour_and_names_no_session(database: Da
         assert (await store.changes(at, 0)).deleted == {"of quiet 1", "of quiet 2", "of quiet 3"}
 
 
-async def test_health_hears_of_a_poll_and_of_a_count_that_fail(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = FakeClock()
-    async with SessionManager(store=database.url, clock=clock) as manager:
-        server = shared_mode(manager)._database.server
+class CutOff(PostgreSQLStore):
+    """Its network is gone, while it has a `failing` method."""
 
-        async def fail(*_: object) -> NoReturn:
+    failing = ""
+
+    async def changes(self, since: datetime, late_s: float) -> Changes:
+        self._check("changes")
+        return await super().changes(since, late_s)
+
+    async def used(self, uses: Sequence[Use], *, backwards: bool = False) -> None:
+        self._check("used")
+        await super().used(uses, backwards=backwards)
+
+    def _check(self, method: str) -> None:
+        if method == self.failing:
             raise StoreUnavailable("the network is gone")
+
+
+async def test_health_hears_of_a_poll_and_of_a_count_that_fail(database: Database) -> None:
+    clock, store = FakeClock(), CutOff(database.url)
+    async with SessionManager(store=store, clock=clock) as manager:
 
         def health() -> tuple[bool, list[str]]:
             return manager.health().ok, manager.health().problems
@@ -222,10 +235,10 @@ async def test_health_hears_of_a_poll_and_of_a_count_that_fail(
             for name, step in (("changes", manager.events.feed.poll), ("used", shared_mode(manager).census.write_uses)):
                 clock.jump(1)
                 (await manager.get_or_create("telegram", 1)).journal.checkpoint.touch()
-                with monkeypatch.context() as broken:
-                    broken.setattr(server, name, fail)
-                    with pytest.raises(StoreUnavailable):
-                        await step()
-                    assert health() == (False, ["the store cannot be used: the network is gone"])
+                store.failing = name
+                with pytest.raises(StoreUnavailable):
+                    await step()
+                assert health() == (False, ["the store cannot be used: the network is gone"])
+                store.failing = ""
                 await step()
                 assert health() == (True, [])

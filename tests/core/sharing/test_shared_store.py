@@ -409,22 +409,23 @@ async def test_where_two_clocks_differ_nothing_expires(database: Database) -> No
         assert (await one.sweep()).sessions == ["telegram_1"]
 
 
-async def test_after_a_jump_of_both_clocks_people_get_a_while_to_come_back(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = FakeClock(datetime.now(UTC))
-    async with SessionManager(database.url, clock=clock) as manager:
+class Ahead(PostgreSQLStore):
+    """Its server's clock shows `time`, if there is one."""
+
+    time: datetime | None = None
+
+    async def now(self) -> datetime:
+        return await super().now() if self.time is None else self.time
+
+
+async def test_after_a_jump_of_both_clocks_people_get_a_while_to_come_back(database: Database) -> None:
+    clock, store = FakeClock(datetime.now(UTC)), Ahead(database.url)
+    async with SessionManager(store=store, clock=clock) as manager:
         await say(manager, 1, "hello")
         await manager.flush()
         await database.make_idle("telegram_1")
         clock.jump(31 * 86_400)
-        ahead = clock.now()
-
-        async def now(self: PostgreSQLStore) -> datetime:
-            del self
-            return ahead
-
-        monkeypatch.setattr(PostgreSQLStore, "now", now)
+        store.time = clock.now()
         assert "jumped" in str((await manager.sweep()).postponed)
         assert await manager.count() == 1
 

@@ -23,12 +23,14 @@ from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.config import ChannelSettings, ListenSettings, ModelSettings, SessionSettings, Settings
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall, Usage
+from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.service.gateway.http import Gateway, make_app
 from miniclaw_sessions.service.gateway.listeners import listen_tcp, listen_unix
 from miniclaw_sessions.service.gateway.security import AccessPolicy
 from miniclaw_sessions.service.gateway.server import EmbeddedServer
 from miniclaw_sessions.service.gateway.token_table import TokenTable
 from miniclaw_sessions.testing.clock import FakeClock
+from miniclaw_sessions.testing.faults import FaultyStore
 from tests.documented import Documented
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ class Served:
     unix: httpx2.AsyncClient
     tcp: httpx2.AsyncClient
     app: Gateway
+    faults: FaultyStore
+    """Its store, where the settings name `memory:`."""
 
     async def raw(self, data: bytes, *, by_tcp: bool = False, then_end: bool = False) -> bytes:
         """Send bytes and read until the server closes the connection."""
@@ -173,8 +177,10 @@ async def served(  # noqa: PLR0917 - fixtures
     settings = Settings(listen=limits, model=model_settings)
     headers = {"Authorization": f"Bearer {TOKEN}"}
     transport = httpx2.AsyncHTTPTransport(uds=str(short_path / "s"), verify=False)  # no TLS: half a test's time
+    faults = FaultyStore(MemoryStore())
+    store = faults if session_settings.store == "memory:" else None
     async with (
-        SessionManager(short_path / "workspace", settings=session_settings) as manager,
+        SessionManager(short_path / "workspace", settings=session_settings, store=store) as manager,
         httpx2.AsyncClient(transport=transport, base_url="http://miniclaw", timeout=30) as unix,
         httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=30, verify=False) as tcp,
         Dispatcher(manager, Assistant(agent, model_settings), limits=channel_settings) as dispatcher,
@@ -192,7 +198,7 @@ async def served(  # noqa: PLR0917 - fixtures
         tasks.start_soon(server.serve_until_stopped, [listener.socket for listener in listeners])
         await server.listening.wait()
         tasks.start_soon(app.watch_tokens)
-        yield Served(manager, server, dispatcher, short_path / "s", port, unix, tcp, app)
+        yield Served(manager, server, dispatcher, short_path / "s", port, unix, tcp, app, faults)
         await unix.aclose()
         await tcp.aclose()
         dispatcher.cut_off(anyio.current_time())

@@ -22,7 +22,6 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.protocol.entries import original_id
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, TextPart, ThinkingPart, ToolCall, Usage
-from miniclaw_sessions.errors import StoreUnavailable
 from tests.legality import is_legal
 from tests.service.gateway.conftest import TOKEN
 from tests.service.gateway.lossy import lossy
@@ -374,18 +373,19 @@ async def test_an_answer_that_is_lost_doubles_nothing(served: Any, *, is_cut: bo
 
 
 async def test_a_request_that_was_refused_and_is_repeated_is_not_taken_for_the_one_before(
-    served: Any, client: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+    served: Any, client: AsyncOpenAI
 ) -> None:
     """The first try of the second "ok" never reached the store: it is no repetition of the first "ok"."""
     made = await client.conversations.create()
     await client.conversations.items.create(made.id, items=[user("ok")])
     path = f"/v1/conversations/{made.id}/items"
     body = {"items": [user("ok")]}
-    committer = (await served.manager.find(made.id)).journal.home.committer
-    with monkeypatch.context() as failing:
-        failing.setattr(committer, "failure", StoreUnavailable("the store cannot be written"))
-        refused = await served.unix.post(path, json=body, headers={"x-stainless-retry-count": "0"})
+    served.faults.fail()
+    assert (await served.unix.post("/v1/sessions/a_1/messages", json=user("x"))).status_code == 503
+    refused = await served.unix.post(path, json=body, headers={"x-stainless-retry-count": "0"})
     assert refused.status_code == 503
+    served.faults.heal()
+    await served.manager.flush()
     repeated = await served.unix.post(path, json=body, headers={"x-stainless-retry-count": "1"})
     assert repeated.status_code == 200
     assert texts(await every(client, made.id)) == ["ok", "ok"]

@@ -350,16 +350,11 @@ async def test_paths_and_methods_that_do_not_exist_are_told(served: Any) -> None
     [(StoreFull("x"), 507, "store_full"), (StoreUnavailable("/secret/path"), 503, "store_unavailable")],
 )
 async def test_a_store_that_fails_refuses_messages_and_goes_on_reading(
-    served: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int, kind: str
+    served: Any, error: Exception, status: int, kind: str
 ) -> None:
     path = "/v1/sessions/a_1/messages"
     await served.unix.post(path, json=user("saved"))
-
-    async def fail(appends: Any) -> Any:
-        del appends
-        raise error
-
-    monkeypatch.setattr(served.manager._store, "append", fail)
+    served.faults.fail(error)
     for body in (user("first"), user("second"), {"messages": [user("3"), user("4")]}):
         reply = await served.unix.post(path, json=body)
         assert (reply.status_code, reply.json()["error"]["type"]) == (status, kind)
@@ -370,20 +365,15 @@ async def test_a_store_that_fails_refuses_messages_and_goes_on_reading(
     health = await served.unix.get("/health")
     assert (health.status_code, health.json()["status"]) == (503, "failing")
     assert (await served.unix.get(path)).json()["messages"][0]["content"] == "saved"
-    monkeypatch.undo()
+    served.faults.heal()
     assert (await served.unix.post("/v1/flush")).status_code == 200
     texts = [message["content"] for message in (await served.unix.get(path)).json()["messages"]]
     assert texts == ["saved", "first"]  # only the one under which the store failed had been accepted
     assert await served.is_alive()
 
 
-async def test_a_fault_of_the_store_is_explained_in_the_log_and_not_in_the_reply(
-    served: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def fail() -> Any:
-        raise StoreCorrupt("entry 7 in /secret/place is damaged")
-
-    monkeypatch.setattr(served.manager, "check", fail)
+async def test_a_fault_of_the_store_is_explained_in_the_log_and_not_in_the_reply(served: Any) -> None:
+    served.faults.fail(StoreCorrupt("entry 7 in /secret/place is damaged"), method="check")
     with capture_logs() as records:
         reply = await served.unix.post("/v1/check")
     assert (reply.status_code, reply.json()["error"]["type"]) == (500, "store_corrupt")
@@ -453,20 +443,11 @@ class TestSmallLimits:
         assert statuses == [201, 201, 201, 429, 429, 429]
         assert (await served.unix.post("/v1/sessions/a_0/messages", json=user("x"))).status_code == 201
 
-    async def test_a_store_that_does_not_answer_ends_in_a_timeout(
-        self, served: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        real = served.manager._store.append
-        release = anyio.Event()
-
-        async def hang(appends: Any) -> Any:
-            await release.wait()
-            return await real(appends)
-
-        monkeypatch.setattr(served.manager._store, "append", hang)
+    async def test_a_store_that_does_not_answer_ends_in_a_timeout(self, served: Any) -> None:
+        served.faults.hold()
         reply = await served.unix.post("/v1/sessions/a_1/messages", json=user("x"))
         assert (reply.status_code, reply.json()["error"]["type"]) == (503, "timeout")
-        release.set()
+        served.faults.heal()
         assert (await served.unix.post("/v1/sessions/a_1/messages", json=user("y"))).status_code == 201
 
     async def test_a_client_that_does_not_take_the_transcript_is_cut_off(self, served: Any) -> None:

@@ -89,13 +89,10 @@ async def test_the_openai_package_shows_the_id(client: AsyncOpenAI) -> None:
 async def test_the_log_has_the_id_of_what_failed_or_was_refused(
     served: Any, logged: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail() -> Any:
-        raise StoreCorrupt("entry 7 is damaged")
-
     def fail_unforeseen() -> Any:
         raise RuntimeError
 
-    monkeypatch.setattr(served.manager, "check", fail)
+    served.faults.fail(StoreCorrupt("entry 7 is damaged"), method="check")
     monkeypatch.setattr(served.manager, "health", fail_unforeseen)
     failed = await served.unix.post("/v1/check")
     await served.unix.get("/health", headers={"x-request-id": "mine"})

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miniclaw_sessions.config import ListenSettings, SessionSettings
+from miniclaw_sessions.core.events.listeners import Commit
 from miniclaw_sessions.errors import StoreUnavailable
 from miniclaw_sessions.files.formats.registry import all_formats
 from miniclaw_sessions.service.api.transfer import file_name
@@ -322,17 +323,15 @@ async def begin_upload(served: Any, data: bytes, query: bytes = b"") -> Any:
 
 
 @pytest.fixture
-def half_stored(served: Any, monkeypatch: pytest.MonkeyPatch) -> anyio.Event:
+def half_stored(served: Any) -> anyio.Event:
     """Set when a part of some session is in the store."""
-    event, real = anyio.Event(), served.manager._store.append
+    event = anyio.Event()
 
-    async def append(appends: Any) -> Any:
-        outcome = await real(appends)
-        if any(len(one.entries) > 100 for one in appends):
+    def look(commit: Commit) -> None:
+        if any(len(entries) > 100 for _, entries in commit.appended):
             event.set()
-        return outcome
 
-    monkeypatch.setattr(served.manager._store, "append", append)
+    served.manager.events.commits.subscribe(look)
     return event
 
 
@@ -375,22 +374,20 @@ async def test_too_many_imports_at_once_are_turned_away(served: Any) -> None:
     assert (await imported(served, RESUMED.read_bytes()))["entries"] == 6
 
 
-async def test_a_store_that_fails_in_the_middle_acknowledges_nothing(
-    served: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, appends_left = served.manager._store.append, iter(range(2))
+async def test_a_store_that_fails_in_the_middle_acknowledges_nothing(served: Any) -> None:
+    commits = served.manager.events.commits
 
-    async def fail_later(appends: Any) -> Any:
-        if next(appends_left, None) is None:
-            raise StoreUnavailable("/secret/path")
-        return await real(appends)
+    def fail(_: Commit) -> None:
+        commits.unsubscribe(fail)
+        served.faults.fail(StoreUnavailable("/secret/path"))
 
-    monkeypatch.setattr(served.manager._store, "append", fail_later)
+    commits.subscribe(fail)
     reply = await send(served, LARGE.read_bytes(), session_id="a_1")
     check_refusal(reply, 503, "store_unavailable")
     assert "secret" not in reply.text
     assert (await served.unix.get("/v1/sessions/a_1")).status_code == 404
     assert served.manager.statistics().sessions == 0
+    served.faults.heal()
 
 
 class TestOnDisk:

@@ -18,7 +18,7 @@ from miniclaw_sessions.core.protocol.encoding import decode_entry
 from miniclaw_sessions.core.protocol.entries import Custom, Entry, MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session.copying import adopt_all
-from miniclaw_sessions.core.stores.base import StoredEntry
+from miniclaw_sessions.core.stores.base import Append, StoredEntry
 from miniclaw_sessions.errors import StoreUnavailable
 from miniclaw_sessions.service.api.context import LARGE_REPLIES
 from miniclaw_sessions.service.api.tree import MAX_BRANCH
@@ -172,18 +172,12 @@ async def test_an_entry_id_in_the_path_is_decoded_exactly_once(served: Any) -> N
         assert (await served.unix.get(f"{ONE}/entries/{wrong}")).status_code in (400, 404), wrong
 
 
-async def test_a_damaged_entry_is_the_stores_fault_and_told_to_the_operator(
-    served: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (entry_id,) = await say(served, user("x"))
-
-    async def find(session_id: str, wanted: str) -> StoredEntry:
-        del session_id
-        return StoredEntry(1, wanted, b'{"type": "message"}')
-
-    monkeypatch.setattr(served.manager._store, "find", find)
+async def test_a_damaged_entry_is_the_stores_fault_and_told_to_the_operator(served: Any) -> None:
+    await say(served, user("x"))
+    head = (await served.faults.head("a_1")).head
+    assert await served.faults.append([Append(head, [StoredEntry(2, "damaged", b'{"type": "message"}')])]) == [None]
     with capture_logs() as records:
-        reply = await served.unix.get(f"{ONE}/entries/{entry_id}")
+        reply = await served.unix.get(f"{ONE}/entries/damaged")
     check_refusal(reply, 500, "store_corrupt")
     assert [record["action"] for record in records] == ["http.failed"]
 
@@ -465,14 +459,9 @@ async def test_an_unknown_entry_is_not_found_and_changes_nothing(served: Any) ->
     assert (await shown(served))["entries"] == 1
 
 
-async def test_a_store_that_fails_acknowledges_nothing(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_fails_acknowledges_nothing(served: Any) -> None:
     (entry_id,) = await say(served, user("x"))
-
-    async def fail(appends: Any) -> Any:
-        del appends
-        raise StoreUnavailable("/secret/path")
-
-    monkeypatch.setattr(served.manager._store, "append", fail)
+    served.faults.fail(StoreUnavailable("/secret/path"))
     for route, body in {
         "entries": {"type": "session_info", "name": "x"},
         "branch": {"entry_id": entry_id},
@@ -485,7 +474,7 @@ async def test_a_store_that_fails_acknowledges_nothing(served: Any, monkeypatch:
         check_refusal(reply, 503, "store_unavailable")
         assert "/secret" not in reply.text
         assert int(reply.headers["retry-after"]) > 0
-    monkeypatch.undo()
+    served.faults.heal()
     assert (await served.unix.post("/v1/flush")).status_code == 200
     assert (await served.unix.get("/v1/sessions/b_2")).status_code == 404
     assert (await served.unix.post("/v1/check")).json()["problems"] == []
