@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,10 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session.turn import Opening, Place
+from miniclaw_sessions.core.stores.base import Append, Store
+from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
+from miniclaw_sessions.errors import StoreConflict, StoreError
+from miniclaw_sessions.testing import FaultyStore
 from tests.service.gateway.test_conversations import package_at
 from tests.service.gateway.test_responses import WEATHER, Recorder
 from tests.serving import serving
@@ -24,13 +28,27 @@ from tests.serving import serving
 pytestmark = [pytest.mark.anyio, pytest.mark.proof]
 
 
+class Watched(FaultyStore):
+    """A store that shows when it has refused an append, as where another gateway has the turn."""
+
+    def __init__(self, database: str) -> None:
+        super().__init__(PostgreSQLStore(database))
+        self.refused = anyio.Event()
+
+    async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
+        outcomes = await super().append(appends)
+        if any(isinstance(outcome, StoreConflict) for outcome in outcomes):
+            self.refused.set()
+        return outcomes
+
+
 @asynccontextmanager
-async def gateways(database: str, directory: Path, model: Recorder) -> AsyncIterator[list[AsyncOpenAI]]:
+async def gateways(stores: Sequence[str | Store], directory: Path, model: Recorder) -> AsyncIterator[list[AsyncOpenAI]]:
     async with AsyncExitStack() as stack:
         clients = []
-        for number in range(2):
+        for number, store in enumerate(stores):
             home, socket = directory / f"g{number}", directory / f"s{number}"
-            manager = SessionManager(home, store=database, settings=SessionSettings())
+            manager = SessionManager(home, store=store, settings=SessionSettings())
             await stack.enter_async_context(manager)
             await stack.enter_async_context(serving(manager, socket, Agent(model, system_prompt="Be kind.")))
             clients.append(await stack.enter_async_context(package_at(socket)))
@@ -39,7 +57,7 @@ async def gateways(database: str, directory: Path, model: Recorder) -> AsyncIter
 
 async def test_a_response_of_one_is_found_and_gone_on_from_by_the_other(postgresql_url: str, short_path: Path) -> None:
     model = Recorder()
-    async with gateways(postgresql_url, short_path, model) as (one, other):
+    async with gateways([postgresql_url] * 2, short_path, model) as (one, other):
         first = await one.responses.create(input="first")
         assert await other.responses.retrieve(first.id) == first
         called = await other.responses.create(input="call", tools=[WEATHER], previous_response_id=first.id)
@@ -59,7 +77,7 @@ async def test_both_go_on_from_one_response_at_once_and_see_nothing_of_each_othe
     postgresql_url: str, short_path: Path
 ) -> None:
     model = Recorder()
-    async with gateways(postgresql_url, short_path, model) as clients:
+    async with gateways([postgresql_url] * 2, short_path, model) as clients:
         first = await clients[0].responses.create(input="first")
 
         async def go_on(client: AsyncOpenAI, name: str) -> None:
@@ -80,8 +98,8 @@ async def test_both_go_on_from_one_response_at_once_and_see_nothing_of_each_othe
 async def test_a_response_that_the_other_makes_is_in_progress_and_a_conversation_waits_for_it(
     postgresql_url: str, short_path: Path
 ) -> None:
-    model = Recorder()
-    async with gateways(postgresql_url, short_path, model) as (one, other):
+    model, store = Recorder(), Watched(postgresql_url)
+    async with gateways([postgresql_url, store], short_path, model) as (one, other):
         made = await one.conversations.create()
         stream = await one.responses.create(input="slow", conversation=made.id, stream=True)
         created: Any = await anext(aiter(stream))
@@ -95,7 +113,7 @@ async def test_a_response_that_the_other_makes_is_in_progress_and_a_conversation
         with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(ask)
-                await anyio.sleep(0.1)
+                await store.refused.wait()
                 model.gate.set()
                 _ = [event async for event in stream]
         assert answers == ["I see: Be kind. | slow | next"]
