@@ -28,6 +28,9 @@ from tests.crash.launcher import Launcher, Writer
 from tests.crash.verifier import Ledger, verify
 
 MOMENT_LIMIT_S = 60.0
+MORE_TRIALS = 50
+"""At most this many trials are added where those that were planned have proved too little."""
+
 BARE_SAVES = 40
 AFTERWARDS_S = {
     "creating": 0.03,
@@ -186,10 +189,14 @@ class Crashes:
         for moment in moments:
             if problems := self.run(moment):
                 return problems
-        while self.tally.acknowledged < acknowledging:
+        for _ in range(MORE_TRIALS):
+            if self.tally.acknowledged >= acknowledging:
+                break
             if problems := self.run("talking"):
                 return problems
-        return []
+        done, trials = self.tally.acknowledged, self.tally.trials
+        enough = done >= acknowledging
+        return [] if enough else [f"{trials} trials acknowledged {done} of {acknowledging} messages: too few"]
 
     def _crash(self, moment: str, files: list[Path]) -> list[str]:
         """Let a writer write and end it; what it left in `files` tells how that came to be."""
