@@ -127,7 +127,6 @@ async def test_a_page_without_results_is_not_the_end(session: Session, monkeypat
         await session.add_message(Message.user(f"rome {number}, no needle, on a branch that is left"))
     await session.tree.branch((await session.search('"the needle"')).results[0].entry_id)
     monkeypatch.setattr(searching, "WINDOW", 2)
-    monkeypatch.setattr(searching, "MAX_WINDOWS", 2)
     assert (await session.search("rome", branch="current")).results == ()
     with monkeypatch.context() as patch:
         patch.setattr(history_tool_module, "MAX_PAGES", 1)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-import pytest
-
-from miniclaw_sessions.core.history import placing
-from miniclaw_sessions.core.history.placing import Places
+from miniclaw_sessions.core.history.placing import LOOSE, Places
 from miniclaw_sessions.core.protocol.entries import Compaction, Custom, LeafMove, place_of_parent
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -41,10 +38,9 @@ def test_moves_and_compactions_learn_where_their_entries_stand() -> None:
     assert (move.target_sequence, compaction.first_kept_sequence, cleared.target_sequence) == (1, 1, None)
 
 
-def test_any_number_of_places_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placing, "LOOSE", 64)
-    places = Places()
-    for number in range(1, 1_001):
-        places.place(entry(f"e{number}", None), number)
-    for number in range(1, 1_001):
-        assert places.place(entry("child", f"e{number}"), 2_000).parent_sequence == number
+def test_any_number_of_places_is_remembered() -> None:
+    places, many = Places(), 2 * LOOSE + 1_000
+    for number in range(1, many):
+        places.note(f"e{number}", number)
+    for number in range(1, many, 97):
+        assert places.place(entry("child", f"e{number}"), many + 1).parent_sequence == number

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.history import state
-from miniclaw_sessions.core.history.state import LONGEST_MODEL, MOST_SPENT
+from miniclaw_sessions.core.history.state import LONGEST_MODEL, MOST_SPENT, OLDER
 from miniclaw_sessions.core.manager import SessionManager, open_readonly
 from miniclaw_sessions.core.protocol.keys import KeyBounds, SessionKey
 from miniclaw_sessions.core.protocol.messages import Message, Role, Usage
@@ -192,7 +192,9 @@ async def test_a_full_account_still_tells_the_newest_days_apart(
         before = (await manager.usage(since=today)).total.replies
         await session.add_message(replace(reply(), timestamp=None))
         assert (before, (await manager.usage(since=today)).total.replies) == (most, most + 1)
-        assert (await manager.usage()).total.replies == 2 * most + 1
+        report = await manager.usage(by="model", limit=10_000)
+        assert OLDER in {row.name for row in report.rows}
+        assert report.total.replies == 2 * most + 1
 
 
 async def test_days_channels_and_chats_narrow_it_and_the_newest_or_dearest_come_first(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import anyio
 import pytest
 
+from miniclaw_sessions import Message
 from miniclaw_sessions.core.persistence.whole_files import opened_file
+from miniclaw_sessions.core.stores.copying import GROUP
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.encryption import KeyRing, is_in_pieces, is_sealed
 from miniclaw_sessions.errors import ConfigError, DirectoryInUse, StoreCorrupt, WrongKey
@@ -89,11 +91,12 @@ async def test_an_empty_workspace_is_rekeyed_in_no_time(tmp_path: Path) -> None:
     assert await home.said(OLD_KEY) == {}
 
 
-async def test_a_long_transcript_is_copied_whole(jsonl_home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("miniclaw_sessions.core.stores.copying.GROUP", 8)
+async def test_a_long_transcript_is_copied_whole(jsonl_home: Home) -> None:
     async with jsonl_home.open(None) as manager:
-        for number, count in ((1, 1), (2, 30), (3, 0), (4, 9)):
+        for number, count in ((1, 1), (2, 0), (3, 0), (4, 9)):
             await jsonl_home.say(manager, number, count)
+        long = await manager.find("telegram_2")
+        await long.add_messages([Message.user(f"{SECRET} {number}") for number in range(GROUP + 100)])
     said = await jsonl_home.said(None)
     await jsonl_home.rekey(OLD_KEY)
     assert jsonl_home.showing() == []

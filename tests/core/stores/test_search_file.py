@@ -117,6 +117,8 @@ async def test_a_page_stops_looking_after_a_while_and_the_next_one_goes_on(
         for state in ("nothing", "all"):
             if state == "all":
                 await index_all(store)
+            page = await store.search(Search.parse("luck -no"))
+            assert (list(page.hits), page.cursor is None) == ([], False), "everything was looked at"
             for query in ("ok", "luck -no", "no -ok", "luck"):
                 expected = [n + 1 for n in range(40) if (n % 9 == 0) == (query == "ok") and query != "luck -no"]
                 assert [sequence for _, sequence in await found(store, query)] == expected[::-1], (state, query)
