@@ -119,10 +119,12 @@ class Campaign:
             self.tally.failures.append(Failure(self._reader.name, number, what, _trace(error), small))
 
 
-async def attempt(reader: Reader, cases: Sequence[bytes], logs: LogWatch) -> list[bool]:
+async def attempt(
+    reader: Reader, cases: Sequence[bytes], logs: LogWatch, *, deadline_s: float = DEADLINE_S
+) -> list[bool]:
     """Read cases together within their time and memory, and look at the logs; raises what is wrong."""
     before = _peak_bytes()
-    limit_s = DEADLINE_S + len(cases) - 1
+    limit_s = deadline_s + len(cases) - 1
     try:
         with _alarm(2 * limit_s), anyio.fail_after(limit_s):
             accepted = await reader.read_together(cases)

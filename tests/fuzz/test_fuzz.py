@@ -174,13 +174,10 @@ class HangingReader(BrokenReader):
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("case", [b"busy", b"waiting"])
-async def test_a_hang_is_a_failure(
-    tmp_path: Path, logs: LogWatch, monkeypatch: pytest.MonkeyPatch, case: bytes
-) -> None:
-    monkeypatch.setattr("tests.fuzz.campaign.DEADLINE_S", 0.3)
+async def test_a_hang_is_a_failure(tmp_path: Path, logs: LogWatch, case: bytes) -> None:
     async with HangingReader(tmp_path) as reader:
         with pytest.raises(AssertionError, match="took longer"):
-            await attempt(reader, [case], logs)
+            await attempt(reader, [case], logs, deadline_s=0.3)
 
 
 def test_the_command_line_tells_writes_down_and_replays(
