@@ -648,7 +648,10 @@ def test_the_lock_survives_a_forked_child_and_its_release_does_not_wait_for_one(
 
 def test_a_full_disk_does_not_keep_the_lock_from_being_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pwrite", failing(errno.ENOSPC))
-    DirectoryLock(tmp_path).release()
+    lock = DirectoryLock(tmp_path)
+    with pytest.raises(DirectoryInUse):
+        DirectoryLock(tmp_path)
+    lock.release()
 
 
 # --- a system without syncfs, where fsync is no promise: macOS -------------------------------------------------------

@@ -750,6 +750,7 @@ async def test_any_number_of_tasks_may_wait_for_the_end(dispatcher: Dispatcher, 
                 tasks.start_soon(dispatcher.finished)
                 await checkpoint()
             model.open("one")
+    assert dispatcher.running == 0
 
 
 # --- stopping --------------------------------------------------------------------------------------------------------

@@ -111,6 +111,7 @@ async def test_cancelling_the_opening_lets_the_directory_go(tmp_path: Path, stor
         await opening
     async with SessionManager(tmp_path, store=store) as again:
         await (await again.get_or_create("telegram", "1")).add_message(Message.user("hello"))
+        assert (await again.check()).problems == []
 
 
 @pytest.mark.parametrize("store", ["none:", "sqlite:"])

@@ -53,7 +53,10 @@ def test_what_a_dead_process_left_is_replaced(short_path: Path) -> None:
     dead = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     dead.bind(str(short_path / "s"))
     dead.close()
-    listen_unix(short_path / "s").close()
+    with closing(listen_unix(short_path / "s")) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.socket.listen()
+        client.connect(str(short_path / "s"))
+        assert client.getpeername() == str(short_path / "s")
 
 
 def test_a_socket_that_somebody_listens_on_is_not_touched(short_path: Path) -> None:
