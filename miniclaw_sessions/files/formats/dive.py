@@ -247,25 +247,16 @@ def _is_result(block: Any) -> bool:
 
 
 def _read_piece(role_text: str, blocks: list[Any], kept: dict[str, Any]) -> Message:
-    if blocks and _is_result(blocks[0]):
-        return _read_result(blocks[0], {**kept, "role": role_text})
-    role, named = role_and_extra(role_text, _ALIASES)
-    if _ROLES.get(role) != role_text:
-        kept = {**kept, "role": role_text}
-    extra = {**(keeping(kept, NAME) or {}), **named}
-    parts, calls = taken_apart(map(_read_block, blocks))
-    content = parts if parts == (TextPart(""),) else plain(parts)  # an empty block comes back as one
-    return Message(role, content, tool_calls=calls, extra=extra or None)
-
-
-def _read_block(block: Any) -> Part | ToolCall:
-    piece = read_block(block, NAME)
-    if piece is None or (isinstance(piece, OtherPart) and piece.fields["type"] not in _BLOCKS):
-        return OtherPart({"type": NAME, "block": block})
-    return piece
-
-
-def _read_result(block: dict[str, Any], kept: dict[str, Any]) -> Message:
+    """A result by itself, or all that stands between results."""
+    if not blocks or not _is_result(blocks[0]):
+        role, named = role_and_extra(role_text, _ALIASES)
+        if _ROLES.get(role) != role_text:
+            kept = {**kept, "role": role_text}
+        extra = {**(keeping(kept, NAME) or {}), **named}
+        parts, calls = taken_apart(map(_read_block, blocks))
+        said = parts if parts == (TextPart(""),) else plain(parts)  # an empty block comes back as one
+        return Message(role, said, tool_calls=calls, extra=extra or None)
+    block = blocks[0]
     rest = without(block, "type", "tool_use_id", "content", "is_error")
     given = block.get("content")
     content: str | tuple[Part, ...] | None = given if isinstance(given, str) else None
@@ -278,11 +269,17 @@ def _read_result(block: dict[str, Any], kept: dict[str, Any]) -> Message:
         content = _as_text(given)
     if (is_error := block.get("is_error")) is not True and "is_error" in block:
         rest["is_error"] = is_error
-    if rest:
-        kept = {**kept, "result": rest}
+    kept = {**kept, "role": role_text, **({"result": rest} if rest else {})}
     return Message(
         Role.TOOL_RESULT, content, tool_call_id=block["tool_use_id"], is_error=is_error is True, extra={NAME: kept}
     )
+
+
+def _read_block(block: Any) -> Part | ToolCall:
+    piece = read_block(block, NAME)
+    if piece is None or (isinstance(piece, OtherPart) and piece.fields["type"] not in _BLOCKS):
+        return OtherPart({"type": NAME, "block": block})
+    return piece
 
 
 def _as_text(content: Any) -> str:

@@ -206,17 +206,11 @@ def _messages(record: Mapping[str, Any], answered: set[bytes]) -> list[Message]:
     content = record.get("content")
     parts = [{"text": content}] if isinstance(content, str) else content if isinstance(content, list) else [content]
     parts = [{"text": part} if isinstance(part, str) else part for part in parts if part]
-    match record.get("type"):
-        case "user":
-            parts = [part for part in parts if _answer(part) not in answered]
-            return from_google([{"role": "user", "parts": parts}]) if parts else []
-        case "gemini":
-            return _reply(record, parts, answered)
-        case _:
-            return []
-
-
-def _reply(record: Mapping[str, Any], parts: list[Any], answered: set[bytes]) -> list[Message]:
+    if record.get("type") == "user":
+        parts = [part for part in parts if _answer(part) not in answered]
+        return from_google([{"role": "user", "parts": parts}]) if parts else []
+    if record.get("type") != "gemini":
+        return []
     calls = objects_in(record, "toolCalls")
     made = [part.get("functionCall") for part in parts if isinstance(part, dict)]
     written = [call.get("id") for call in made if isinstance(call, dict)]
