@@ -341,25 +341,13 @@ async def place_of_response(context: Context, wanted: Wanted) -> Place:
         source, found = await _previous(context, wanted.previous)
     else:
         check_calls((), wanted.messages, ())
+    # A session of its own is another one each time, unless the client names its request.
+    key = SessionKey.of(CHANNEL, secrets.token_hex(24) if wanted.key is None else wanted.digest[:48])
     if not wanted.stores:
-        key = _new_key(wanted)
         return Place(key, await _in_memory(key, source, found))
-    if source is None or (found is not None and source.key.channel != CHANNEL):
-        return await _begun_or(context, wanted, source, found)
-    at, since = (UNSET, source.last_sequence - _LOOKED_AT) if found is None else (found.end, found.mark.sequence)
-    return await _place_in(context, source, wanted, at, since=max(0, since))
-
-
-def _new_key(wanted: Wanted) -> SessionKey:
-    """A session of its own: another one each time, unless the client names its request."""
-    if wanted.key is None:
-        return SessionKey.of(CHANNEL, secrets.token_hex(24))
-    return SessionKey.of(CHANNEL, wanted.digest[:48])
-
-
-async def _begun_or(context: Context, wanted: Wanted, source: Session | None, found: StoredResponse | None) -> Place:
-    """A session of its own: the one that a request with the same key has begun, or a new one."""
-    key = _new_key(wanted)
+    if source is not None and (found is None or source.key.channel == CHANNEL):
+        at, since = (UNSET, source.last_sequence - _LOOKED_AT) if found is None else (found.end, found.mark.sequence)
+        return await _place_in(context, source, wanted, at, since=max(0, since))
     if wanted.key is not None:
         try:
             begun = await context.find(key.session_id)
