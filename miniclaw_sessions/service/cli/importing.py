@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,13 +107,14 @@ class Importing:
         before = 0
         for file in self._files:
 
-            def on_progress(stage: str, done: int, _: int | None, before: int = before) -> None:
-                report(stage, before + done, total)
+            def on_sent(sent: int, _: int, before: int = before) -> None:
+                report("importing", before + sent, total)
 
-            await self._import(client, file, on_progress)
+            report("importing", before, total)
+            await self._import(client, file, on_sent)
             before += file.size
 
-    async def _import(self, client: Client, file: FoundFile, report: Report) -> None:
+    async def _import(self, client: Client, file: FoundFile, on_sent: Callable[[int, int], None]) -> None:
         clock = SystemClock()
         began = clock.monotonic()
         path = os.fsencode(file.path).decode(errors="backslashreplace")
@@ -121,13 +122,12 @@ class Importing:
             self.refused.append({"path": path, "reason": file.problem})
             return
         try:
-            report("importing", 0, file.size)
             imported = await client.import_file(
                 file.path,
                 session_id=self._session_id,
                 form=self._form,
                 dry_run=self._dry_run,
-                on_sent=lambda sent, size: report("importing", sent, size),
+                on_sent=on_sent,
             )
         except ImportRefused as error:
             (self.refused if file.is_named else self.skipped).append({"path": path, "reason": str(error)})
