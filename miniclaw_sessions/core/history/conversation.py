@@ -8,11 +8,12 @@ moment, ready to be written; applying the later entries to it gives the later co
 from __future__ import annotations
 
 from bisect import bisect
+from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from datetime import datetime
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import msgspec
@@ -61,7 +62,7 @@ class Conversation:
         state_sequence: the newest entry that changed more than the window's tail.
     """
 
-    __slots__ = ("extra", "lacks_branch", "lacks_messages", "state", "state_sequence", "window")
+    __slots__ = ("_forgotten_keys", "extra", "lacks_branch", "lacks_messages", "state", "state_sequence", "window")
 
     def __init__(self, state: State, window: Window, extra: Mapping[str, Any] | None = None) -> None:
         self.state = state
@@ -69,6 +70,8 @@ class Conversation:
         self.extra = extra
         self.lacks_branch = self.lacks_messages = False
         self.state_sequence = state.last_sequence
+        # the newest that were forgotten: a snapshot that leaves out what has pushed them out has them again
+        self._forgotten_keys: deque[tuple[str, str]] | None = None
 
     @classmethod
     def new(cls, key: SessionKey, *, incarnation: str, created_at: datetime, capacity: int) -> Conversation:
@@ -137,7 +140,7 @@ class Conversation:
             keys = state.idempotency_keys
             keys[entry.idempotency_key] = entry.id
             if len(keys) > REMEMBERED_KEYS:
-                del keys[next(iter(keys))]
+                self._forget_oldest_key()
         if entry.parent_id != state.leaf_id and moves_leaf(entry) and not isinstance(entry, LeafMove):
             self._change_branch(entry)
         if isinstance(entry, MessageEntry):
@@ -153,6 +156,22 @@ class Conversation:
                 self._note_model(entry)
             return self.window.push(entry, encoded)
         return self._apply_event(entry, encoded)
+
+    def pass_over(self, sequence: int, entry_id: str, idempotency_key: str | None) -> None:
+        """Go on behind an entry that cannot be read; its key stays used."""
+        self.state.last_sequence = sequence
+        if idempotency_key is not None:
+            self.state.idempotency_keys[idempotency_key] = entry_id
+            if len(self.state.idempotency_keys) > REMEMBERED_KEYS:
+                self._forget_oldest_key()
+        self.lacks_branch = True  # it may have been a move of the leaf
+
+    def _forget_oldest_key(self) -> None:
+        keys = self.state.idempotency_keys
+        oldest = next(iter(keys))
+        if self._forgotten_keys is None:  # most sessions never need it
+            self._forgotten_keys = deque(maxlen=self.window.capacity)
+        self._forgotten_keys.append((oldest, keys.pop(oldest)))
 
     def _apply_event(self, entry: Entry, encoded: bytes | None) -> int:
         """Apply an entry that is not a message."""
@@ -254,12 +273,19 @@ class Conversation:
                 return None
             kept = kept[: -len(younger)]
             ids = {entry.id for entry in younger}
-            captured.idempotency_keys = {key: one for key, one in state.idempotency_keys.items() if one not in ids}
+            captured.idempotency_keys = self._keys_without(ids)
             captured.leaf_id, captured.leaf_sequence = younger[0].parent_id, place_of_parent(younger[0])
             captured.last_sequence, captured.complete = committed, False
             for entry in younger:
                 captured.totals.add(entry.entry, -1)
         return Snapshot(captured, kept, self.extra or {})
+
+    def _keys_without(self, ids: set[str]) -> dict[str, str]:
+        """The keys that would be remembered without these entries, which are fewer than the window may hold."""
+        kept = {key: one for key, one in self.state.idempotency_keys.items() if one not in ids}
+        forgotten = self._forgotten_keys or ()
+        pushed_out = islice(forgotten, max(0, len(forgotten) - (REMEMBERED_KEYS - len(kept))), None)
+        return {**dict(pushed_out), **kept}
 
     def _set_metadata(self, changes: Mapping[str, Any]) -> None:
         merged = {**self.state.metadata, **changes}

@@ -437,8 +437,7 @@ async def catch_up(
                 sequence=stored.sequence,
                 error=str(error),
             )
-            conversation.state.last_sequence = stored.sequence
-            conversation.lacks_branch = True  # it may have been a move of the leaf
+            conversation.pass_over(stored.sequence, stored.entry_id, stored.idempotency_key)
             continue
         if isinstance(entry, LeafMove) and entry.target_id is None:
             await bring_window_up(conversation, store)  # what is in force there stays in force

@@ -232,6 +232,24 @@ def test_a_snapshot_leaves_out_what_the_store_does_not_have_yet() -> None:
     assert [entry.id for entry in conversation.window] == ["e2", "e3"], "the conversation itself is as it was"
 
 
+@pytest.mark.parametrize("left_out", [1, 20, 49])
+def test_a_snapshot_has_the_keys_that_only_what_it_leaves_out_has_pushed_out(left_out: int) -> None:
+    entries = logged([said(Message.user("q"), f"k{number}") for number in range(2 * REMEMBERED_KEYS)])
+    committed = len(entries) - left_out
+    snapshot = captured(fold(entries), committed)
+    exact = fold(entries[:committed]).state.idempotency_keys
+    assert list(snapshot.state.idempotency_keys.items()) == list(exact.items())
+    assert len(exact) == REMEMBERED_KEYS
+    gone_on = fold(entries[committed:], Conversation.from_snapshot(snapshot, capacity=50))
+    assert list(gone_on.state.idempotency_keys) == [entry.idempotency_key for entry in entries[-REMEMBERED_KEYS:]]
+
+
+def test_a_snapshot_leaves_out_few_keys_of_a_session_that_forgot_none_before() -> None:
+    entries = logged([said(Message.user("q"), f"k{number}") for number in range(REMEMBERED_KEYS + 4)])
+    snapshot = captured(fold(entries), REMEMBERED_KEYS - 6)
+    assert list(snapshot.state.idempotency_keys) == [f"k{number}" for number in range(REMEMBERED_KEYS - 6)]
+
+
 def test_the_leaf_of_a_partial_snapshot_is_the_last_entry_that_is_in_it() -> None:
     conversation = fold(logged([said(Message.user("q")), named("t"), said(Message.assistant("a"))]))
     assert captured(conversation, 2).state.leaf_id == "e2"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -334,6 +335,36 @@ async def test_a_damaged_entry_in_the_store_is_passed_over_and_the_rest_comes_ba
         assert texts(session) == ["1", "3"]
         await session.add_message(Message.user("4"))
         assert any("damaged" in problem for problem in (await manager.check()).problems)
+
+
+def damage_sqlite(workspace: Path) -> None:
+    connection = sqlite3.connect(workspace / "sessions.db")
+    connection.execute("UPDATE entries SET encoded = CAST(replace(encoded, 'two', 'tvo') AS BLOB) WHERE sequence = 2")
+    connection.commit()
+    connection.close()
+
+
+def damage_jsonl(workspace: Path) -> None:
+    transcript = workspace / "transcripts" / "telegram_1.jsonl"
+    transcript.write_bytes(transcript.read_bytes().replace(b"two", b"tvo"))
+
+
+@pytest.mark.parametrize(("store", "damage"), [("sqlite:", damage_sqlite), ("jsonl:", damage_jsonl)])
+async def test_the_key_of_a_damaged_entry_that_was_passed_over_stays_used(
+    home: Home, store: str, damage: Callable[[Path], None]
+) -> None:
+    home.store = store
+    async with home.open() as manager:
+        session = await manager.get_or_create("telegram", "1")
+        said = {"a": "one", "b": "two", "c": "three"}
+        ids = {key: (await session.add_message(Message.user(said[key]), idempotency_key=key)).id for key in said}
+    shutil.rmtree(home.sessions)
+    damage(home.workspace)
+    async with home.open() as manager:
+        session = await manager.get("telegram", "1")
+        assert texts(session) == ["one", "three"]
+        again = await session.add_message(Message.user("two"), idempotency_key="b")
+        assert (again.id, session.last_sequence) == (ids["b"], 3)
 
 
 # --- nothing is touched ----------------------------------------------------------------------------------------------

@@ -14,12 +14,13 @@ from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.stores.base import Store
+from miniclaw_sessions.core.stores.jsonl.store import JSONLStore
 from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.core.stores.none import NoStore
 from miniclaw_sessions.core.stores.sqlite.store import SQLiteStore
 from miniclaw_sessions.testing import FakeClock, FaultyStore
 
-Kind = Literal["memory", "sqlite", "none"]
+Kind = Literal["memory", "sqlite", "jsonl", "none"]
 
 
 class Bench:
@@ -37,6 +38,8 @@ class Bench:
         """What is in memory of the store is gone; a memory store is what it was."""
         if self.kind == "sqlite":
             self.real = SQLiteStore(self.workspace / "sessions.db")
+        elif self.kind == "jsonl":
+            self.real = JSONLStore(self.workspace / "transcripts")
         elif self.kind == "none":
             self.real = NoStore()
         self.store = FaultyStore(self.real)

@@ -30,7 +30,7 @@ from miniclaw_sessions.errors import (
     WrongThread,
 )
 from miniclaw_sessions.service.api.error_table import as_request_error
-from tests.core.session.bench import Bench
+from tests.core.session.bench import Bench, Kind
 from tests.texts import texts_of
 
 pytestmark = pytest.mark.anyio
@@ -228,6 +228,26 @@ async def test_an_idempotency_key_is_known_however_long_ago_it_was_used(bench: B
         if not restarted:
             await repeat_all(session, first.id)
     async with bench.opened() as session:
+        await repeat_all(session, first.id)
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "jsonl"])
+async def test_an_old_key_is_known_after_a_kill_while_later_messages_waited_for_the_store(
+    tmp_path: Path, kind: Kind
+) -> None:
+    bench = Bench(tmp_path / "workspace", kind)
+    async with bench.opened() as session:
+        for number in range(REMEMBERED_KEYS + 20):
+            session.append(Message.user(str(number)), idempotency_key=f"k{number}")
+        await session.saved()
+        first = (await session.tree.get_branch())[0]
+        bench.store.fail()
+        with pytest.raises(StoreUnavailable):
+            await session.add_message(Message.user("new"), idempotency_key="new")
+        await session.journal.home.flusher.flush()
+        killed = bench.crashed(tmp_path / "killed")
+        bench.store.heal()
+    async with killed.opened() as session:
         await repeat_all(session, first.id)
 
 

@@ -70,7 +70,7 @@ def entry_of_row(  # noqa: PLR0913, PLR0917 - the columns
             return StoredEntry(sequence, entry_id, encoded, key)
     except (TypeError, ValueError, AttributeError):  # a column has a value of a wrong type
         return damaged(StoredEntry(sequence, str(entry_id), repr(encoded).encode()))
-    return damaged(StoredEntry(sequence, entry_id, encoded))
+    return damaged(StoredEntry(sequence, entry_id, encoded, key if isinstance(key, str) else None))
 
 
 def unreadable(error: Exception, path: Path) -> StoreCorrupt:
