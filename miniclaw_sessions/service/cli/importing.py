@@ -107,14 +107,14 @@ class Importing:
         before = 0
         for file in self._files:
 
-            def on_sent(sent: int, _: int, before: int = before) -> None:
+            def on_sent(sent: int, _: int | None, before: int = before) -> None:
                 report("importing", before + sent, total)
 
             report("importing", before, total)
             await self._import(client, file, on_sent)
             before += file.size
 
-    async def _import(self, client: Client, file: FoundFile, on_sent: Callable[[int, int], None]) -> None:
+    async def _import(self, client: Client, file: FoundFile, on_sent: Callable[[int, int | None], None]) -> None:
         clock = SystemClock()
         began = clock.monotonic()
         path = os.fsencode(file.path).decode(errors="backslashreplace")
