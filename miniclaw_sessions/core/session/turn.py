@@ -335,18 +335,19 @@ class Turn:
     async def _ask(self, request: Message) -> MessageEntry:
         """Commit the user's message, and before it what closes the calls that a former turn has left open.
 
-        Behind it, their results would stand in the wrong place, and a crash could come between.
+        Behind it, their results would stand in the wrong place, and a crash could come between. All or nothing is
+        accepted: a turn that is refused must leave a call open that a person may still agree to.
         """
-        self.check(request)
-        left = open_calls([*self._journal.summary(), *self._journal.conversation.window.messages()])
-        if left:
-            self._extend([Message.tool_result(call, ABANDONED, is_error=True) for call in left])
-        self._journal.home.committer.check_store()
-        entry = self._journal.append(request, idempotency_key=self._idempotency_key)
-        receipt = self._journal.queue.receipt(entry.id)
-        self._ownership.include((entry,))
+        journal = self._journal
+        journal.home.committer.check_store()
+        unit = Unit(journal)
+        for call in open_calls([*journal.summary(), *journal.conversation.window.messages()]):
+            unit.add_message(Message.tool_result(call, ABANDONED, is_error=True), continues=True)
+        entry = unit.add_message(request, idempotency_key=self._idempotency_key, continues=False)
+        self._ownership.include(unit.entries)
+        unit.accept()
         await self._saved()
-        stored = receipt.final(entry)
+        stored = unit.as_stored(entry)
         if stored.id != entry.id:  # another process was given the same message, and answers it
             raise TurnTaken(self.session_id)
         return stored

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from miniclaw_sessions.core.history.pairing import with_answers
+from miniclaw_sessions.core.history.pairing import open_calls, with_answers
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall
 from miniclaw_sessions.core.session import Session
@@ -242,7 +242,28 @@ async def test_a_turn_refused_in_the_middle_leaves_no_half_of_its_reply(bench: B
         await session.add_message(Message.user("goes on"))
 
 
+async def test_a_turn_for_which_there_is_no_room_leaves_the_open_call_open(bench: Bench) -> None:
+    async with bench.opened(max_unsaved_bytes=1500) as session:
+        await session.add_messages([ASK, Message.assistant("", (CALL,))])
+        with pytest.raises(UnsavedLimit):
+            async with session.turn(Message.user("x" * 1400)):
+                pytest.fail("the message was not accepted")
+        assert open_calls(session.messages()) == [CALL]
+
+
 # --- the store fails -------------------------------------------------------------------------------------------------
+
+
+async def test_a_turn_that_a_failing_store_refuses_leaves_the_open_call_open(session: Session, bench: Bench) -> None:
+    await session.add_messages([ASK, Message.assistant("", (CALL,))])
+    bench.store.fail(StoreUnavailable("gone"))
+    with pytest.raises(StoreUnavailable):
+        await session.add_message(Message.user("a word, by which it is known that the store fails"))
+    with pytest.raises(StoreUnavailable):
+        async with session.turn(Message.user("next")):
+            pytest.fail("the message is not safe")
+    assert open_calls(session.messages()) == [CALL]
+    bench.store.heal()
 
 
 async def test_a_store_that_fails_at_the_beginning_keeps_the_body_from_running(session: Session, bench: Bench) -> None:
