@@ -11,7 +11,7 @@ back.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from functools import partial
 
@@ -140,11 +140,11 @@ class Expiry:
             gone = await self._population.remove(idle)
             self.expired += len(gone)
             archived = sum(self._retention.of_id(session_id).archives for session_id in gone)
-            for name in outdated:
-                await self._storage.archive.delete(name)
-            for session_id in [*gone, *map(session_of, outdated)]:
+            for session_id in gone:
                 self._registry.events.swept.publish(session_id)
-            if len(gone) > archived or self.is_to_be_purged:
+            self.is_to_be_purged = self.is_to_be_purged or len(gone) > archived
+            forgotten = await self._forget(outdated)
+            if self.is_to_be_purged:
                 await self._purge()
             report = SweepReport(
                 scanned=scanned,
@@ -153,15 +153,29 @@ class Expiry:
                 freed_bytes=sum(gone.values()),
                 sessions=list(gone),
                 held=held,
-                forgotten=outdated,
+                forgotten=forgotten,
             )
             numbers = {name: getattr(report, name) for name in ("scanned", "expired", "archived", "freed_bytes")}
-            log.info("swept", action="sweep.done", **numbers, held=len(held), forgotten=len(outdated))
+            log.info("swept", action="sweep.done", **numbers, held=len(held), forgotten=len(forgotten))
             return report
+
+    async def _forget(self, names: Sequence[str]) -> list[str]:
+        """Delete archived files. Returns those that are gone; the next sweep does what cannot be done now."""
+        gone = []
+        for name in names:
+            try:
+                await self._storage.archive.delete(name)
+            except SessionsError as error:
+                session_id = session_of(name)
+                sentence = "an archived session could not be deleted; it is tried again"
+                log.error(sentence, action="sweep.failed", session_id=session_id, error=str(error))
+            else:
+                self._registry.events.swept.publish(session_of(name))
+                gone.append(name)
+        return gone
 
     async def _purge(self) -> None:
         """Leave nothing of what is gone for good in the store's log; the next sweep does what cannot be done now."""
-        self.is_to_be_purged = True
         try:
             self.is_to_be_purged = not await self._store.purge()
         except SessionsError as error:

@@ -451,6 +451,30 @@ async def test_what_a_sweep_could_not_empty_the_next_one_does(home: Home, monkey
         assert [report.remains for report in reports] == [told, told, [], [], []]
 
 
+async def test_a_sweep_that_cannot_delete_from_the_archive_reports_what_it_has_removed(home: Home) -> None:
+    async with home.open(archive_days=40) as manager:
+        swept: list[str] = []
+        manager.events.swept.subscribe(swept.append)
+        await say(manager, chat_id="1")
+        await home.passed(31 * DAY)
+        await manager.sweep()
+        (outdated,) = home.archived()
+        content = outdated.read_bytes()
+        outdated.unlink()
+        (outdated / "in the way").mkdir(parents=True)
+        await home.passed(20 * DAY)
+        await say(manager, chat_id="2")
+        await home.passed(31 * DAY)
+        swept.clear()
+        report = await manager.sweep()
+        assert (report.sessions, report.forgotten, swept) == (["telegram_2"], [], ["telegram_2"])
+        (outdated / "in the way").rmdir()
+        outdated.rmdir()
+        outdated.write_bytes(content)
+        report = await manager.sweep()
+        assert (report.forgotten, swept) == ([outdated.name], ["telegram_2", "telegram_1"])
+
+
 # --- wrong clocks ----------------------------------------------------------------------------------------------------
 
 
