@@ -91,9 +91,13 @@ async def test_where_nothing_happens_a_poll_is_one_query_however_many_are_follow
     database: Database, tmp_path: Path
 ) -> None:
     await database.execute(f"ALTER DATABASE \"{database.name}\" SET log_statement = 'all'")
-    async with two(database, tmp_path) as (here, there, _), aclosing(here.events.watch_all()) as watched:
+    async with SessionManager(tmp_path / "there", store=database.url) as there:
         for chat in range(10):
             await (await there.get_or_create("telegram", chat)).add_message(Message.user("hello"))
+    async with (  # alone, and its clock stands still: nothing asks the server but the poll
+        SessionManager(tmp_path / "here", store=database.url, clock=FakeClock()) as here,
+        aclosing(here.events.watch_all()) as watched,
+    ):
         assert (await anext(watched))[0].kind == "ready"
         followers = [aclosing(here.events.watch(f"telegram_{chat}")) for chat in range(10)]
 
