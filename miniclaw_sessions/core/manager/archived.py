@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 
 import msgspec
 from anyio import to_thread
 
 from miniclaw_sessions.core.manager.registry import SessionRegistry
-from miniclaw_sessions.core.persistence.archive import Archive, lines_in
+from miniclaw_sessions.core.persistence.archive import Archive, lines_in, session_of
 from miniclaw_sessions.core.protocol.encoding import decode_entry
 from miniclaw_sessions.core.protocol.entries import Entry, LeafMove, moves_leaf
 from miniclaw_sessions.core.protocol.keys import SessionKey
@@ -52,6 +53,8 @@ async def restore(registry: SessionRegistry, archive: Archive, session_id: str) 
         key = _key_of(session_id) if head is None else head.key
         created_at = None if head is None else head.created_at
         async with registry.new_journal(key, purpose="restore", created_at=created_at) as journal:
+            if await archive.newest(session_id) != file:  # it was deleted before the key was reserved
+                raise NotArchived(session_id)
             entries = ArchivedEntries()
             if journal.home.store.keeps_entries:
                 await adopt_all(journal, but_for_unfinished(entries.read(lines, journal)))
@@ -62,7 +65,7 @@ async def restore(registry: SessionRegistry, archive: Archive, session_id: str) 
             if head is None and not entries.taken:
                 raise ImportRefused(f"the archived file {file} holds nothing that is an entry of a session")
             journal.checkpoint.touch()
-    await archive.delete(file)
+    await archive.delete(file)  # the next step: who waited for the key finds the session, and no copy of it
     log.info("restored from the archive", action="session.restored", session_id=session_id, set_aside=entries.set_aside)
     return Session.of(journal)
 
@@ -77,6 +80,26 @@ async def restore_if_archived(registry: SessionRegistry, archive: Archive, sessi
     except (ImportRefused, DamagedSeal) as error:
         sentence = "an archived session is damaged; it stays in the archive, and the chat begins without it"
         log.error(sentence, action="session.not_restored", session_id=session_id, error=str(error))
+
+
+async def forget_copies(registry: SessionRegistry, archive: Archive, session_id: str) -> int | None:
+    """Delete the archived files of a session that there is not, and return their number; None: it is there, or may be.
+
+    No task restores it meanwhile. Raises ManagerClosed and StoreUnavailable.
+    """
+
+    async def forget() -> int | None:
+        return None if session_id in registry.cache else await archive.forget(session_id)
+
+    return await registry.alone_with(session_id, forget)
+
+
+async def forget_copy(registry: SessionRegistry, archive: Archive, file: str) -> bool:
+    """Delete one archived file once no task restores it. Returns False if it was gone by then.
+
+    Raises ManagerClosed and StoreUnavailable.
+    """
+    return await registry.alone_with(session_of(file), partial(archive.delete, file))
 
 
 def _head_in(line: bytes, session_id: str) -> SessionHead | None:

@@ -33,7 +33,7 @@ from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.events.events import Events
 from miniclaw_sessions.core.manager import reading
-from miniclaw_sessions.core.manager.archived import restore
+from miniclaw_sessions.core.manager.archived import forget_copies, restore
 from miniclaw_sessions.core.manager.choosing import choose, mode_of
 from miniclaw_sessions.core.manager.expiry import Expiry, SweepReport
 from miniclaw_sessions.core.manager.registry import SessionRegistry
@@ -451,8 +451,8 @@ class SessionManager:
     async def delete(self, session_id: str, *, if_sequence: int | None = None) -> bool:
         """Delete a session: from memory, its file, its quarantined copies and its transcript; whether there was one.
 
-        Waits for the session's open turn. When it returns, a crash does not bring the session back. What was said may
-        be in the store's log until `purge`.
+        Waits for the session's open turn, and while it is imported, forked or restored. When it returns, a crash does
+        not bring the session back. What was said may be in the store's log until `purge`.
 
         Raises:
             LeafMoved: its last sequence number is not `if_sequence` (None: any number); nothing was changed.
@@ -461,13 +461,15 @@ class SessionManager:
             TurnInProgress: this very task holds the session's turn.
         """
         self._require_open()
-        journal = await self._registry.load(session_id)
-        if journal is None and await self._registry.is_in_the_making(session_id):
-            raise StoreUnavailable(
-                f"session {session_id!r} is being imported, forked or restored by another process; delete it afterwards"
-            )
-        if journal is None:
-            return await self._storage.archive.forget(session_id) > 0
+        while (journal := await self._registry.load(session_id)) is None:
+            if await self._registry.is_in_the_making(session_id):
+                raise StoreUnavailable(
+                    f"session {session_id!r} is being imported, forked or restored by another process; "
+                    "delete it afterwards"
+                )
+            copies = await forget_copies(self._registry, self._storage.archive, session_id)
+            if copies is not None:
+                return copies > 0
         incarnation = journal.incarnation
         while journal is not None and journal.incarnation == incarnation:
             async with journal.between_turns():

@@ -4,11 +4,11 @@ Which lock protects what, in the order in which they are taken:
 
 - the *turn lock* of a session: its open turn. A deletion and an expiry hold it.
 - a *reservation* of a session id: what is on disk under it. Held while a session is made, loaded, removed, or put
-  together by a fork or an import, while one that the store refused is reloaded, and while what is left of an
-  interrupted fork or import is removed; another task that wants the key waits for it, or is refused. It belongs to the
-  work and not to the caller: the work undoes what must be undone before the key is free again, even if asyncio cancels
-  the caller. It is taken in one step with the look that found the key free. A task that holds one waits for no other,
-  and for no turn.
+  together by a fork, an import or a restore, while one that the store refused is reloaded, while what is left of an
+  interrupted fork or import is removed, and while archived copies are; another task that wants the key waits for it,
+  or is refused. It belongs to the work and not to the caller: the work undoes what must be undone before the key is
+  free again, even if asyncio cancels the caller. It is taken in one step with the look that found the key free. A task
+  that holds one waits for no other, and for no turn.
 - `Flusher.lock`: the files in `sessions/`. Held during a flush, a check, and while a session's file is removed, so that
   no flush brings it back.
 - `Snapshots` lets one thread write at a time, and the store has one thread of its own: an older state never overtakes a
@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -59,6 +59,8 @@ MAKING_S = 5.0
 """How long to wait for a session that another process restores, imports or forks."""
 
 _LOOK_EVERY_S = 0.1
+
+T = TypeVar("T")
 
 log = get_logger(__name__)
 
@@ -250,6 +252,30 @@ class SessionRegistry:
         self.committer.refusals.pop(journal.session_id, None)
         self.evicted_of_gone += journal.evicted
         self.cache.remove(journal.session_id)
+
+    async def alone_with(self, session_id: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Work on what is kept under an id while no other task does: none loads, makes or restores any of it.
+
+        The work goes on to its end if the caller is cancelled. It must not load the session: that would wait for it.
+
+        Raises:
+            ManagerClosed: it was not begun.
+        """
+        while session_id in self._reserved:
+            await self._wait_until_free(session_id)
+        if self._background.closed:
+            raise ManagerClosed(f"the session manager was closed; session {session_id} is as it was")
+        self._reserved[session_id] = anyio.Event()
+        results = list[T]()
+
+        async def run() -> None:
+            try:
+                results.append(await work())
+            finally:
+                self._release(session_id)
+
+        await self._background.complete(run)
+        return results[0]
 
     async def _wait_until_free(self, session_id: str) -> None:
         if (reserved := self._reserved.get(session_id)) is not None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from anyio import to_thread
 
 from miniclaw_sessions.core.history.search import Found, Search
-from miniclaw_sessions.core.manager.archived import restore_if_archived
+from miniclaw_sessions.core.manager.archived import forget_copy, restore_if_archived
 from miniclaw_sessions.core.manager.cache import Listing, moment_of
 from miniclaw_sessions.core.manager.registry import SessionRegistry
 from miniclaw_sessions.core.persistence.losses import Loss
@@ -115,6 +115,10 @@ class LiveSource:
     async def restore_if_archived(self, session_id: str) -> None:
         """Bring an expired session back, if the archive has it."""
         await restore_if_archived(self._registry, self._storage.archive, session_id)
+
+    async def forget_copy(self, file: str) -> bool:
+        """Delete one archived file; False if it was restored or deleted meanwhile."""
+        return await forget_copy(self._registry, self._storage.archive, file)
 
 
 async def newest_of(listing: Listing, **part: Any) -> list[ListPosition]:

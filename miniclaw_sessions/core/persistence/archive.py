@@ -59,8 +59,8 @@ class Archive(Protocol):
         """
         ...
 
-    async def delete(self, name: str) -> None:
-        """Delete one archived file, durably."""
+    async def delete(self, name: str) -> bool:
+        """Delete one archived file, durably. Returns False if there was none."""
         ...
 
     def read(self, name: str) -> AsyncIterator[bytes]:
@@ -151,15 +151,15 @@ class ArchiveDirectory:
         names = (await self._names()).pop(session_id, ())
         return await self._remove(names) if names else 0
 
-    async def delete(self, name: str) -> None:
-        """Delete one archived file, durably. Raises as `forget`."""
+    async def delete(self, name: str) -> bool:
+        """Delete one archived file, durably. Returns False if there was none. Raises as `forget`."""
         known = await self._names()
         session_id = session_of(name)
-        if left := known.get(session_id, set()) - {name}:
+        names = known.pop(session_id, set())
+        if left := names - {name}:
             known[session_id] = left
-        else:
-            known.pop(session_id, None)
         await self._remove([name])
+        return name in names
 
     async def _names(self) -> dict[str, set[str]]:
         if self._known is None:

@@ -56,9 +56,9 @@ class ArchiveTable:
         """Delete all archived files of a session."""
         return await self._store.delete_archived(session_id)
 
-    async def delete(self, name: str) -> None:
+    async def delete(self, name: str) -> bool:
         """Delete one archived file."""
-        await self._store.delete_archived(session_of(name), [name])
+        return await self._store.delete_archived(session_of(name), [name]) > 0
 
     async def read(self, name: str) -> AsyncIterator[bytes]:
         """The content of an archived file."""

@@ -271,7 +271,8 @@ async def forget(manager: SessionManager, chosen: list[SelectedSession]) -> Forg
             if one.held is not None:
                 fate = "held"
             elif one.archived is not None:
-                await manager.archive.delete(one.archived)
+                was_there = await manager.source.forget_copy(one.archived)
+                fate = "gone" if was_there or not await manager.source.exists(one.session_id) else "changed"
             else:
                 await manager.delete(one.session_id, if_sequence=one.entries)
         except SessionHeld:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import anyio
 import pytest
 
 from miniclaw_sessions import Message, Session, SessionManager, SessionSettings
@@ -114,3 +115,39 @@ async def test_what_said_that_it_was_unfinished_once_is_not_brought_back(tmp_pat
         notes = [one for one in entries if isinstance(one, Custom) and one.custom_type == METADATA]
         assert sum(INCOMPLETE in one.data for one in notes) == 2  # the restore's own, at both ends
         assert [message.text for message in session.messages()] == ["one"]
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+async def test_what_was_deleted_while_its_chat_spoke_again_is_in_no_session_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_begun: bool
+) -> None:
+    await archive(tmp_path, "secret")
+    is_open, go_on = anyio.Event(), anyio.Event()
+    async with SessionManager(tmp_path, clock=FakeClock()) as manager:
+        read = manager.archive.read
+
+        async def read_slowly(name: str) -> AsyncIterator[bytes]:
+            head, *entries = b"".join([piece async for piece in read(name)]).splitlines(keepends=True)
+            if is_begun:
+                yield head  # the session is begun before the file goes
+            is_open.set()
+            await go_on.wait()
+            yield b"".join(entries if is_begun else [head, *entries])
+
+        monkeypatch.setattr(manager.archive, "read", read_slowly)
+
+        async def delete() -> None:
+            assert await manager.delete("telegram_1")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(manager.get_or_create, "telegram", "1")
+            await is_open.wait()
+            async with anyio.create_task_group() as deletion:
+                deletion.start_soon(delete)
+                if is_begun:  # it waits then
+                    await anyio.wait_all_tasks_blocked()
+                    go_on.set()
+            go_on.set()
+        assert (await manager.get_or_create("telegram", "1")).messages() == []
+    async with SessionManager(tmp_path, clock=FakeClock()) as manager:
+        assert (await manager.get_or_create("telegram", "1")).messages() == []

@@ -394,6 +394,42 @@ async def test_what_is_used_meanwhile_stays(home: Home) -> None:
         assert await ids(manager) == {"telegram_1"}
 
 
+@IN_FILES
+async def test_an_archived_session_whose_chat_speaks_again_meanwhile_is_not_said_to_be_forgotten(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with home.open() as manager:
+        await say(manager, "telegram", "1", WORDS)
+        await home.wait(manager, 40)
+        await manager.sweep()
+        chosen = await found(manager, channel="telegram")
+        is_begun, go_on = anyio.Event(), anyio.Event()
+        read = manager.archive.read
+
+        async def read_slowly(name: str) -> AsyncIterator[bytes]:
+            head, *entries = b"".join([piece async for piece in read(name)]).splitlines(keepends=True)
+            yield head
+            is_begun.set()
+            await go_on.wait()
+            yield b"".join(entries)
+
+        monkeypatch.setattr(manager.archive, "read", read_slowly)
+        reports = list[forgetting.Forgotten]()
+
+        async def forget_it() -> None:
+            reports.append(await forget(manager, chosen))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(say, manager, "telegram", "1", "again")
+            await is_begun.wait()
+            tasks.start_soon(forget_it)
+            await anyio.wait_all_tasks_blocked()
+            go_on.set()
+        assert [(one.gone, [each.session_id for each in one.changed]) for one in reports] == [([], ["telegram_1"])]
+        session = await manager.get_or_create("telegram", "1")
+        assert [message.text for message in session.messages()] == [WORDS, "again"]
+
+
 async def test_an_archived_copy_of_what_is_held_stays_with_it(home: Home) -> None:
     async with home.open(restore_archived=False) as manager:
         await say(manager, "telegram", "1", WORDS)
