@@ -201,6 +201,17 @@ def test_an_exception_is_told_by_type_and_place_without_source_or_values(service
     assert "secret plan" not in service.stream.getvalue()
 
 
+@pytest.mark.parametrize("level", ["debug", "info", "warning", "error", "exception", "critical"])
+def test_a_program_that_configured_no_log_of_ours_gets_every_record_in_its_own(
+    caplog: pytest.LogCaptureFixture, level: str
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    getattr(get_logger("test"), level)("100 % gone", action="http.failed", status=500)
+    (record,) = caplog.records
+    assert record.levelname == ("ERROR" if level == "exception" else level.upper())
+    assert record.getMessage() == "100 % gone (action='http.failed' status=500)"
+
+
 # --- floods ----------------------------------------------------------------------------------------------------------
 
 
