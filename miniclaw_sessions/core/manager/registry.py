@@ -448,6 +448,7 @@ class SessionRegistry:
             await journal.settle()
             await journal.saved()
         except BaseException:
+            journal.give_up(purpose)
             await self._background.complete(partial(self._discard, journal))
             raise
         else:

@@ -26,6 +26,7 @@ from miniclaw_sessions.core.protocol.encoding import (
     encoded_once,
 )
 from miniclaw_sessions.core.protocol.entries import (
+    INCOMPLETE,
     LEGAL_HOLD,
     METADATA,
     Custom,
@@ -301,6 +302,17 @@ class Journal:
             InvalidMessage: a value is not JSON, or the whole is too large.
         """
         self.accept([encoded_once(self.next_entry(Custom, custom_type=METADATA, data=dict(own_metadata)))])
+
+    def give_up(self, purpose: str) -> None:
+        """Let a session that is being made end with an entry that says so, though it may have been said to be complete.
+
+        What waits is stored when the store recovers, whether or not anything can be removed by then. So this is
+        accepted where nothing else is: while a manager closes, or beyond the limit of what is not saved.
+        """
+        if self.last_sequence and INCOMPLETE not in self.conversation.state.metadata and self.queue.rejected is None:
+            note = self.next_entry(Custom, custom_type=METADATA, data={INCOMPLETE: purpose})
+            self._accept(*encoded_once(note))
+            self.queue.track((note,), is_fixed=True)  # another process may have used it: it stays then
 
     async def settle(self) -> None:
         """Give a session that was put together of adopted entries the window of its leaf.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from miniclaw_sessions.core.protocol.entries import LeafMove, moves_leaf
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message, Usage
 from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.stores.base import Append, Store
 from miniclaw_sessions.core.stores.copying import BATCH_ENTRIES
 from miniclaw_sessions.errors import (
     EntryNotFound,
@@ -26,11 +27,13 @@ from miniclaw_sessions.errors import (
     SessionExists,
     SessionLimit,
     SessionNotFound,
+    StoreError,
     StoreFull,
     StoreUnavailable,
 )
 from miniclaw_sessions.files.formats.outline import outline
-from tests.core.session.bench import Bench, say, told_by
+from miniclaw_sessions.testing import FaultyStore
+from tests.core.session.bench import Bench, Kind, say, told_by
 from tests.texts import texts_of
 
 pytestmark = pytest.mark.anyio
@@ -449,6 +452,61 @@ async def test_while_what_is_left_of_a_fork_cannot_be_removed_its_key_is_refused
         await faulty.clock.advance(60)
         fork = await session.fork(FORK)
         assert await told_by(fork) == ["a"]
+
+
+class FailsAtTheEnd(FaultyStore):
+    """Refuses the first commit that would make a fork complete, and then all calls of a method until it is healed."""
+
+    def __init__(self, store: Store, fails_then: str) -> None:
+        super().__init__(store)
+        self.fails_then = fails_then
+        self.reached = anyio.Event()
+        self.may_fail = anyio.Event()
+
+    async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
+        is_end = any(b'"session.incomplete":null' in entry.encoded for one in appends for entry in one.entries)
+        if is_end and not self.reached.is_set():
+            self.reached.set()
+            await self.may_fail.wait()
+            self.fail_next()
+            self.fail(method=self.fails_then)
+        return await super().append(appends)
+
+
+@pytest.mark.parametrize(("fails_then", "is_closing"), [("append", False), ("delete", False), ("delete", True)])
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "jsonl"])
+async def test_a_fork_that_failed_is_not_there_after_the_store_has_recovered_and_a_restart(
+    tmp_path: Path, kind: Kind, fails_then: str, is_closing: bool
+) -> None:
+    bench = Bench(tmp_path / "workspace", kind)
+    bench.store = store = FailsAtTheEnd(bench.real, fails_then)
+    async with anyio.create_task_group() as tasks, bench.manager() as manager:
+        session = await manager.get_or_create("telegram", "1")
+        await say(session, "a")
+
+        async def fork() -> None:
+            with pytest.raises(StoreUnavailable):
+                await session.fork(FORK)
+            failed.set()
+
+        failed = anyio.Event()
+        tasks.start_soon(fork)
+        await store.reached.wait()
+        if is_closing:
+            tasks.start_soon(manager.close)
+            await bench.clock.advance(0)
+        store.may_fail.set()
+        await failed.wait()
+        if not is_closing:
+            store.heal()
+            await manager.flush()
+            await say(session, "the store works again")
+            assert [summary.session_id for summary in await manager.list()] == ["telegram_1"]
+    bench.renew_store()
+    async with bench.manager() as manager:
+        assert [summary.session_id for summary in await manager.list()] == ["telegram_1"]
+        assert (await manager.check()).problems == []
+        assert await told_by(await manager.get_or_create("telegram", "fork")) == []
 
 
 @pytest.mark.parametrize("rounds", [1, 3, 10, 30])
