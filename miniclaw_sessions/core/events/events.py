@@ -137,7 +137,7 @@ class Events(Topics):
             ManagerClosed: the manager is closing.
         """
         store = self._store()
-        await self.feed.look()
+        await self.feed.learn()
         with self.feed.subscribed(after, only) as subscription:
             if listed and not subscription.resumed:
                 async for stored in store.heads():

@@ -190,7 +190,7 @@ class Feed:
     def _created_here(self, head: SessionHead, last: int) -> None:
         self.publish_created(head, last)
 
-    async def look(self) -> None:
+    async def learn(self) -> None:
         """Learn what is needed before the first subscription.
 
         Raises:

@@ -125,7 +125,7 @@ class Expiry:
         """
         async with self._sweeping:
             self.forgive_jump()
-            scanned, idle, held = await self._population.look(self._clock.now())
+            scanned, idle, held = await self._population.find_idle(self._clock.now())
             outdated, kept = await self._retention.outdated(
                 self._storage.archive, self._clock.now(), self._population.held
             )
@@ -191,7 +191,7 @@ class Expiry:
         """Log what the sweep will take that comes in this many seconds, unless it is used until then."""
         async with self._sweeping:  # what the first look finds decides about the first sweep
             at = self._clock.now() + timedelta(seconds=seconds)
-            _, idle, _ = await self._population.look(at)
+            _, idle, _ = await self._population.find_idle(at)
         if idle:
             log.info(
                 "the next sweep will take these",

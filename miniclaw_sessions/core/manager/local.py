@@ -149,7 +149,7 @@ class LocalPopulation:
     def __repr__(self) -> str:
         return f"<LocalPopulation, {self._cache!r}>"
 
-    async def look(self, at: datetime) -> Looked:
+    async def find_idle(self, at: datetime) -> Looked:
         """Which sessions will be idle for too long at that moment; those on disk only by the times of their files."""
         listing = await self._mode.listing()
         if self._cache.newest_on_disk is not None:

@@ -26,7 +26,7 @@ Task = Callable[[], Awaitable[None]]
 class Population(Protocol):
     """The sessions of a manager as far as they may expire."""
 
-    async def look(self, at: datetime) -> Looked:
+    async def find_idle(self, at: datetime) -> Looked:
         """Which sessions will be idle for too long at that moment."""
         ...
 

@@ -155,7 +155,9 @@ async def search(reader: Reader, query: str = "", **options: Unpack[SearchOption
     wanted = SearchQuery(query, **options)
     if wanted.session_id is not None:
         await find(reader, wanted.session_id)
-    return await search_page(wanted, look=reader.source.look, find=reader.source.load, now=reader.clock.now())
+    return await search_page(
+        wanted, search_for=reader.source.search_for, find=reader.source.load, now=reader.clock.now()
+    )
 
 
 async def usage(  # noqa: PLR0913 - each can be left out

@@ -27,7 +27,7 @@ from miniclaw_sessions.core.manager import reading
 from miniclaw_sessions.core.manager.cache import Listing, NamesOnDisk, SessionCache
 from miniclaw_sessions.core.manager.choosing import choose
 from miniclaw_sessions.core.manager.expiry import SweepReport
-from miniclaw_sessions.core.manager.sources import load_each, look_in, newest_of
+from miniclaw_sessions.core.manager.sources import load_each, newest_of, search_in
 from miniclaw_sessions.core.persistence.archive import Archive, ArchiveDirectory
 from miniclaw_sessions.core.persistence.checking import Check, CheckReport
 from miniclaw_sessions.core.persistence.committer import CommitQueue
@@ -200,9 +200,9 @@ class ReadOnlySessions(ABC):
         """Those of these sessions that exist."""
         return await load_each(self.load, session_ids)
 
-    async def look(self, search: Search) -> Found:
+    async def search_for(self, search: Search) -> Found:
         """The newest hits of a search."""
-        return await look_in(self, search)
+        return await search_in(self, search)
 
     async def missing(self, session_id: str) -> SessionNotFound:
         """What to raise for a session that does not exist; the archive is not asked."""

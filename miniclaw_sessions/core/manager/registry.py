@@ -169,12 +169,12 @@ class SessionRegistry:
         Raises:
             StoreUnavailable: others may write the store, and it cannot be read.
         """
-        await self.look(session_id)
+        await self.refresh(session_id)
         return self.usable(session_id)
 
     async def exists(self, session_id: str) -> bool:
         """Whether there is a session of this id, loaded or not."""
-        await self.look(session_id)
+        await self.refresh(session_id)
         return session_id in self.cache or await self.load(session_id) is not None
 
     async def is_in_the_making(self, session_id: str) -> bool:
@@ -194,7 +194,7 @@ class SessionRegistry:
             SnapshotUnreadable, SchemaTooNew, QuarantineFull: its file is there and must not be touched; it was not.
             StoreError: the store cannot be read.
         """
-        await self.look(session_id)
+        await self.refresh(session_id)
         patient_until = self.clock.monotonic() + MAKING_S
         while self.cache.must_load(session_id):
             if session_id in self._reserved:
@@ -220,7 +220,7 @@ class SessionRegistry:
             break  # it is in memory now, or nowhere
         return self.cache.get(session_id)
 
-    async def look(self, session_id: str) -> None:
+    async def refresh(self, session_id: str) -> None:
         """Let a session that is in memory be as it is stored now; one that was deleted is forgotten.
 
         Raises:
@@ -430,7 +430,7 @@ class SessionRegistry:
             StoreError: it could not be stored; nothing of it is left.
         """
         session_id = key.session_id
-        await self.look(session_id)
+        await self.refresh(session_id)
         await self._count_again()
         self.require_open()
         await self._clear(session_id)

@@ -59,7 +59,7 @@ class SessionSource(Protocol):
         """Those of these sessions that exist, loaded if need be."""
         ...
 
-    async def look(self, search: Search) -> Found:
+    async def search_for(self, search: Search) -> Found:
         """The newest hits of a search: `Store.search`."""
         ...
 
@@ -104,9 +104,9 @@ class LiveSource:
         """Those of these sessions that exist."""
         return await self._registry.mode.load_listed(session_ids, self._registry)
 
-    async def look(self, search: Search) -> Found:
+    async def search_for(self, search: Search) -> Found:
         """The newest hits of a search."""
-        return await look_in(self, search)
+        return await search_in(self, search)
 
     async def missing(self, session_id: str) -> SessionNotFound:
         """SessionExpired where the archive has the session, or else SessionNotFound."""
@@ -137,7 +137,7 @@ async def load_each(load: Callable[[str], Awaitable[Journal | None]], session_id
     return found
 
 
-async def look_in(source: SessionSource, search: Search) -> Found:
+async def search_in(source: SessionSource, search: Search) -> Found:
     """The newest hits of a search: the store's, or where it keeps no transcripts those in memory."""
     if source.store.keeps_entries:
         return await source.store.search(search)

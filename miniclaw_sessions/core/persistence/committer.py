@@ -252,9 +252,9 @@ class Round:
     def over(self) -> None:
         """End the round: every waiter goes on."""
         self._is_over = True
-        self.look()
+        self.wake()
 
-    def look(self) -> None:
+    def wake(self) -> None:
         """Wake the waiters: what they wait for may be decided already, although the round is not over."""
         for future in self._waiters:
             if not future.done():
@@ -384,7 +384,7 @@ class Committer:
             StoreUnavailable: the store cannot take it now.
         """
         accepted = {one: one.accepted for one in (*self._in_flight, *self._in_conflict, *self._delayed, *self._queued)}
-        await self._look()
+        await self._check_place()
         self._retry_delayed()
         if self._queued and self.failure is not None:
             self._hurry.set()
@@ -401,7 +401,7 @@ class Committer:
         if failures := [queue.failure for queue in self._delayed if queue.failure is not None]:
             raise renewed(failures[0])
 
-    async def _look(self) -> None:
+    async def _check_place(self) -> None:
         """See that the store is still where the next start looks for it."""
         try:
             await self._store.still_there()
@@ -540,7 +540,7 @@ class Committer:
         finally:
             self._in_conflict.pop(queue, None)
             self._wake.set()
-        self._next_round.look()
+        self._next_round.wake()
 
     def _delay(self, queue: CommitQueue, error: StoreUnavailable) -> None:
         """One session cannot be written now: it waits for a retry, and delays no other."""
@@ -570,7 +570,7 @@ class Committer:
         self.refusals.note(queue.head.session_id, outcome)
         self._failures += 1
         self._queued.pop(queue, None)
-        self._next_round.look()  # what is waited for there is decided, and that round may never come
+        self._next_round.wake()  # what is waited for there is decided, and that round may never come
         self._unsaved_entries -= len(queue.waiting)
         self._unsaved_bytes -= queue.drop()
         log.error(

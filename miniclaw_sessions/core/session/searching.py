@@ -69,7 +69,7 @@ class _Position(msgspec.Struct, frozen=True, array_like=True):
 async def search_page(
     query: SearchQuery,
     *,
-    look: Callable[[Search], Awaitable[Found]],
+    search_for: Callable[[Search], Awaitable[Found]],
     find: Callable[[str], Awaitable[Journal | None]],
     now: datetime,
 ) -> SearchPage:
@@ -78,7 +78,7 @@ async def search_page(
     Args:
         query: what is searched for, and the cursor of the page before; the best (`Hit.score`, then the newest) first,
             or the newest.
-        look: finds hits, the newest first, as `Store.search`.
+        search_for: finds hits, the newest first, as `Store.search`.
         find: a session; None: it was deleted, or is still being made.
         now: what is said from now on is on no further page.
 
@@ -92,7 +92,7 @@ async def search_page(
     found = Found()
     for _ in range(MAX_WINDOWS):
         begin = position
-        found = await look(_window(search, begin))
+        found = await search_for(_window(search, begin))
         before = begin.before or max([now, *(hit.said_at + _TICK for hit in found.hits)])
         until = begin.until or found.cursor
         ranks: list[Rank] = [(hit.score if order == "best" else 0.0, *hit.place) for hit in found.hits]
@@ -214,11 +214,11 @@ async def search_session(journal: Journal, query: SearchQuery) -> SearchPage:
     async def find(_session_id: str) -> Journal:
         return journal
 
-    async def look(search: Search) -> Found:
+    async def search_for(search: Search) -> Found:
         store = journal.home.store
         return await (store.search(search) if store.keeps_entries else search_windows(search, _only(journal)))
 
-    return await search_page(query, look=look, find=find, now=journal.home.clock.now())
+    return await search_page(query, search_for=search_for, find=find, now=journal.home.clock.now())
 
 
 async def search_windows(search: Search, journals: AsyncIterator[Journal]) -> Found:

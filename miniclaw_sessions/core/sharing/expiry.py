@@ -75,15 +75,15 @@ class SharedPopulation:
     def __repr__(self) -> str:
         return f"<SharedPopulation of {self._database!r}>"
 
-    async def look(self, at: datetime) -> Looked:
+    async def find_idle(self, at: datetime) -> Looked:
         """Which sessions will be idle for too long at that moment, without those used here that it does not know of."""
         if self._is_first_look:
             for newest in await self._database.server.newest(limit=1):
                 self._guard.consider(newest.last_accessed)
             self._is_first_look = False
-        return await self._look(at, await self._census.take())
+        return await self._find_idle(at, await self._census.take())
 
-    async def _look(self, at: datetime, scanned: int) -> Looked:
+    async def _find_idle(self, at: datetime, scanned: int) -> Looked:
         ahead, limit = at - self._clock.now(), FORETOLD + self._stay
         idle = await idle_in(self._database.server, self._retention, ahead, limit=limit)
         used = {position.session_id for position, _ in self._census.unsaved_uses()}
@@ -119,7 +119,7 @@ class SharedPopulation:
                 gone |= await self._remove_of(rule, [one for one in idle if self._retention.of_id(one) is rule])
             if len(gone) == before:
                 break
-            idle = (await self._look(self._clock.now(), 0)).idle
+            idle = (await self._find_idle(self._clock.now(), 0)).idle
         return gone
 
     async def _remove_of(self, rule: Rule, idle: list[str]) -> dict[str, int]:

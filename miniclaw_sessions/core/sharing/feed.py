@@ -104,7 +104,7 @@ class SharedFeed(Feed):
         self._stop.set()
         super().close()
 
-    async def look(self) -> None:
+    async def learn(self) -> None:
         """Learn where sessions end that others write, before the first subscription hears how they go on.
 
         Raises:

@@ -34,7 +34,7 @@ import msgspec
 from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.core.history.search import Found, Search
-from miniclaw_sessions.core.stores.reading import Source
+from miniclaw_sessions.core.stores.reading import Transcripts
 from miniclaw_sessions.core.stores.records import (
     LOST,
     Append,
@@ -183,7 +183,7 @@ class Store(Protocol):
         """
         return ()
 
-    def rest_of(self, directory: Path) -> AbstractAsyncContextManager[Source] | None:
+    def rest_of(self, directory: Path) -> AbstractAsyncContextManager[Transcripts] | None:
         """The readable part of a damaged store of this kind, whose `files` were copied to a directory.
 
         None: opening the store reads everything that can be read of it.

@@ -30,7 +30,7 @@ from miniclaw_sessions.core.stores.base import (
     idempotency_key_in,
     is_damaged,
 )
-from miniclaw_sessions.core.stores.reading import Source, read_all
+from miniclaw_sessions.core.stores.reading import Transcripts, read_all
 from miniclaw_sessions.errors import SessionUnavailable, StoreConflict, StoreCorrupt, StoreError
 
 BATCH_ENTRIES = 500
@@ -85,7 +85,7 @@ class Copied(msgspec.Struct, kw_only=True):
 
 
 async def copy_store(  # noqa: PLR0913 - both stores, and how to copy
-    source: Source,
+    source: Transcripts,
     target: Store,
     on_progress: OnProgress = lambda *_: None,
     *,
@@ -112,7 +112,7 @@ async def copy_store(  # noqa: PLR0913 - both stores, and how to copy
     return copy.report()
 
 
-async def compare_stores(source: Source, target: Store) -> Copied:
+async def compare_stores(source: Transcripts, target: Store) -> Copied:
     """What a copy would write, by the heads of both stores: `sessions` and `written` count what the target lacks.
 
     Raises:
@@ -222,7 +222,7 @@ class _Copy:
 
     def __init__(
         self,
-        source: Source,
+        source: Transcripts,
         target: Store,
         *,
         delete_others: bool,
@@ -462,7 +462,7 @@ async def _nothing(session_id: str) -> None:
     """Do nothing before a deletion."""
 
 
-async def _unreadable(source: Source, left: set[str]) -> dict[str, str]:
+async def _unreadable(source: Transcripts, left: set[str]) -> dict[str, str]:
     """The sessions that a source lists but cannot read, and that are not deleted since; a sentence for each."""
     still = left.intersection(await source.session_ids()) if left else ()
     return {
@@ -472,7 +472,7 @@ async def _unreadable(source: Source, left: set[str]) -> dict[str, str]:
     }
 
 
-async def _is_refused(source: Source, session_id: str) -> bool:
+async def _is_refused(source: Transcripts, session_id: str) -> bool:
     """Whether a session cannot be read. If it can, it was made again since, or is gone."""
     try:
         await source.read(session_id, limit=1)
@@ -504,7 +504,7 @@ def _not_the_same(session_id: str) -> str:
     return f"session {session_id} is not the same in the target: its checksum is another one"
 
 
-async def _goes_on(source: Source, target: Store, stored: StoredHead, there: StoredHead) -> bool:
+async def _goes_on(source: Transcripts, target: Store, stored: StoredHead, there: StoredHead) -> bool:
     """Whether the source has the target's newest entry at the same sequence."""
     session_id, last = stored.head.session_id, there.last_sequence
     if last == 0:

@@ -22,7 +22,7 @@ class Readable(Protocol):
         ...
 
 
-class Source(Readable, Protocol):
+class Transcripts(Readable, Protocol):
     """What can be copied: a store, or what is left of one."""
 
     def heads(self) -> AsyncIterator[StoredHead]:

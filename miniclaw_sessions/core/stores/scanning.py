@@ -12,7 +12,7 @@ from anyio import to_thread
 from miniclaw_sessions.core.history.search import Found, Hit, Place, Search, cursor_of, place_of
 from miniclaw_sessions.core.history.searched import hit
 from miniclaw_sessions.core.protocol.keys import SessionKey
-from miniclaw_sessions.core.stores.reading import PAGE, Source, readable
+from miniclaw_sessions.core.stores.reading import PAGE, Transcripts, readable
 from miniclaw_sessions.core.stores.records import SessionHead, StoredEntry, StoredHead
 from miniclaw_sessions.errors import SessionUnavailable
 
@@ -26,7 +26,7 @@ _ESCAPED = set('"\\/')
 NO_INDEX = "this store has no index, so every message was read"
 
 
-class Scanned(Source, Protocol):
+class Scanned(Transcripts, Protocol):
     """What can be searched by reading it."""
 
     async def head(self, session_id: str) -> StoredHead | None:

@@ -19,7 +19,7 @@ from miniclaw_sessions.core.stores.base import (
     StorePlace,
     is_damaged,
 )
-from miniclaw_sessions.core.stores.reading import Source
+from miniclaw_sessions.core.stores.reading import Transcripts
 from miniclaw_sessions.errors import StoreCorrupt, StoreError, StoreUnavailable
 
 LISTED = 10
@@ -64,7 +64,7 @@ class WrappingStore(Store):
         """The inner store's."""
         return self._store.damage
 
-    def rest_of(self, directory: Path) -> AbstractAsyncContextManager[Source] | None:
+    def rest_of(self, directory: Path) -> AbstractAsyncContextManager[Transcripts] | None:
         """Ask the inner store: what it gives is for the inner store too."""
         return self._store.rest_of(directory)
 

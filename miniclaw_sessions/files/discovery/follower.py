@@ -26,7 +26,7 @@ from miniclaw_sessions.files.discovery.growing_file import GrowingFile
 from miniclaw_sessions.files.discovery.names import Names
 from miniclaw_sessions.files.discovery.open_files import BLOCK_BYTES, blocks, lines_in, opened, tail, whole_lines, why
 from miniclaw_sessions.files.discovery.overview import find_sources
-from miniclaw_sessions.files.discovery.programs import Program, Source, id_in
+from miniclaw_sessions.files.discovery.programs import Program, ProgramSession, id_in
 from miniclaw_sessions.files.discovery.target import ImportResult, ImportTarget
 from miniclaw_sessions.files.formats.codec import IS_PART, Chain, Sample, SessionFacts
 from miniclaw_sessions.files.formats.entry_line import ENTRY_LINE
@@ -91,7 +91,7 @@ class SourceUpdate(msgspec.Struct, kw_only=True):
 class _FollowedSource:
     """A source: its session, what the present look found and brought, and how far it was read."""
 
-    source: Source
+    source: ProgramSession
     update: SourceUpdate
 
     def __init__(self, program: Program, session_id: str) -> None:
@@ -99,7 +99,7 @@ class _FollowedSource:
         self.session_id = session_id
         self.is_looked_up = False
         self.is_new = True
-        self.seen: Source | None = None
+        self.seen: ProgramSession | None = None
         self.seen_at = 0.0
         self.place: Place | None = None
         self.holds = False
@@ -187,7 +187,7 @@ class Follower:
                 yield update
             on_progress(done, len(sources))
 
-    async def _keep_up(self, source: Source, update: SourceUpdate, present: Collection[str]) -> None:
+    async def _keep_up(self, source: ProgramSession, update: SourceUpdate, present: Collection[str]) -> None:
         if source.problem:
             raise ImportRefused(source.problem)
         one = self._followed.get((source.path, source.inner))
@@ -241,7 +241,7 @@ class Follower:
         if not (is_growing and await self._grow(one)):
             await self._take_whole(one)
 
-    async def _name(self, source: Source, present: Collection[str]) -> str:
+    async def _name(self, source: ProgramSession, present: Collection[str]) -> str:
         program = self._programs[source.program]
         own_id = await to_thread.run_sync(id_in, program, source, self._environ, self._home)
         return await self._names.name(source, program, own_id, present)

@@ -17,7 +17,7 @@ import msgspec
 from miniclaw_sessions.core.protocol.entries import FOLLOWED, SOURCE
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.errors import ImportRefused, InvalidKey, SessionNotFound
-from miniclaw_sessions.files.discovery.programs import Program, Source
+from miniclaw_sessions.files.discovery.programs import Program, ProgramSession
 from miniclaw_sessions.files.discovery.target import ImportTarget
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
@@ -42,14 +42,14 @@ class Names:
         self._workspace = workspace
         self._given: dict[str, _Holder] = {}
 
-    async def name(self, source: Source, program: Program, own_id: str, present: Collection[str]) -> str:
+    async def name(self, source: ProgramSession, program: Program, own_id: str, present: Collection[str]) -> str:
         """The id of the session that a source is here, or becomes.
 
         Args:
             source: the source.
             program: its program.
             own_id: its id in that program.
-            present: the paths of all sources that exist now (`Source.shown`).
+            present: the paths of all sources that exist now (`ProgramSession.shown`).
 
         Raises:
             ImportRefused: the id makes no name of a session.
@@ -101,7 +101,9 @@ def _is_program(holder: _Holder, program: Program) -> bool:
     return holder.form == (program.form or program.name)
 
 
-def _is_of(holder: _Holder, source: Source, program: Program, present: Collection[str], *, is_unique: bool) -> bool:
+def _is_of(
+    holder: _Holder, source: ProgramSession, program: Program, present: Collection[str], *, is_unique: bool
+) -> bool:
     """Whether the session that has a name is this source's."""
     if holder.path == source.shown:
         return True

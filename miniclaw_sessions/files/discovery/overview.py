@@ -12,7 +12,7 @@ import msgspec
 from miniclaw_sessions.errors import ImportRefused
 from miniclaw_sessions.files.discovery.databases import sessions_in
 from miniclaw_sessions.files.discovery.open_files import count_marks, why
-from miniclaw_sessions.files.discovery.programs import Program, Source, files_of
+from miniclaw_sessions.files.discovery.programs import Program, ProgramSession, files_of
 
 _LATEST = 2**63 - 1  # nanoseconds since 1970: a file may have a time that no calendar has
 
@@ -36,7 +36,7 @@ class Overview(msgspec.Struct, kw_only=True):
     unread: list[dict[str, str]] = []
 
 
-def find_sources(programs: Sequence[Program], environ: Mapping[str, str], home: Path) -> list[Source]:
+def find_sources(programs: Sequence[Program], environ: Mapping[str, str], home: Path) -> list[ProgramSession]:
     """Every session of some programs, also those that cannot be read. Blocks."""
     return [source for source, _ in _sources(programs, environ, home)]
 
@@ -72,9 +72,9 @@ def overview(
     return found
 
 
-def _sources(programs: Sequence[Program], environ: Mapping[str, str], home: Path) -> list[tuple[Source, int]]:
+def _sources(programs: Sequence[Program], environ: Mapping[str, str], home: Path) -> list[tuple[ProgramSession, int]]:
     """Every session, and how many messages it has if a database says so."""
-    found: list[tuple[Source, int]] = []
+    found: list[tuple[ProgramSession, int]] = []
     for program in programs:
         path = home
         try:
@@ -84,13 +84,15 @@ def _sources(programs: Sequence[Program], environ: Mapping[str, str], home: Path
             known = {source.inner for source, _ in found if source.program == program.name}
             found.extend((source, 0) for source in program.older(environ, home, known))
         except Exception as error:  # noqa: BLE001 - files of one program that fail must not stop the others
-            found.append((Source(program.name, path, 0, 0, problem=why(error)), 0))
+            found.append((ProgramSession(program.name, path, 0, 0, problem=why(error)), 0))
     return found
 
 
-def _in_database(program: Program, path: Path) -> list[tuple[Source, int]]:
+def _in_database(program: Program, path: Path) -> list[tuple[ProgramSession, int]]:
     try:
         sessions = sessions_in(program.name, path) if path.exists() else []
     except (ImportRefused, OSError) as error:
-        return [(Source(program.name, path, 0, 0, problem=str(error)), 0)]
-    return [(Source(program.name, path, one.messages, one.modified, inner=one.id), one.messages) for one in sessions]
+        return [(ProgramSession(program.name, path, 0, 0, problem=str(error)), 0)]
+    return [
+        (ProgramSession(program.name, path, one.messages, one.modified, inner=one.id), one.messages) for one in sessions
+    ]

@@ -18,7 +18,7 @@ _BEGINNING_BYTES = 65_536
 _LINK = "it is a link, and links are not followed"
 
 
-class Source(msgspec.Struct, frozen=True):
+class ProgramSession(msgspec.Struct, frozen=True):
     """A session of another program.
 
     Attributes:
@@ -72,7 +72,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     inside: re.Pattern[bytes] | None = None
     marks: tuple[bytes, ...] = ()
     not_read: tuple[re.Pattern[str], str] | None = None
-    older: Callable[[Mapping[str, str], Path, Collection[str]], Sequence[Source]] = lambda environ, home, known: ()  # noqa: ARG005
+    older: Callable[[Mapping[str, str], Path, Collection[str]], Sequence[ProgramSession]] = lambda *_: ()
 
 
 def _pi(environ: Mapping[str, str], home: Path) -> list[Path]:
@@ -113,14 +113,14 @@ def _opencode(environ: Mapping[str, str], home: Path) -> list[Path]:
     return [data / named] if named else sorted(data.glob("opencode*.db"))
 
 
-def _opencode_older(environ: Mapping[str, str], home: Path, known: Collection[str]) -> list[Source]:
+def _opencode_older(environ: Mapping[str, str], home: Path, known: Collection[str]) -> list[ProgramSession]:
     """Before version 1.2 it had its sessions in JSON files; later ones copy these into the database, and keep them."""
     data, found = _opencode_data(environ, home), []
     for place, below in (("storage", "session/*/*.json"), ("project", "*/storage/session/info/*.json")):
         if missing := sum(file.stem not in known for file in (data / place).glob(below)):
             sessions = f"{missing} {'session is' if missing == 1 else 'sessions are'}"
             problem = f"{sessions} in JSON files, as opencode had them before 1.2, and not in its database: {_MOVED}"
-            found.append(Source("opencode", data / place, 0, 0, problem=problem))
+            found.append(ProgramSession("opencode", data / place, 0, 0, problem=problem))
     return found
 
 
@@ -196,7 +196,7 @@ def programs_named(names: Sequence[str]) -> list[Program]:
     return [known[name] for name in dict.fromkeys(names)] if names else list(PROGRAMS)
 
 
-def files_of(program: Program, environ: Mapping[str, str], home: Path) -> Iterator[Source]:
+def files_of(program: Program, environ: Mapping[str, str], home: Path) -> Iterator[ProgramSession]:
     """The session files of a program that has files; blocks.
 
     Links are not followed: they may lead out of the home, or in a circle. What cannot be read says why.
@@ -210,9 +210,9 @@ def files_of(program: Program, environ: Mapping[str, str], home: Path) -> Iterat
         waiting += inner[::-1]
 
 
-def _in_directory(program: Program, directory: Path, below: str) -> tuple[list[Source], list[tuple[Path, str]]]:
+def _in_directory(program: Program, directory: Path, below: str) -> tuple[list[ProgramSession], list[tuple[Path, str]]]:
     """The session files in a directory, and the directories in it with what stands before their files' names."""
-    found: list[Source] = []
+    found: list[ProgramSession] = []
     inner: list[tuple[Path, str]] = []
     try:
         with os.scandir(directory) as listed:
@@ -228,11 +228,11 @@ def _in_directory(program: Program, directory: Path, below: str) -> tuple[list[S
             if entry.is_dir(follow_symlinks=False):
                 inner.append((path, f"{name}/"))
             elif entry.is_symlink() and entry.is_dir():
-                found.append(Source(program.name, path, 0, 0, problem=_LINK))
+                found.append(ProgramSession(program.name, path, 0, 0, problem=_LINK))
             elif program.names.fullmatch(name) and f"{entry.name}l" not in names:  # else it goes on as .jsonl
                 found.append(_source(program, path, entry.stat(follow_symlinks=False)))
             elif program.not_read is not None and program.not_read[0].fullmatch(name):
-                found.append(Source(program.name, path, 0, 0, problem=program.not_read[1]))
+                found.append(ProgramSession(program.name, path, 0, 0, problem=program.not_read[1]))
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -240,11 +240,11 @@ def _in_directory(program: Program, directory: Path, below: str) -> tuple[list[S
     return found, inner
 
 
-def _unread(program: Program, path: Path, error: OSError) -> Source:
-    return Source(program.name, path, 0, 0, problem=error.strerror or "it cannot be read")
+def _unread(program: Program, path: Path, error: OSError) -> ProgramSession:
+    return ProgramSession(program.name, path, 0, 0, problem=error.strerror or "it cannot be read")
 
 
-def _source(program: Program, path: Path, status: os.stat_result) -> Source:
+def _source(program: Program, path: Path, status: os.stat_result) -> ProgramSession:
     problem = ""
     if stat.S_ISLNK(status.st_mode):
         problem = _LINK
@@ -252,10 +252,10 @@ def _source(program: Program, path: Path, status: os.stat_result) -> Source:
         problem = "it is not a regular file"
     elif not os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids):
         problem = "Permission denied"  # checked at each look, because a change of it leaves the file's time as it is
-    return Source(program.name, path, status.st_size, status.st_mtime_ns, status.st_ino, problem=problem)
+    return ProgramSession(program.name, path, status.st_size, status.st_mtime_ns, status.st_ino, problem=problem)
 
 
-def id_in(program: Program, source: Source, environ: Mapping[str, str], home: Path) -> str:
+def id_in(program: Program, source: ProgramSession, environ: Mapping[str, str], home: Path) -> str:
     """The session's own id, as its file's name, its beginning or the database says it. Blocks.
 
     Raises:

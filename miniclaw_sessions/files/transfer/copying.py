@@ -23,7 +23,7 @@ from miniclaw_sessions.core.stores import open_store, refuse_another_store, salv
 from miniclaw_sessions.core.stores.base import StorePlace
 from miniclaw_sessions.core.stores.copying import copy_store
 from miniclaw_sessions.core.stores.encrypted import encrypted
-from miniclaw_sessions.core.stores.reading import Source
+from miniclaw_sessions.core.stores.reading import Transcripts
 from miniclaw_sessions.core.stores.sqlite.search_file import SearchFile
 from miniclaw_sessions.disk import Directory, DirectoryLock, remove_tree
 from miniclaw_sessions.errors import ConfigError, StoreError
@@ -114,7 +114,7 @@ class Copy:
     async def make(
         self,
         workspace: Path | None,
-        source: Source | None,
+        source: Transcripts | None,
         torn: Path | None,
         *,
         sealing: Sealing | None = None,
@@ -162,7 +162,7 @@ class Copy:
             await in_thread((self.place.home / names[0]).rename, self.place.path)
 
     async def _copy_store(
-        self, source: Source, sealing: Sealing | None, on_progress: Report, incarnations: Mapping[str, str]
+        self, source: Transcripts, sealing: Sealing | None, on_progress: Report, incarnations: Mapping[str, str]
     ) -> Mapping[str, str]:
         """Copy the store, and return which sessions the copy has. Those that cannot be read keep their files."""
         home = self.place.home
@@ -240,7 +240,7 @@ class Copy:
                 remove_tree(path)
 
 
-async def _incarnations(source: Source) -> dict[str, str]:
+async def _incarnations(source: Transcripts) -> dict[str, str]:
     """Which session has each name now."""
     return {stored.head.session_id: stored.head.incarnation async for stored in source.heads()}
 

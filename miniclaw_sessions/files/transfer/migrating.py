@@ -29,7 +29,7 @@ from miniclaw_sessions.core.stores.base import Store, StorePlace
 from miniclaw_sessions.core.stores.copying import Copied, compare_stores, copy_store
 from miniclaw_sessions.core.stores.encrypted import encrypted
 from miniclaw_sessions.core.stores.memory import MemoryStore
-from miniclaw_sessions.core.stores.reading import Source
+from miniclaw_sessions.core.stores.reading import Transcripts
 from miniclaw_sessions.core.stores.sqlite.files import is_open_elsewhere
 from miniclaw_sessions.disk import Directory, DirectoryLock
 from miniclaw_sessions.encryption import KeyRing, is_sealed
@@ -347,7 +347,7 @@ def _refuse_mixture(was: _Sealed, there: _Sealed, keys: KeyRing | None, change: 
 
 def _sealed_as_wanted(
     given: Store | SessionFiles, there: Store, was: _Sealed, keys: KeyRing | None, change: Change
-) -> tuple[Source, Store]:
+) -> tuple[Transcripts, Store]:
     """Both sides, so that what comes out of the one goes into the other as it is wanted there."""
     if isinstance(given, SessionFiles):
         will_be = was.is_sealed if change is Change.NONE else change is Change.ENCRYPT

@@ -22,7 +22,7 @@ from miniclaw_sessions.core.persistence.own_task import in_own_task
 from miniclaw_sessions.core.stores import open_store, store_place, stores_in
 from miniclaw_sessions.core.stores.base import StoredEntry, mark_damaged
 from miniclaw_sessions.core.stores.encrypted import open_entry
-from miniclaw_sessions.core.stores.reading import Source
+from miniclaw_sessions.core.stores.reading import Transcripts
 from miniclaw_sessions.encryption import KeyRing, is_sealed
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.files.transfer.copying import Copy, Report, held, in_thread
@@ -161,7 +161,7 @@ class Opened:
         wrong: how many of the entries that were read are not sealed as they should be.
     """
 
-    def __init__(self, store: Source, sealing: Sealing) -> None:
+    def __init__(self, store: Transcripts, sealing: Sealing) -> None:
         self.wrong = 0
         self.heads = store.heads
         self.session_ids = store.session_ids

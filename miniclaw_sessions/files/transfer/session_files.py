@@ -14,7 +14,7 @@ from miniclaw_sessions.core.stores.base import Append, StoredEntry, StoredHead
 
 
 class SessionFiles:
-    """The sessions of a directory of session files: a `Source` of `copy_store`.
+    """The sessions of a directory of session files: a `Transcripts` of `copy_store`.
 
     A session's entries are those that recovery would give to a store that has lost it: the messages of the file's
     window, their summary, and the metadata. They are the same ones whenever the same file is read.

@@ -21,7 +21,7 @@ from miniclaw_sessions.core.events.listeners import TurnEvent
 from miniclaw_sessions.core.history.search import Found, Search
 from miniclaw_sessions.core.manager import reading
 from miniclaw_sessions.core.manager.manager import SessionManager
-from miniclaw_sessions.core.manager.sources import load_each, look_in
+from miniclaw_sessions.core.manager.sources import load_each, search_in
 from miniclaw_sessions.core.persistence.losses import Loss
 from miniclaw_sessions.core.protocol.entries import Entry
 from miniclaw_sessions.core.protocol.keys import KeyBounds, SessionKey
@@ -134,13 +134,13 @@ class BoundedSource:
         """Those of these sessions that are within bounds."""
         return await load_each(self.load, session_ids)
 
-    async def look(self, search: Search) -> Found:
+    async def search_for(self, search: Search) -> Found:
         """Search the sessions within bounds and no others: a cursor would reveal what was skipped."""
         if search.session_ids is None:
             if self._visible is None:
                 self._visible = frozenset(one.session_id for one in await self.newest())
             search = msgspec.structs.replace(search, session_ids=self._visible)
-        return await look_in(self, search)
+        return await search_in(self, search)
 
     async def missing(self, session_id: str) -> SessionNotFound:
         """`LiveSource.missing`; a session out of bounds is never called expired."""

@@ -13,7 +13,7 @@ import pytest
 from miniclaw_sessions.files.discovery.databases import sessions_in
 from miniclaw_sessions.files.discovery.names import Names
 from miniclaw_sessions.files.discovery.overview import overview
-from miniclaw_sessions.files.discovery.programs import Source, programs_named
+from miniclaw_sessions.files.discovery.programs import ProgramSession, programs_named
 from miniclaw_sessions.service.api.shapes import ShownReply
 from miniclaw_sessions.service.client import ClientSession
 from tests.agents import file_of, make_database
@@ -134,7 +134,7 @@ async def test_each_name_is_asked_for_once_and_a_uuid_s_further_names_not_at_all
         return await info(session)
 
     async with following(tmp_path) as ours:
-        source = Source("claude-code", claude_file(ours.home, own_id), 1, 1)
+        source = ProgramSession("claude-code", claude_file(ours.home, own_id), 1, 1)
         (program,) = programs_named([source.program])
         monkeypatch.setattr(ClientSession, "info", counted)
         assert await Names(ours.client).name(source, program, own_id, {source.shown}) == f"import_{own_id}"

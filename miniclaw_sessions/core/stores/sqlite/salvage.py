@@ -90,7 +90,7 @@ def _has_tables(path: Path) -> bool:
 
 
 class Salvage:
-    """The readable rest of a copy of a database file, as a `Source` for `copy_store`."""
+    """The readable rest of a copy of a database file, as a `Transcripts` for `copy_store`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
