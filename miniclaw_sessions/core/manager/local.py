@@ -7,6 +7,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
+import anyio
 from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.core.history.conversation import Conversation
@@ -48,6 +49,7 @@ class LocalMode:
     def __init__(self, new_storage: Callable[[], Workspace], cache: SessionCache) -> None:
         self.cache = cache
         self._new_storage = new_storage
+        self._learning = anyio.Lock(fast_acquire=True)
 
     def __repr__(self) -> str:
         return "<LocalMode>"
@@ -80,12 +82,17 @@ class LocalMode:
     async def listing(self) -> Listing:
         """All sessions and when they were last used; of those on disk, as their files have it."""
         cache = self.cache
-        if not cache.knows_times:
-            times = await self._workspace.modified()
-            cache.knows_times = True  # not at the end: a name that is learned meanwhile resets it
-            for start in range(0, len(times), LEARNED_AT_ONCE):
-                cache.learn_times(times[start : start + LEARNED_AT_ONCE])
-                await checkpoint()
+        async with self._learning:  # with half of the times, another list would be in a wrong order
+            if not cache.knows_times:
+                times = await self._workspace.modified()
+                cache.knows_times = True  # not at the end: a name that is learned meanwhile resets it
+                try:
+                    for start in range(0, len(times), LEARNED_AT_ONCE):
+                        cache.learn_times(times[start : start + LEARNED_AT_ONCE])
+                        await checkpoint()
+                except BaseException:
+                    cache.knows_times = False
+                    raise
         return cache.listing()
 
     async def newest(self, **part: Any) -> list[ListPosition]:

@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 import weakref
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import orjson
 import pytest
 
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.manager import SessionManager, local
 from miniclaw_sessions.core.manager.reading import read_transcript
 from miniclaw_sessions.core.persistence.snapshots import Snapshots
 from miniclaw_sessions.core.protocol.messages import Message
@@ -243,6 +244,39 @@ def touch(path: Path, *, at: float) -> None:
 
 
 # --- starting with more than may be in memory ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_two_lists_at_once_after_a_start_have_the_order_of_the_last_use(
+    stored: Home, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
+) -> None:
+    async with stored.manager() as manager:
+        await stored.fill(manager, 9)
+    newest_first = [f"chat_{number}" for number in range(9)]
+    for number in range(9):
+        touch(stored.workspace / "sessions" / f"chat_{number}.json", at=stored.clock.now().timestamp() - 1000 * number)
+    monkeypatch.setattr(local, "LEARNED_AT_ONCE", 1)
+    lists = list[list[str]]()
+    async with stored.manager() as manager:
+
+        async def look() -> None:
+            lists.append([row.session_id for row in await manager.list()])
+
+        async with anyio.create_task_group() as tasks:
+            first = anyio.CancelScope()
+            learn_times = manager._cache.learn_times
+
+            def learn(times: Iterable[tuple[str, float]]) -> None:
+                learn_times(times)
+                monkeypatch.setattr(manager._cache, "learn_times", learn_times)
+                tasks.start_soon(look)  # while the first list has looked at one file of the nine
+                if is_cancelled:
+                    first.cancel()
+
+            monkeypatch.setattr(manager._cache, "learn_times", learn)
+            with first:
+                await look()
+        assert lists == [newest_first] * (1 if is_cancelled else 2)
 
 
 async def test_after_a_crash_each_session_is_brought_up_when_it_is_loaded(stored: Home, tmp_path: Path) -> None:
