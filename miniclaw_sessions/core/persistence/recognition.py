@@ -14,8 +14,12 @@ import stat
 from pathlib import Path
 
 from miniclaw_sessions.clock import SystemClock
+from miniclaw_sessions.core.persistence.backups import NAME as BACKUPS
+from miniclaw_sessions.core.persistence.losses import NAME as LOSSES
 from miniclaw_sessions.core.persistence.marker import NAME as MARKER
+from miniclaw_sessions.core.persistence.mirrored import NAME as MIRRORED_IDS
 from miniclaw_sessions.core.persistence.snapshot_file import DamagedSnapshot, decode_snapshot
+from miniclaw_sessions.core.stores import SALVAGE, SALVAGE_PART
 from miniclaw_sessions.disk import LOCK, Directory, is_temporary
 from miniclaw_sessions.encryption import is_sealed
 from miniclaw_sessions.errors import NotAWorkspace, SchemaTooNew
@@ -24,9 +28,11 @@ SESSIONS = "sessions"
 _SUFFIX = ".json"
 _LARGEST = 1 << 30
 _A_PROCESS_ID = re.compile(rb"[0-9]{0,20}\n?")
-_OURS = re.compile(
-    r"(sessions|transcripts|archive|quarantine|losses\.json|backups\.json|tokens\.json|token|sessions\.db(-search)?(-wal|-shm|-journal|-damaged)?|\.lock|miniclaw\.sock)"
-)
+_OURS = {
+    *(SESSIONS, "transcripts", "archive", "quarantine", LOSSES, BACKUPS, MIRRORED_IDS, LOCK, SALVAGE, SALVAGE_PART),
+    *("tokens.json", "token", "miniclaw.sock"),  # the gateway's
+}
+_DATABASE = re.compile(r"sessions\.db(-search)?(-wal|-shm|-journal|-damaged)?")
 
 
 def recognize(path: Path, *, create: bool) -> None:
@@ -77,7 +83,7 @@ def _refuse_others(path: Path) -> None:
         names_of_files = (name for name in sorted(os.listdir(directory)) if name.endswith(_SUFFIX) and name[0] != ".")
         found = [directory / name for name in names_of_files]
         files = [file for file in found if stat.S_ISREG(file.lstat().st_mode)]
-    others = [name for name in names if _OURS.fullmatch(name) is None and not is_temporary(name)]
+    others = [name for name in names if not _is_a_name_of_ours(name)]
     is_an_agents = directory.is_dir() and not os.listdir(directory)
     if others and not files and not is_an_agents:
         raise NotAWorkspace(
@@ -86,6 +92,10 @@ def _refuse_others(path: Path) -> None:
         )
     for file in files:
         _refuse_unsound(file)
+
+
+def _is_a_name_of_ours(name: str) -> bool:
+    return name in _OURS or _DATABASE.fullmatch(name) is not None or is_temporary(name)
 
 
 def _refuse_unsound(file: Path) -> None:

@@ -11,8 +11,11 @@ import anyio.lowlevel
 import pytest
 
 from miniclaw_sessions import SessionManager
+from miniclaw_sessions.core.persistence.recognition import recognize
 from miniclaw_sessions.core.persistence.recovery import Progress
 from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.stores import SALVAGE, SALVAGE_PART
+from miniclaw_sessions.disk import remove_tree
 from miniclaw_sessions.errors import ConfigError, DirectoryInUse, NotAWorkspace
 from miniclaw_sessions.files.transfer.backup import back_up_closed, restore
 from miniclaw_sessions.files.transfer.migrating import location, migrate
@@ -151,6 +154,24 @@ async def test_a_workspace_of_the_original_is_taken_even_beside_an_agents_other_
     (tmp_path / "sessions" / "telegram_1.json").write_bytes(plain)
     async with SessionManager(tmp_path) as manager:
         assert [one.session_id for one in await manager.list()] == ["telegram_1"]
+
+
+async def test_a_workspace_that_lost_its_lock_and_session_files_opens_with_all_that_was_said(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path) as manager:
+        session = await manager.get_or_create("telegram", "1")
+        await session.add_message(Message.user("hello"))
+        await manager.source.note_mirrored("pi_1")
+    (tmp_path / ".lock").unlink()
+    remove_tree(tmp_path / "sessions")
+    async with SessionManager(tmp_path) as manager:
+        assert [message.text for message in (await manager.get("telegram", "1")).messages()] == ["hello"]
+        assert await manager.source.was_mirrored("pi_1")
+
+
+@pytest.mark.parametrize("salvage", [SALVAGE, SALVAGE_PART])
+async def test_a_salvage_that_was_cut_off_is_no_other_programs(tmp_path: Path, salvage: str) -> None:
+    (tmp_path / salvage).mkdir()
+    recognize(tmp_path, create=True)
 
 
 async def test_a_lock_that_is_a_hard_link_is_not_written(tmp_path: Path) -> None:
