@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from miniclaw_sessions.core.manager.cache import SessionCache
 from miniclaw_sessions.core.manager.mode import Mode
 from miniclaw_sessions.core.manager.saving import Saving
 from miniclaw_sessions.core.persistence.storage import Storage
+from miniclaw_sessions.core.protocol.entries import INCOMPLETE
 from miniclaw_sessions.core.session import Journal
 from miniclaw_sessions.core.stores.base import StoredHead
 from miniclaw_sessions.errors import LeafMoved, SessionHeld, StoreConflict, StoreUnavailable
@@ -59,23 +62,26 @@ class Eraser:
         )
 
     async def erase_unfinished(self, journal: Journal) -> None:
-        """Erase what there is of a session that was never finished, and nothing of another one of its name."""
+        """Erase what there is of a session that was never finished, and nothing that others have made or said since."""
         await self._quiet(journal)
-        await self._remove(journal, None)
+        self._flusher.remove(journal)
+        # where it was complete for a moment, another process may have used it: what is there is not ours alone
+        is_ours = INCOMPLETE in journal.conversation.state.metadata
+        stored = await self._store.head(journal.session_id)
+        if stored is None or stored.head.incarnation == journal.incarnation:
+            with suppress(StoreConflict):
+                await self._remove(journal, StoredHead(journal.queue.head, journal.queue.committed if is_ours else 0))
+        self._committer.refusals.pop(journal.session_id, None)
 
     async def _quiet(self, journal: Journal) -> None:
         journal.retire()
         if journal.queue.rejected is None:
             await self._committer.wait(journal.queue, journal.last_sequence)
 
-    async def _remove(self, journal: Journal, known: StoredHead | None) -> None:
+    async def _remove(self, journal: Journal, known: StoredHead) -> None:
         session_id = journal.session_id
         self._flusher.remove(journal)
         async with self._flusher.lock:  # a flush under way may have captured it, and would write the file again
-            if known is None:
-                stored = await self._store.head(session_id)
-                if stored is not None and stored.head.incarnation != journal.incarnation:
-                    return
             await self._storage.checkpoints.remove(session_id)
             if await self._store.delete(session_id, known=known):
                 self._cache.names.removed()

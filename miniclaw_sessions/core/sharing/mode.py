@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from miniclaw_sessions.core.sharing.lists import newest_in, sessions_in
 from miniclaw_sessions.core.sharing.queue import Claim, append_alone, shared_journal, shared_queue
 from miniclaw_sessions.core.sharing.rebasing import rebase, refresh
 from miniclaw_sessions.core.sharing.turns import ClaimedTurn, TurnKeeper
-from miniclaw_sessions.core.stores.base import Append, TurnClaim
+from miniclaw_sessions.core.stores.base import Append, StoredHead, TurnClaim
 from miniclaw_sessions.core.stores.positions import ListPosition
 from miniclaw_sessions.errors import StoreConflict
 
@@ -142,9 +143,10 @@ class SharedMode:
         return await self._begin(journal, None)
 
     async def undo(self, journal: Journal) -> None:
-        """Delete it."""
-        if await self._database.store.delete(journal.session_id):
-            self._names.removed()
+        """Delete it, unless another process has used it meanwhile."""
+        with suppress(StoreConflict):
+            if await self._database.store.delete(journal.session_id, known=StoredHead(journal.queue.head, 0)):
+                self._names.removed()
 
     async def begin_long(self, journal: Journal) -> bool:
         """Write the session down and hold its turn: one that is incomplete and in no turn was cut off."""

@@ -20,11 +20,13 @@ import pytest
 from miniclaw_sessions import Message, SessionManager, SessionSettings, ToolCall
 from miniclaw_sessions.core.history.conversation import REMEMBERED_KEYS
 from miniclaw_sessions.core.protocol.entries import Custom, LeafMove, MessageEntry, SessionInfo
+from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.stores.base import Append, StoredHead, TurnClaim
 from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
 from miniclaw_sessions.core.stores.shared_store import Archiving
 from miniclaw_sessions.errors import (
     DuplicateMessage,
+    InvalidMessage,
     LeafMoved,
     SessionDeleted,
     SessionHeld,
@@ -230,6 +232,104 @@ async def test_a_message_that_two_gateways_were_brought_is_there_once(database: 
                 tasks.start_soon(bring, 1, key, name="other")
         for manager in managers:
             assert texts_of((await manager.get_or_create("telegram", 1)).messages()) == ["a", "b", "c"]
+
+
+class Overtaken(FaultyStore):
+    """A store in which another gateway does something before a deletion, or behind a fork's last commit.
+
+    That commit is not answered.
+    """
+
+    def __init__(self, database: str) -> None:
+        super().__init__(PostgreSQLStore(database))
+        self.before_deletion: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint
+        self.behind_the_end: Callable[[], Awaitable[None]] | None = None
+
+    async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
+        outcomes = await super().append(appends)
+        is_end = any(b'"session.incomplete":null' in entry.encoded for one in appends for entry in one.entries)
+        if is_end and self.behind_the_end is not None:
+            meanwhile, self.behind_the_end = self.behind_the_end, None
+            await meanwhile()
+            raise StoreUnavailable("the connection was lost, as the test wants")
+        return outcomes
+
+    async def delete(self, session_id: str, *, known: StoredHead | None = None) -> bool:
+        meanwhile, self.before_deletion = self.before_deletion, anyio.lowlevel.checkpoint
+        await meanwhile()
+        return await super().delete(session_id, known=known)
+
+
+async def hello(manager: SessionManager, chat: str = "1") -> None:
+    await (await manager.get_or_create("telegram", chat)).add_message(Message.user("hello"))
+
+
+async def test_what_another_says_in_a_new_session_is_kept_though_its_metadata_are_refused(
+    database: str, tmp_path: Path
+) -> None:
+    store = Overtaken(database)
+    async with SessionManager(tmp_path / "one", store=store) as one, gateways(database, tmp_path, 1) as (other,):
+        store.before_deletion = partial(hello, other)
+        with pytest.raises(InvalidMessage):
+            await one.get_or_create("telegram", 1, metadata={"long": "x" * 2_000_000})
+        for manager in (one, other):
+            assert texts_of((await manager.get("telegram", 1)).messages()) == ["hello"]
+
+
+async def test_what_another_makes_where_a_fork_was_left_unfinished_is_kept(
+    database: str, tmp_path: Path, postgresql: PostgreSQLServer
+) -> None:
+    store = Overtaken(database)
+    async with SessionManager(tmp_path / "one", store=store) as one, gateways(database, tmp_path) as (killed, other):
+        with suppress(StoreError):
+            async with killed._registry.new_journal(SessionKey("telegram", "1"), purpose="import") as journal:
+                journal.append(Message.user("half of it"))
+                await journal.saved()
+                killed._cache.making.clear()  # as if it was killed here
+                await time_runs_out(postgresql, database)
+                store.before_deletion = partial(hello, other)
+                assert texts_of((await one.get_or_create("telegram", 1)).messages()) == ["hello"]
+                await killed._saving.committer.drain()
+        for manager in (one, other, killed):
+            assert texts_of((await manager.get("telegram", 1)).messages()) == ["hello"]
+        assert (await one.check()).problems == []
+
+
+async def test_a_fork_whose_last_commit_is_not_answered_is_kept_where_another_has_used_it(
+    database: str, tmp_path: Path
+) -> None:
+    store = Overtaken(database)
+    async with SessionManager(tmp_path / "one", store=store) as one, gateways(database, tmp_path, 1) as (other,):
+        await hello(one)
+        store.behind_the_end = partial(hello, other, "fork")
+        with pytest.raises(StoreUnavailable):
+            await (await one.get("telegram", 1)).fork("telegram_fork")
+        for manager in (one, other):
+            assert texts_of((await manager.get("telegram", "fork")).messages()) == ["hello", "hello"]
+        assert (await one.check()).problems == []
+
+
+@pytest.mark.parametrize("can_delete", [True, False])
+async def test_a_fork_whose_last_commit_is_not_answered_is_not_there(
+    database: str, tmp_path: Path, can_delete: bool
+) -> None:
+    store = Overtaken(database)
+    async with SessionManager(tmp_path / "one", store=store) as one, gateways(database, tmp_path, 1) as (other,):
+        await hello(one)
+        store.behind_the_end = anyio.lowlevel.checkpoint
+        if not can_delete:
+            store.fail(method="delete")
+        with pytest.raises(StoreUnavailable):
+            await (await one.get("telegram", 1)).fork("telegram_fork")
+        store.heal()
+        for manager in (other, one):
+            assert [summary.session_id for summary in await manager.list()] == ["telegram_1"]
+            with pytest.raises(SessionNotFound):
+                await manager.find("telegram_fork")
+        await hello(other, "fork")
+        for manager in (one, other):
+            assert texts_of((await manager.get("telegram", "fork")).messages()) == ["hello"]
+        assert (await one.check()).problems == []
 
 
 async def test_two_gateways_that_make_a_chat_at_the_same_time_have_one(database: str, tmp_path: Path) -> None:
