@@ -27,7 +27,7 @@ from miniclaw_sessions.core.protocol.json_values import in_utc
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.session.journal import Journal
 from miniclaw_sessions.core.session.unit import Unit
-from miniclaw_sessions.core.stores.copying import in_batches
+from miniclaw_sessions.core.stores.base import in_batches
 from miniclaw_sessions.errors import InvalidMessage, SessionDeleted
 
 MAX_CHAT_ID = 1_000

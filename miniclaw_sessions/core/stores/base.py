@@ -24,11 +24,11 @@ in as many processes. Calls may overlap.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Protocol, Self, TypeVar
 
 import msgspec
 from anyio.lowlevel import checkpoint
@@ -73,11 +73,18 @@ __all__ = [
     "decode_stored",
     "entries_to_add",
     "idempotency_key_in",
+    "in_batches",
     "is_damaged",
     "mark_damaged",
     "stored_entry",
     "without_mark",
 ]
+
+BATCH_ENTRIES = 500
+BATCH_BYTES = 4_194_304
+"""A batch with this many entries or bytes is written, with one sync."""
+
+T = TypeVar("T")
 
 
 class StorePlace(msgspec.Struct, frozen=True):
@@ -388,3 +395,25 @@ def _check_order(append: Append, last_sequence: int) -> None:
                 "session again, which writes back what its snapshot has"
             )
         previous = entry.sequence
+
+
+async def in_batches(
+    items: AsyncIterator[T], size: Callable[[T], int], *, most: int = BATCH_ENTRIES
+) -> AsyncGenerator[list[T], None]:
+    """The items in batches, each to be written with one sync; no batch is empty.
+
+    Args:
+        items: the items, in order.
+        size: returns the bytes of an item.
+        most: the largest number of items in a batch.
+    """
+    batch: list[T] = []
+    total = 0
+    async for item in items:
+        batch.append(item)
+        total += size(item)
+        if len(batch) >= most or total >= BATCH_BYTES:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch

@@ -14,7 +14,7 @@ is left as it is and reported.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import groupby
 from struct import pack
 from typing import NamedTuple, TypeVar
@@ -28,14 +28,11 @@ from miniclaw_sessions.core.stores.base import (
     StoredEntry,
     StoredHead,
     idempotency_key_in,
+    in_batches,
     is_damaged,
 )
 from miniclaw_sessions.core.stores.reading import Transcripts, read_all
 from miniclaw_sessions.errors import SessionUnavailable, StoreConflict, StoreCorrupt, StoreError
-
-BATCH_ENTRIES = 500
-BATCH_BYTES = 4_194_304
-"""A batch with this many entries or bytes is written, with one sync."""
 
 GROUP = 2_000
 """Entries that are written at once from store to store."""
@@ -135,28 +132,6 @@ async def compare_stores(source: Transcripts, target: Store) -> Copied:
         plan.entries += 0 if stored is None else stored.last_sequence
     plan.problems = [*(await _unreadable(source, left)).values()]
     return plan
-
-
-async def in_batches(
-    items: AsyncIterator[T], size: Callable[[T], int], *, most: int = BATCH_ENTRIES
-) -> AsyncGenerator[list[T], None]:
-    """The items in batches, each to be written with one sync; no batch is empty.
-
-    Args:
-        items: the items, in order.
-        size: returns the bytes of an item.
-        most: the largest number of items in a batch.
-    """
-    batch: list[T] = []
-    total = 0
-    async for item in items:
-        batch.append(item)
-        total += size(item)
-        if len(batch) >= most or total >= BATCH_BYTES:
-            yield batch
-            batch, total = [], 0
-    if batch:
-        yield batch
 
 
 class Digest:

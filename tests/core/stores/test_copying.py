@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import pytest
 
 from miniclaw_sessions.core.protocol.keys import SessionKey
-from miniclaw_sessions.core.stores.base import Append, SessionHead, StoredEntry
-from miniclaw_sessions.core.stores.copying import BATCH_BYTES, GROUP, copy_store
+from miniclaw_sessions.core.stores.base import BATCH_BYTES, Append, SessionHead, StoredEntry
+from miniclaw_sessions.core.stores.copying import GROUP, copy_store
 from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.errors import StoreError
 

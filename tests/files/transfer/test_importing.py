@@ -21,7 +21,7 @@ from miniclaw_sessions.core.protocol.entries import INCOMPLETE, SOURCE, Custom, 
 from miniclaw_sessions.core.protocol.messages import ImagePart, TextPart
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.copying import NOT_STORED
-from miniclaw_sessions.core.stores.copying import BATCH_ENTRIES
+from miniclaw_sessions.core.stores.base import BATCH_ENTRIES
 from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.errors import (
     ImportRefused,

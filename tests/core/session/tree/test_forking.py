@@ -18,8 +18,7 @@ from miniclaw_sessions.core.protocol.entries import LeafMove, moves_leaf
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message, Usage
 from miniclaw_sessions.core.session import Session
-from miniclaw_sessions.core.stores.base import Append, Store
-from miniclaw_sessions.core.stores.copying import BATCH_ENTRIES
+from miniclaw_sessions.core.stores.base import BATCH_ENTRIES, Append, Store
 from miniclaw_sessions.errors import (
     EntryNotFound,
     InvalidKey,
