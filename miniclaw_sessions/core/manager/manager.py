@@ -160,7 +160,8 @@ class SessionManager:
 
     @property
     def store(self) -> Store:
-        """The open store, for copies of it; changing it behind the sessions' backs would harm them."""
+        """The store, for copies of it; changing it behind the sessions' backs would harm them. Raises ManagerClosed."""
+        self._require_open(or_closed=True)
         return self._store
 
     @property
@@ -175,8 +176,8 @@ class SessionManager:
     def __bool__(self) -> bool:
         return True  # a manager without sessions is one all the same
 
-    def _require_open(self) -> None:
-        if self._held is None or self._closed:
+    def _require_open(self, *, or_closed: bool = False) -> None:
+        if (self._closed and not or_closed) or (self._held is None and not self._closed):
             raise ManagerClosed("the session manager is not open; use `async with SessionManager(...)`")
 
     async def _end_of(self, session_id: str) -> tuple[int, str | None]:
@@ -553,7 +554,8 @@ class SessionManager:
             return await self._storage.repair(self._store)
 
     def statistics(self) -> ManagerStatistics:
-        """The manager's numbers at this moment."""
+        """The manager's numbers at this moment, or when it was closed. Raises ManagerClosed before it is open."""
+        self._require_open(or_closed=True)
         return ManagerStatistics(
             **self._saving.numbers,
             sessions=len(self),
@@ -584,6 +586,7 @@ class SessionManager:
     @property
     def progressed_at(self) -> float:
         """The monotonic second at which committer, flusher and all others were last known to be alive: see `Saving`."""
+        self._require_open(or_closed=True)
         return min(self._saving.progressed_at, self._background.failed_at)
 
     def on_progress(self, progress: Progress) -> None:

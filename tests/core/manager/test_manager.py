@@ -688,6 +688,16 @@ async def check_that_all_is_refused(manager: SessionManager) -> None:
             await call()
 
 
+async def test_a_manager_has_its_numbers_from_when_it_is_opened_and_after_it_was_closed_too(home: Home) -> None:
+    manager = home.manager()
+    for numbers in (manager.statistics, lambda: manager.store, lambda: manager.progressed_at):
+        with pytest.raises(ManagerClosed, match="is not open"):
+            numbers()
+    async with manager:
+        await say(manager, "hi")
+    assert manager.statistics().sessions == 1
+
+
 async def test_a_closed_manager_is_not_opened_again_but_a_new_one_is(home: Home) -> None:
     manager = home.manager()
     async with manager:
