@@ -20,6 +20,7 @@ from msgspec import UNSET, UnsetType
 
 from miniclaw_sessions.core.history.branch import Branch
 from miniclaw_sessions.core.history.pairing import open_calls, with_answers
+from miniclaw_sessions.core.persistence.own_task import in_own_task
 from miniclaw_sessions.core.protocol.entries import BranchSummary, Entry, EntryBase, LeafMove, MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message, as_message
 from miniclaw_sessions.core.session.home import Ownership
@@ -288,9 +289,10 @@ class Turn:
         try:
             self._message = await self._ownership.begin(self._begin)
         except BaseException:
-            with anyio.CancelScope(shield=True):  # or a cancelled caller would leave the turn to its lease
-                await self._ownership.give_back()
-            self._journal.turn_lock.release()
+            try:
+                await in_own_task(self._give_back)()  # or a caller that is cancelled again would leave it to its lease
+            finally:
+                self._journal.turn_lock.release()
             raise
         self.is_open = True
         self._journal.turn_lock.began(self)
@@ -312,6 +314,10 @@ class Turn:
             self.is_open = False
             self._journal.turn_lock.ended(self)
             self._journal.turn_lock.release()
+
+    async def _give_back(self) -> None:
+        with anyio.CancelScope(shield=True):
+            await self._ownership.give_back()
 
     async def _begin(self) -> MessageEntry:
         """Commit the user's message, or take up the one that a former process left unanswered."""

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -13,7 +15,7 @@ from miniclaw_sessions.core.history.pairing import open_calls, with_answers
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall
 from miniclaw_sessions.core.session import Session
-from miniclaw_sessions.core.session.turn import INTERRUPTED, Turn
+from miniclaw_sessions.core.session.turn import INTERRUPTED, Turn, _SoleOwner
 from miniclaw_sessions.errors import (
     DuplicateMessage,
     InvalidMessage,
@@ -487,6 +489,49 @@ async def test_a_turn_cancelled_while_its_reply_is_committed_keeps_the_reply_and
     await asyncio.wait([task])
     await session.saved()
     assert await committed(bench) == [1, 2]
+    assert not session.journal.turn_lock.is_held
+    async with session.turn(Message.user("next")):
+        pass
+
+
+class _Contested(_SoleOwner):
+    """The turn of a session that other processes answer too, of a server that is slow."""
+
+    def __init__(self) -> None:
+        self.begun, self.giving_back, self.answered = anyio.Event(), anyio.Event(), anyio.Event()
+        self.is_given_back = False
+
+    async def begin(self, begin: Callable[[], Awaitable[Any]]) -> Any:
+        del begin
+        self.begun.set()
+        await anyio.sleep_forever()
+
+    async def give_back(self) -> None:
+        self.giving_back.set()
+        await self.answered.wait()
+        self.is_given_back = True
+
+
+async def test_a_caller_cancelled_twice_while_it_waits_for_a_turn_gives_it_back_and_frees_the_session(
+    session: Session, bench: Bench
+) -> None:
+    turn, contested = session.turn(ASK), _Contested()
+    turn._ownership = contested
+
+    async def talk() -> None:
+        async with turn:
+            pytest.fail("cancelled before it began")
+
+    task = asyncio.create_task(talk())
+    await contested.begun.wait()
+    task.cancel()
+    await contested.giving_back.wait()
+    task.cancel()
+    await bench.clock.advance(0)
+    contested.answered.set()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert contested.is_given_back
     assert not session.journal.turn_lock.is_held
     async with session.turn(Message.user("next")):
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -191,6 +192,36 @@ async def test_a_session_that_another_gateway_is_slow_to_make_is_waited_for(
             tasks.start_soon(one.get_or_create, "telegram", 1, name="make")
             await store.delayed.wait()
         assert (await one.get_or_create("telegram", 1)).journal.incarnation == "other"
+
+
+async def test_a_caller_cancelled_twice_while_its_message_is_committed_frees_the_session_for_all(
+    database: str, tmp_path: Path
+) -> None:
+    store = FaultyStore(PostgreSQLStore(database))
+    async with SessionManager(tmp_path / "one", store=store) as one, gateways(database, tmp_path, 1) as (other,):
+        mine, theirs = [await manager.get_or_create("telegram", 1) for manager in (one, other)]
+        hold = store.hold()
+
+        async def ask() -> None:
+            async with mine.turn(Message.user("question")):
+                pytest.fail("cancelled before it began")
+
+        task = asyncio.create_task(ask())
+        await hold.reached.wait()
+        for _ in range(2):
+            task.cancel()
+            await anyio.lowlevel.checkpoint()
+            await anyio.lowlevel.checkpoint()
+        store.heal()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert not mine.journal.turn_lock.is_held
+        stored = await store.head("telegram_1")
+        assert stored is not None
+        assert stored.turn is None or stored.turn.is_over
+        for session in (theirs, mine):
+            async with session.turn(Message.user("next")):
+                pass
 
 
 async def test_many_writers_of_one_chat_lose_and_double_nothing(database: str, tmp_path: Path) -> None:
