@@ -401,6 +401,7 @@ async def test_an_answer_that_could_not_be_sent_in_time_is_sent_later(
             channel.send_timeout_s = 600.0 if is_ended else 0.5
             server.say("hello")
             await server.until(lambda: bool(server.called("sendMessage") if is_ended else server.texts()))
+        assert not (is_ended and server.texts())
     async with bots.serving():
         await server.until(lambda: not server.updates)
     assert set(server.texts()) == {"echo: hello"}

@@ -922,7 +922,7 @@ class SlowDisk:
         monkeypatch.setattr(Directory, "_rename", slowly)
 
     async def reached(self) -> None:
-        await anyio.to_thread.run_sync(self._reached.wait, 10)
+        assert await anyio.to_thread.run_sync(self._reached.wait, 10)
 
     def release(self) -> None:
         self._go.set()

@@ -180,10 +180,11 @@ async def test_a_copy_that_nobody_can_write_is_read_with_what_its_log_has(
             shutil.copytree(live, copy, ignore=shutil.ignore_patterns("*-shm"))
     if not has_log:
         shutil.copytree(live, copy)
-    before = contents(copy)
+    before, refusals = contents(copy), list[Path]()
 
     def refused(path: Path, *, writing: bool) -> sqlite3.Connection:
         if path.parent == copy:
+            refusals.append(path)
             raise sqlite3.OperationalError("unable to open database file")
         return connect(path, writing=writing)
 
@@ -192,6 +193,7 @@ async def test_a_copy_that_nobody_can_write_is_read_with_what_its_log_has(
         assert texts(await reader.find("telegram_1")) == ["hello"]
         assert len(await reader.store.read("telegram_1")) == 1
     assert contents(copy) == before
+    assert bool(refusals) == has_log  # without one SQLite needs no file beside it
 
 
 async def test_a_writer_that_starts_meanwhile_is_noticed(tmp_path: Path) -> None:

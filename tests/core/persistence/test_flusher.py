@@ -114,7 +114,7 @@ class Gate:
         monkeypatch.setattr(Directory, "replace", replace)
 
     async def wait(self) -> None:
-        await to_thread.run_sync(self.reached.wait, 10)
+        assert await to_thread.run_sync(self.reached.wait, 10)
 
 
 async def test_the_first_flush_comes_one_interval_after_the_start(bench: Bench) -> None:

@@ -1177,12 +1177,12 @@ async def test_whoever_is_cancelled_while_a_thread_reads_leaves_no_descriptor(
     monkeypatch.setattr(Stream, "_step", wait)
     async with JSONLStore(path) as store:
         reading = asyncio.create_task(store.read("telegram_1"))
-        await anyio.to_thread.run_sync(begun.wait, 10)
+        assert await anyio.to_thread.run_sync(begun.wait, 10)
         reading.cancel()
         with suppress(asyncio.CancelledError):
             await reading
         may_go_on.set()
-        await anyio.to_thread.run_sync(left.wait, 10)
+        assert await anyio.to_thread.run_sync(left.wait, 10)
         assert file not in [descriptor.resolve() for descriptor in Path("/proc/self/fd").iterdir()]
         assert await store.read("telegram_1") == sample_entries(1, 3)
 
@@ -1192,7 +1192,6 @@ async def test_without_a_sync_of_the_file_system_no_file_is_closed_before_it_is_
 ) -> None:
     """As on macOS; a descriptor that was closed may be another file's when it is synced."""
     monkeypatch.setattr(disk, "SYNCS_TOGETHER", False)
-    monkeypatch.setattr(descriptors, "MAX_DESCRIPTORS", 4)
     synced: list[str] = []
     fdatasync = os.fdatasync
 
@@ -1201,9 +1200,9 @@ async def test_without_a_sync_of_the_file_system_no_file_is_closed_before_it_is_
         fdatasync(fd)
 
     async with JSONLStore(path) as store:
-        ids = range(1, 12)
+        ids = range(1, descriptors.MAX_DESCRIPTORS + 12)
         await store.append([Append(sample_head(n), sample_entries(1, 1)) for n in ids])
         monkeypatch.setattr(os, "fdatasync", noted)
-        assert await store.append([Append(sample_head(n), sample_entries(2, 3)) for n in ids]) == [None] * 11
+        assert await store.append([Append(sample_head(n), sample_entries(2, 3)) for n in ids]) == [None] * len(ids)
         assert await store.read("telegram_11") == sample_entries(1, 3)
     assert sorted(synced) == sorted(f"telegram_{n}.jsonl" for n in ids)
