@@ -17,15 +17,16 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from anyio import to_thread
+from anyio import CancelScope, to_thread
 
+from miniclaw_sessions.core.persistence.own_task import in_own_task
 from miniclaw_sessions.core.persistence.whole_files import opened_file
 from miniclaw_sessions.core.protocol.encoding import decode_entry
 from miniclaw_sessions.core.protocol.entries import FOLLOWED, METADATA, Custom
 from miniclaw_sessions.core.stores.base import SessionHead, StoredEntry
 from miniclaw_sessions.core.stores.encrypted import open_entry
 from miniclaw_sessions.core.stores.jsonl.lines import header_of
-from miniclaw_sessions.disk import Directory
+from miniclaw_sessions.disk import Directory, write_all
 from miniclaw_sessions.encryption import KeyRing, PieceSealer
 from miniclaw_sessions.errors import InvalidMessage, NotEncrypted, StoreUnavailable
 
@@ -72,24 +73,26 @@ class Archive(Protocol):
         ...
 
 
-async def write_archived_file(path: Path, name: str, pieces: AsyncIterator[bytes]) -> None:
+@in_own_task
+async def write_archived_file(path: Path, name: str, blocks: AsyncIterator[bytes]) -> None:
     """Write an archived file as it comes, durably, into a directory that is made if need be.
+
+    A write that is under way is waited for when the caller is cancelled: the thread would go on with a descriptor that
+    is another file's by then.
 
     Raises:
         OSError: it could not be written; no file is left.
     """
-    import aiofiles  # noqa: PLC0415 - only sweeping needs it, and importing this package must stay light
-
     directory = await to_thread.run_sync(Directory, path)
     try:
         temporary, fd = await to_thread.run_sync(directory.open_temporary)
         try:
-            async with aiofiles.open(fd, "wb", closefd=False) as file:
-                async for piece in pieces:
-                    await file.write(piece)
+            async for piece in in_pieces(blocks):
+                await to_thread.run_sync(write_all, fd, piece)
             await to_thread.run_sync(partial(directory.publish, temporary, fd, name))
         except BaseException:
-            directory.discard(temporary)
+            with CancelScope(shield=True):
+                await to_thread.run_sync(directory.discard, temporary)
             raise
         finally:
             os.close(fd)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.manager.registry import SessionRegistry
+from miniclaw_sessions.core.persistence.archive import write_archived_file
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.errors import SessionExists
 from miniclaw_sessions.files.transfer.importing import import_stream
 from tests.sampled import sampled
@@ -132,3 +136,40 @@ async def test_cancelling_the_opening_when_it_has_just_succeeded_closes_it(
     monkeypatch.undo()
     async with SessionManager(tmp_path, store=store) as again:
         await (await again.get_or_create("telegram", "1")).add_message(Message.user("hello"))
+
+
+async def test_what_is_still_written_of_an_archive_that_is_cut_off_goes_into_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()  # a disk that hangs until it is read
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"-" * 4096)
+    os.set_blocking(writer, True)
+    monkeypatch.setattr(Directory, "open_temporary", lambda _: ("temporary", writer))
+    other = tmp_path / "other"
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"head\n"
+        yield b"x" * 300_000
+
+    async def write() -> None:
+        await write_archived_file(tmp_path / "archive", "name", pieces())
+
+    def go_on() -> None:
+        while os.read(reader, 65_536):
+            pass
+        os.close(reader)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(write)
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await anyio.wait_all_tasks_blocked()
+            number = os.open(other, os.O_CREAT | os.O_WRONLY)
+            await anyio.to_thread.run_sync(go_on)
+    os.close(number)
+    assert number != writer
+    assert other.read_bytes() == b""
