@@ -42,7 +42,7 @@ class Checkpointed(Protocol):
         """Its revision and what may be written now, in one step; None when nothing may be."""
         ...
 
-    def flushed(self, revision: int) -> None:
+    def flushed(self, revision: int, snapshot: Snapshot) -> None:
         """The snapshot of this revision is safe."""
         ...
 
@@ -200,9 +200,9 @@ class Flusher:
         if not captured:
             return []
         written = await self._checkpoints.write([snapshot for _, _, snapshot in captured])
-        for (session, revision, _), outcome in zip(captured, written, strict=True):
+        for (session, revision, snapshot), outcome in zip(captured, written, strict=True):
             if outcome.error is None:
-                session.checkpoint.flushed(revision)
+                session.checkpoint.flushed(revision, snapshot)
                 if not session.checkpoint.is_dirty:
                     self._dirty.pop(session, None)
         return written

@@ -511,10 +511,10 @@ class SessionCheckpoint:
         # one less for a snapshot that leaves something out: the session stays dirty, and the next flush writes the rest
         return (self.revision if snapshot.state.complete else self.revision - 1), snapshot
 
-    def flushed(self, revision: int) -> None:
-        """The snapshot of this revision is safe."""
+    def flushed(self, revision: int, snapshot: Snapshot) -> None:
+        """The snapshot of this revision is safe; what was done meanwhile is not in it."""
         self.written = max(self.written, revision)
-        self._used_on_disk = self._state.last_accessed
+        self._used_on_disk = snapshot.state.last_accessed
 
     def revive(self) -> None:
         """The session was not deleted after all."""

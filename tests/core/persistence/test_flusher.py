@@ -66,10 +66,12 @@ class Bench:
         journal.checkpoint.changed()
         return Session(journal)
 
-    def on_disk(self, chat_id: str = "1") -> list[str]:
+    def snapshot(self, chat_id: str = "1") -> Snapshot:
         path = self.snapshots.path / f"test_{chat_id}.json"
-        read = decode_snapshot(path.read_bytes(), stem=path.stem, now=self.clock.now(), new_id=self.clock.new_id)
-        return [entry.message.text for entry in read.entries]
+        return decode_snapshot(path.read_bytes(), stem=path.stem, now=self.clock.now(), new_id=self.clock.new_id)
+
+    def on_disk(self, chat_id: str = "1") -> list[str]:
+        return [entry.message.text for entry in self.snapshot(chat_id).entries]
 
     async def until(self, condition: Callable[[], bool]) -> None:
         with anyio.fail_after(60):
@@ -169,6 +171,24 @@ async def test_a_change_during_a_flush_stays_dirty_and_comes_with_the_next(
     assert (await bench.flusher.flush()).written == 1
     assert bench.on_disk() == ["before", "during"]
     assert bench.flusher.dirty == 0
+
+
+async def test_a_use_during_a_flush_is_not_taken_for_written_and_the_file_is_never_an_hour_behind(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    session = bench.session()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(bench.flusher.flush)
+        await gate.wait()
+        await bench.clock.advance(59 * 60)
+        session.journal.checkpoint.touch()
+        gate.released.set()
+    assert session.journal.checkpoint.unsaved_use == session.last_accessed
+    await bench.clock.advance(60)
+    session.journal.checkpoint.touch()
+    await bench.flusher.flush()
+    assert bench.snapshot().state.last_accessed == bench.clock.now()
 
 
 async def test_flushes_do_not_overlap(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
