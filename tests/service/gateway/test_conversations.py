@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
 import ssl
@@ -449,6 +450,25 @@ class TestBounded:
         with pytest.raises(openai.BadRequestError, match="max_message_bytes"):
             await client.conversations.items.create(made.id, items=[user("fine"), user("x" * 2_000)])
         assert texts(await every(client, made.id)) == ["fine"]
+
+    async def test_a_refused_creation_takes_nothing_away_that_another_one_of_its_key_made(self, served: Any) -> None:
+        digits = hashlib.sha256(b"owner k3").hexdigest()[:48]
+        journal = (await served.manager.get_or_create("conv", digits)).journal
+        statuses: list[int] = []
+
+        async def create(text: str) -> None:
+            body, key = {"items": [user(text)]}, {"Idempotency-Key": "k3"}
+            statuses.append((await served.unix.post("/v1/conversations", json=body, headers=key)).status_code)
+
+        async with anyio.create_task_group() as tasks, journal.between_turns():
+            tasks.start_soon(create, "x" * 2_000)
+            with anyio.fail_after(60):
+                while not journal.turn_lock.waiting:  # noqa: ASYNC110 - nothing says so
+                    await anyio.sleep(0.001)
+            await create("hello")
+        assert statuses == [200, 400]
+        items = await served.unix.get(f"/v1/conversations/conv_{digits}/items")
+        assert [text_of(item) for item in items.json()["data"]] == ["hello"]
 
 
 class TestWithoutTranscript:

@@ -128,8 +128,8 @@ async def create_conversation(context: Context, request: CreateConversationReque
     except LeafMoved:  # a request with the same key was first, here or at another process
         await session.saved()
     except SessionsError:
-        if not session.last_sequence:
-            await context.manager.delete(session.session_id)  # a refused request makes nothing
+        with suppress(LeafMoved):  # another request with the same key has made it meanwhile
+            await context.manager.delete(session.session_id, if_sequence=0)  # a refused request makes nothing
         raise
     return conversation_reply(session)
 
