@@ -686,6 +686,27 @@ async def test_a_deleted_response_is_gone_and_its_session_with_the_last(client: 
     assert await served.manager.count() == 0
 
 
+async def test_a_deleted_response_takes_none_with_it_that_was_given_meanwhile(
+    client: AsyncOpenAI, served: Served
+) -> None:
+    first = await client.responses.create(input="one")
+    session = await served.manager.find(first.id.split("_", 2)[2])
+    given: list[Response] = []
+
+    async def go_on() -> None:
+        given.append(await client.responses.create(input="two", previous_response_id=first.id))
+
+    async with anyio.create_task_group() as tasks, session.journal.between_turns():
+        tasks.start_soon(go_on)
+        await until(lambda: session.journal.turn_lock.waiting == 1)
+        tasks.start_soon(client.responses.delete, first.id)
+        await until(lambda: session.journal.turn_lock.waiting == 2)
+    (second,) = given
+    assert await client.responses.retrieve(second.id) == second
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(first.id)
+
+
 @pytest.mark.parametrize(
     ("wanted", "param", "code"),
     [

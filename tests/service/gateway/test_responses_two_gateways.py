@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import openai
 import pytest
 from msgspec import UNSET
 from openai import AsyncOpenAI
@@ -146,3 +147,17 @@ async def test_a_turn_that_would_go_back_is_placed_again_if_another_gateway_spea
         texts = [message.text for message in session.messages()]
         assert texts == ["begun", "cut off", "said meanwhile", "again", "answer"]
         assert [message.text for message in (await other.find("conv_1")).messages()] == texts
+
+
+async def test_what_two_gateways_delete_at_once_is_all_deleted(postgresql_url: str, short_path: Path) -> None:
+    async with gateways([postgresql_url] * 2, short_path, Recorder()) as (one, other):
+        kept = await one.responses.create(input="kept")
+        for _ in range(5):
+            pair = [await one.responses.create(input="x", previous_response_id=kept.id) for _ in range(2)]
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(one.responses.delete, pair[0].id)
+                tasks.start_soon(other.responses.delete, pair[1].id)
+            for response in pair:
+                with pytest.raises(openai.NotFoundError):
+                    await one.responses.retrieve(response.id)
+        assert await other.responses.retrieve(kept.id) == kept

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import anyio
@@ -23,6 +24,7 @@ from miniclaw_sessions.errors import (
     AgentError,
     EntryNotFound,
     InvalidKey,
+    LeafMoved,
     ModelOverloaded,
     ModelTimeout,
     ModelUnavailable,
@@ -39,6 +41,7 @@ from miniclaw_sessions.service.api.openai.response_events import EventWriter
 from miniclaw_sessions.service.api.openai.response_input import not_taken
 from miniclaw_sessions.service.api.openai.response_request import Place, Wanted, check_calls, place_of, read_request
 from miniclaw_sessions.service.api.openai.shapes import (
+    ATTEMPTS,
     EVENTS,
     MAX_PAGE,
     CreateResponse,
@@ -47,6 +50,7 @@ from miniclaw_sessions.service.api.openai.shapes import (
     ResponseDeleted,
     bad_request,
     code_of_failure,
+    contended,
     in_openai_form,
     not_found,
 )
@@ -62,7 +66,6 @@ from miniclaw_sessions.service.api.openai.stored_responses import (
     session_and_entry,
 )
 from miniclaw_sessions.service.api.operation import Stream, checked_idempotency_key, operation
-from miniclaw_sessions.service.api.sessions import DeleteSession, delete_session
 
 if TYPE_CHECKING:
     from miniclaw_sessions.service.api.context import Context
@@ -280,14 +283,21 @@ async def delete_response(context: Context, request: OneResponse) -> ResponseDel
     The session goes with the last of them, if it belongs to no conversation.
     """
     session, found = await found_response(context, request.response_id)
-    left = [entry_id for entry_id in await responses_in(session) if entry_id != found.mark.id]
-    if session.key.channel == CHANNEL and not left:
-        await delete_session.handler(context, DeleteSession(session.session_id))
-    else:
-        unit = session.unit()
-        unit.add_own_metadata({DELETED: [*deleted_in(session), found.mark.id]})
-        await unit.save()
-    return ResponseDeleted(id=found.id)
+    for _ in range(ATTEMPTS):
+        sequence = session.last_sequence  # what comes behind it, and is acknowledged, does not go with this response
+        left = [entry_id for entry_id in await responses_in(session) if entry_id != found.mark.id]
+        with suppress(LeafMoved):
+            if session.key.channel == CHANNEL and not left:
+                if not await context.manager.delete(session.session_id, if_sequence=sequence):
+                    raise not_found("Response", request.response_id)
+                await context.manager.purge(session.session_id)
+            else:
+                unit = session.unit()
+                unit.add_own_metadata({DELETED: [*deleted_in(session), found.mark.id]})
+                await unit.save(if_sequence=sequence)
+            return ResponseDeleted(id=found.id)
+        session, found = await found_response(context, request.response_id)
+    raise contended()
 
 
 @operation("POST", f"{ONE}/cancel", OneResponse, Response, errors=("turn_taken",), patient=True, openai=True)
