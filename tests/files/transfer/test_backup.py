@@ -175,8 +175,9 @@ async def test_a_file_that_goes_while_it_is_copied_is_left_out(
             return data
 
         monkeypatch.setattr(Directory, "read", read_and_remove)
-        await back_up(manager, backup)
+        report = await back_up(manager, backup)
         monkeypatch.undo()
+    assert [Path(name).name for name in report.files if "telegram_" in name] == ["telegram_2.json"]
     await restored(home, backup)
     said = await restored_home(home).said(None)
     assert {session_id: len(texts) for session_id, texts in said.items()} == {"telegram_1": 6, "telegram_2": 6}
