@@ -61,15 +61,16 @@ async def resumed(
     place: str | None = None
     was_there = False
     loop, pause_s = asyncio.get_running_loop(), _PAUSE_S
-    heard = loop.time()
+    give_up = loop.time() + PATIENCE_S
     while True:
         failure: SessionsError = Unreachable("the events broke off: their daemon is stopping")
+        was_heard = False
         try:
             async with transport.stream(operation, ask(place)) as pieces:
                 was_there = True
                 yield ServerSentEvent(CONNECTED)
                 async for event in server_sent_events(pieces):
-                    heard, pause_s = loop.time(), _PAUSE_S
+                    was_heard = True
                     place = event.place or place
                     yield event
         except _FOR_NOW as error:
@@ -82,7 +83,9 @@ async def resumed(
             if error.kind not in _TOO_MANY:
                 raise
             failure = error
-        if isinstance(transport, LocalTransport) or loop.time() + pause_s > heard + PATIENCE_S:
+        if was_heard:  # the patience begins with the break: a session may have been quiet for days before
+            give_up, pause_s = loop.time() + PATIENCE_S, _PAUSE_S
+        if isinstance(transport, LocalTransport) or loop.time() + pause_s > give_up:
             raise failure
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -10,7 +13,10 @@ import pytest
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.errors import SessionNotFound
+from miniclaw_sessions.service.api import live
 from miniclaw_sessions.service.client import Client
+from miniclaw_sessions.service.client.following import PATIENCE_S, resumed
+from miniclaw_sessions.service.client.transport import Transport
 
 pytestmark = pytest.mark.anyio
 
@@ -46,3 +52,32 @@ async def test_what_is_not_there_cannot_be_followed(client: Client) -> None:
     await client.delete(session.session_id)
     with pytest.raises(SessionNotFound):
         await anext(session.follow())
+
+
+async def test_a_daemon_that_starts_again_is_waited_for_however_long_nothing_was_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    clock, ahead = loop.time, 0.0
+    monkeypatch.setattr(loop, "time", lambda: clock() + ahead)
+
+    class QuietForLong:
+        """Says where it begins, and breaks off a day later."""
+
+        @asynccontextmanager
+        async def stream(self, *_: object) -> AsyncIterator[AsyncIterator[bytes]]:
+            async def pieces() -> AsyncIterator[bytes]:
+                nonlocal ahead
+                yield b"id: 7\n\n"
+                ahead += 86_400
+
+            yield pieces()
+
+    def ask(place: str | None) -> live.FollowSession:
+        return live.FollowSession("a_1", last_event_id=place)
+
+    assert PATIENCE_S < 86_400
+    transport = cast("Transport", QuietForLong())
+    events: Any = resumed(transport, live.follow_session, ask)
+    async with aclosing(events):
+        assert [(await anext(events)).kind for _ in range(4)] == ["connected", "message", "connected", "message"]
