@@ -242,10 +242,11 @@ class SessionRegistry:
                 self.events.ended.publish(SessionEnded(session_id, None, "expired"))
 
     def _forget(self, journal: Journal, *, kind: EndKind = "deleted") -> None:
-        """Another process has deleted a session, or there is another one of its name: absence is deletion."""
+        """A session is not in the store any more, or another one of its name is: absence is deletion."""
         if self.cache.get(journal.session_id) is not journal or journal.is_deleted:
             return
-        log.info("deleted by another process", action="session.gone", session_id=journal.session_id)
+        if kind == "deleted":
+            log.info("deleted by another process", action="session.gone", session_id=journal.session_id)
         journal.retire()
         self.events.ended.publish(SessionEnded(journal.session_id, journal.key, kind))
         self.flusher.remove(journal)

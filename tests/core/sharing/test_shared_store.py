@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import anyio
 import asyncpg
 import pytest
+from structlog.testing import capture_logs
 
 from miniclaw_sessions import Message, SessionManager, SessionSettings
 from miniclaw_sessions.core.manager import open_readonly, registry
@@ -448,6 +449,16 @@ async def test_without_an_archive_nothing_is_left_of_what_expires(database: Data
         assert (await other.sweep()).expired == 1
         for table in ("sessions", "entries", "idempotency_keys", "checkpoints", "archive"):
             assert await database.execute(f"SELECT 1 FROM {table}") == []
+
+
+async def test_the_log_does_not_lay_an_expiry_of_our_own_to_another_process(database: Database) -> None:
+    async with database.managers(1) as (manager,):
+        await say(manager, 1, "hello")
+        await manager.flush()
+        await database.make_idle("telegram_1")
+        with capture_logs() as logs:
+            assert (await manager.sweep()).sessions == ["telegram_1"]
+        assert [line["action"] for line in logs] == ["sweep.done"]
 
 
 # --- reading only ----------------------------------------------------------------------------------------------------
