@@ -91,11 +91,11 @@ class Census:
         """
         while not self._closed:
             steps, self._later = [*self._later, self.take, self.write_uses], []
-            try:
-                for step in steps:
+            for step in steps:
+                try:
                     await step()
-            except StoreError as error:
-                log.debug("sessions were not counted", action="session.not_counted", error=str(error))
+                except StoreError as error:
+                    log.debug("sessions were not counted", action="session.not_counted", error=str(error))
             await sleep_unless(self._clock, COUNT_EVERY_S, self._wake)
             if not self._closed:
                 self._wake = anyio.Event()

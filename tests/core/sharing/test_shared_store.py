@@ -461,6 +461,31 @@ async def test_the_log_does_not_lay_an_expiry_of_our_own_to_another_process(data
         assert [line["action"] for line in logs] == ["sweep.done"]
 
 
+async def test_a_use_is_known_to_the_others_though_the_sessions_cannot_be_counted(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with database.managers() as (one, other):
+        await say(one, 1, "hello")
+        await one.flush()
+        await database.make_idle("telegram_1")
+        await one.get_or_create("telegram", 1)
+        census, written = shared_mode(one).census, anyio.Event()
+
+        async def unavailable() -> int:
+            raise StoreUnavailable("not now")
+
+        async def write_uses() -> None:
+            await type(census).write_uses(census)
+            written.set()
+
+        monkeypatch.setattr(census, "take", unavailable)
+        monkeypatch.setattr(census, "write_uses", write_uses)
+        census.soon(unavailable)  # which wakes it
+        with anyio.fail_after(10):
+            await written.wait()
+        assert (await other.sweep()).sessions == []
+
+
 # --- reading only ----------------------------------------------------------------------------------------------------
 
 
