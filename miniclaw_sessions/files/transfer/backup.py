@@ -277,9 +277,11 @@ async def _make(
             await in_thread(note_backup, workspace, target, report.made_at)  # first: half a backup has words too
         await in_thread(lambda: Directory(target).close())
         copy = Copy(target, store_place(report.store, target))
+        made = InDirectory(target)
+        if workspace is None and around is not None:  # before: what comes back from the archive meanwhile leaves it
+            await copy_surroundings(around, made, None, copy.report.problems)
         await copy.make(workspace, source, None if source is None else source.place.torn, on_progress=on_progress)
         if workspace is None and around is not None:  # else they are copied with the other files
-            made = InDirectory(target)
             await copy_surroundings(around, made, None, copy.report.problems)
             await made.write_marker(key or "")
         report.sessions, report.entries = copy.report.sessions, copy.report.entries

@@ -120,7 +120,10 @@ class Copy:
         sealing: Sealing | None = None,
         on_progress: Report,
     ) -> None:
-        """Copy everything; session files first, for the store may get ahead of them, and never they of it.
+        """Copy everything; session files before the store, which may get ahead of them, and never they of it.
+
+        What was set aside is copied before both, for it may come back meanwhile, and once more behind them. A session
+        that expires or comes back meanwhile may be in the copy twice, as after a crash.
 
         Args:
             workspace: the directory with the files to copy; None for a store without one.
@@ -138,14 +141,15 @@ class Copy:
         await in_thread(lambda: Directory(self.path / SESSIONS).close())  # a workspace without sessions is one, too
         incarnations = {} if source is None else await _incarnations(source)
         if workspace is not None:
+            await self._copy_set_aside(workspace, sealing, on_progress)
             self.report.resealed_snapshots = await self._copy_files(workspace / SESSIONS, sealing, on_progress)
-            for name in SET_ASIDE:
-                self.report.resealed_files += await self._copy_files(workspace / name, sealing, on_progress)
         stored: Mapping[str, str] = {}
         if source is not None:
             stored = await self._copy_store(source, sealing, on_progress, incarnations)
             if workspace is not None:
                 await in_thread(self._leave_out_replaced, workspace, incarnations, stored)
+        if workspace is not None:  # what has expired since then is no longer in the store
+            await self._copy_set_aside(workspace, sealing, on_progress)
         if torn is not None and self.place.torn is not None:
             self.report.resealed_files += await self._copy_files(torn, sealing, on_progress, self.place.torn)
         names = await in_thread(files_in, self.path / SESSIONS)
@@ -194,6 +198,15 @@ class Copy:
             changed += await in_thread(self._copy_chunk, source, chunk, target or self.path / source.name, sealing)
             on_progress(f"copying {source.name}", start + len(chunk), len(names))
         return changed
+
+    async def _copy_set_aside(self, workspace: Path, sealing: Sealing | None, on_progress: Report) -> None:
+        """Copy those of the archived and the damaged files that the copy lacks."""
+        for name in SET_ASIDE:
+            names = await in_thread(files_in, workspace / name)
+            there = set(await in_thread(files_in, self.path / name))
+            lacking = [one for one in names if one not in there]
+            copied = await self._copy_files(workspace / name, sealing, on_progress, names=lacking)
+            self.report.resealed_files += copied
 
     def _copy_chunk(self, source: Path, names: Sequence[str], target: Path, sealing: Sealing | None) -> int:
         with Directory(source, is_ours=False) as here, Directory(target) as there:

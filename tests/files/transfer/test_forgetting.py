@@ -23,9 +23,10 @@ from miniclaw_sessions.core.protocol.keys import KeyBounds
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.sharing import lists
+from miniclaw_sessions.core.stores.copying import copy_store
 from miniclaw_sessions.errors import InvalidSearch, NotPermitted, SessionHeld, SessionNotFound, StoreUnavailable
 from miniclaw_sessions.files.formats.registry import format_named
-from miniclaw_sessions.files.transfer import backup, forgetting
+from miniclaw_sessions.files.transfer import backup, copying, forgetting
 from miniclaw_sessions.files.transfer.forgetting import (
     SelectedSession,
     Selection,
@@ -499,6 +500,35 @@ async def test_backups_are_named(home: Home, tmp_path: Path) -> None:
         await backup.back_up(manager, tmp_path / "backup")
         done = await forget(manager, await found(manager, user="1"))
         assert any(str(tmp_path / "backup") in sentence for sentence in done.remains)
+
+
+@pytest.mark.parametrize("comes_back", [False, True], ids=["expires", "comes-back"])
+async def test_a_session_that_expires_or_comes_back_while_a_backup_is_made_is_in_it(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    async with home.open() as manager:
+
+        async def copy_meanwhile(*arguments: Any, **options: Any) -> Any:
+            if not comes_back:
+                assert (await manager.sweep()).archived == 1
+            copied = await copy_store(*arguments, **options)
+            if comes_back:
+                await manager.restore("telegram_1")
+            return copied
+
+        await say(manager, "telegram", "1", WORDS)
+        await home.wait(manager, 40)
+        await say(manager, "telegram", "2", "another")
+        if comes_back:
+            assert (await manager.sweep()).archived == 1
+        monkeypatch.setattr(copying, "copy_store", copy_meanwhile)
+        await backup.back_up(manager, tmp_path / "backup")
+        monkeypatch.undo()
+    assert (await backup.verify_backup(tmp_path / "backup")).problems == []
+    settings = SessionSettings(store="sqlite:")
+    await backup.restore(tmp_path / "backup", tmp_path / "again", settings)
+    async with SessionManager(tmp_path / "again", settings=settings) as manager:
+        assert [message.text for message in (await manager.get_or_create("telegram", "1")).messages()] == [WORDS]
 
 
 async def test_whoever_sees_only_some_sessions_forgets_none_by_rule(home: Home) -> None:
