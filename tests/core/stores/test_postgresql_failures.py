@@ -427,6 +427,23 @@ async def test_a_client_certificate_is_shown_to_a_server_that_asks_for_one(
 # --- secrets ---------------------------------------------------------------------------------------------------------
 
 
+async def test_a_password_file_that_cannot_be_read_for_a_while_makes_the_store_unavailable(
+    postgresql_url: str, tmp_path: Path
+) -> None:
+    secret = tmp_path / "password"
+    await to_thread.run_sync(secret.write_text, "open sesame")
+    await to_thread.run_sync(secret.chmod, 0o600)
+    async with PostgreSQLStore(postgresql_url, PostgreSQLSettings(password_file=str(secret))) as store:
+        await to_thread.run_sync(secret.rename, tmp_path / "new")
+        for call in (store.read, store.head, store.delete):
+            with pytest.raises(StoreUnavailable, match="cannot read the secret"):
+                await call("telegram_1")
+        with pytest.raises(StoreUnavailable, match="cannot read the secret"):
+            await store.append(first_of(1))
+        await to_thread.run_sync((tmp_path / "new").rename, secret)
+        assert await store.append(first_of(1)) == [None]
+
+
 async def test_a_password_is_in_no_error_log_or_health_of_a_manager(postgresql_url: str, tmp_path: Path) -> None:
     secret = tmp_path / "password"
     await to_thread.run_sync(secret.write_text, "open sesame")

@@ -90,8 +90,8 @@ class Connections:
         async def ask(dsn: str) -> None:
             try:
                 connection = await asyncpg.connect(dsn, **connecting)
-            except (*FAILURES, asyncpg.ClientConfigurationError, ValueError) as error:
-                failures.append(error)
+            except (*FAILURES, asyncpg.ClientConfigurationError, ValueError, ConfigError) as error:
+                failures.append(error)  # ConfigError: the password is read for each connection
                 return
             found.append(connection)
             hosts.cancel_scope.cancel()
