@@ -312,7 +312,7 @@ class Turn:
                 raise  # else the body's own error says more
         finally:  # last, so that no other turn begins before this one's end is stored
             self.is_open = False
-            self._journal.turn_lock.ended(self)
+            self._journal.turn_lock.ended()
             self._journal.turn_lock.release()
 
     async def _give_back(self) -> None:

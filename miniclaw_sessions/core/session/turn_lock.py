@@ -88,9 +88,14 @@ class TurnLock:
     def began(self, turn: OpenTurn) -> None:
         """This turn holds the lock, and this task is part of the turn."""
         self.turn = turn
-        _open_turns.set((*_open_turns.get(), turn))
+        _open_turns.set((*_still_open(), turn))
 
-    def ended(self, turn: OpenTurn) -> None:
-        """This turn is over; `release` comes next."""
+    def ended(self) -> None:
+        """The turn is over; `release` comes next."""
         self.turn = None
-        _open_turns.set(tuple(other for other in _open_turns.get() if other is not turn))
+        _open_turns.set(_still_open())
+
+
+def _still_open() -> tuple[OpenTurn, ...]:
+    """The turns of this task; one that another task has ended would stay in memory with it."""
+    return tuple(turn for turn in _open_turns.get() if turn.is_open)

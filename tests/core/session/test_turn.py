@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -368,6 +370,17 @@ async def test_a_turn_that_one_task_begins_may_be_ended_by_another(session: Sess
     async with session.turn(Message.user("next")):
         pass
     assert texts(session) == ["ask", "answered", "next"]
+
+
+async def test_a_task_keeps_of_all_its_turns_that_others_ended_at_most_the_last_in_memory(session: Session) -> None:
+    turns: weakref.WeakSet[Turn] = weakref.WeakSet()
+    for number in range(3):
+        turn = session.turn(Message.user(str(number)))
+        turns.add(await turn.__aenter__())
+        await asyncio.create_task(turn.__aexit__(None, None, None))
+        del turn
+    gc.collect()
+    assert len(turns) <= 1
 
 
 async def test_a_turn_that_one_task_begins_and_whose_block_fails_is_over(session: Session) -> None:
