@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from anyio import CancelScope, to_thread
+from anyio import CancelScope, Lock, to_thread
 
 from miniclaw_sessions.core.persistence.own_task import in_own_task
 from miniclaw_sessions.core.persistence.whole_files import opened_file
@@ -107,6 +107,7 @@ class ArchiveDirectory:
         self.path = path
         self._encryption = encryption
         self._known: dict[str, set[str]] | None = None  # by session id; read when it is first asked for
+        self._listing = Lock(fast_acquire=True)
 
     def __repr__(self) -> str:
         return f"<ArchiveDirectory {self.path}>"
@@ -119,8 +120,9 @@ class ArchiveDirectory:
         """
         name = name_of(head, at)
         await write_archived_file(self.path, name, sealed(self._encryption, name, encoded_lines(head, entries)))
-        if self._known is not None:
-            self._known.setdefault(head.session_id, set()).add(name)
+        async with self._listing:  # a list that is on its way may lack it
+            if self._known is not None:
+                self._known.setdefault(head.session_id, set()).add(name)
         return name
 
     async def has(self, session_id: str) -> bool:
@@ -165,12 +167,13 @@ class ArchiveDirectory:
         return name in names
 
     async def _names(self) -> dict[str, set[str]]:
-        if self._known is None:
-            try:
-                self._known = await to_thread.run_sync(self._listed)
-            except OSError as error:
-                raise StoreUnavailable(f"cannot look into the archive {self.path}: {error.strerror}") from error
-        return self._known
+        async with self._listing:  # of two lists, the older one would bring back what was deleted since
+            if self._known is None:
+                try:
+                    self._known = await to_thread.run_sync(self._listed)
+                except OSError as error:
+                    raise StoreUnavailable(f"cannot look into the archive {self.path}: {error.strerror}") from error
+            return self._known
 
     def _listed(self) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}

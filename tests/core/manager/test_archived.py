@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import anyio
 import pytest
+from anyio import to_thread
 
 from miniclaw_sessions import Message, Session, SessionManager, SessionSettings
+from miniclaw_sessions.core.persistence import archive as persistence_archive
+from miniclaw_sessions.core.persistence.archive import ArchiveDirectory, write_archived_file
 from miniclaw_sessions.core.protocol.entries import INCOMPLETE, METADATA, Custom
 from miniclaw_sessions.core.session.copying import NOT_STORED
 from miniclaw_sessions.errors import ImportRefused, NotArchived
@@ -151,3 +155,41 @@ async def test_what_was_deleted_while_its_chat_spoke_again_is_in_no_session_afte
         assert (await manager.get_or_create("telegram", "1")).messages() == []
     async with SessionManager(tmp_path, clock=FakeClock()) as manager:
         assert (await manager.get_or_create("telegram", "1")).messages() == []
+
+
+async def test_a_chat_gets_its_words_back_that_expired_while_the_archive_was_first_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, settings = FakeClock(), SessionSettings(ttl_days=1.0, sweep_interval_s=1e9, flush_interval_s=5e6)
+    async with SessionManager(tmp_path, settings=settings, clock=clock) as manager:
+        await (await manager.get_or_create("telegram", "1")).add_message(Message.user("one"))
+    await clock.advance(40_000)  # less than a day, or the clock is doubted
+    async with SessionManager(tmp_path, settings=settings, clock=clock) as manager:
+        await clock.advance(60_000)
+        is_listed, go_on = threading.Event(), threading.Event()
+        is_written = anyio.Event()
+        listed = ArchiveDirectory._listed
+
+        async def write(path: Path, name: str, blocks: AsyncIterator[bytes]) -> None:
+            await write_archived_file(path, name, blocks)
+            is_written.set()
+
+        monkeypatch.setattr(persistence_archive, "write_archived_file", write)
+
+        def slowly(directory: ArchiveDirectory) -> dict[str, set[str]]:
+            found = listed(directory)
+            is_listed.set()
+            go_on.wait(10)
+            return found
+
+        monkeypatch.setattr(ArchiveDirectory, "_listed", slowly)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(manager.get_or_create, "telegram", "2")
+            assert await to_thread.run_sync(is_listed.wait, 10)
+            monkeypatch.setattr(ArchiveDirectory, "_listed", listed)
+            tasks.start_soon(manager.sweep)
+            with anyio.fail_after(10):
+                await is_written.wait()
+            go_on.set()
+        session = await manager.get_or_create("telegram", "1")
+        assert [message.text for message in session.messages()] == ["one"]
