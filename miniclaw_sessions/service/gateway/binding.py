@@ -86,7 +86,7 @@ class Binding:
                 if operation.openai:
                     exchange.form_of_errors = in_openai_form
                 return Asked(operation, found.groupdict())
-        return RequestError(404, "not_found", "there is nothing at this path")
+        return RequestError(404, "not_found", "there is nothing at this path; GET /docs lists what there is")
 
     async def reply(self, asked: Asked, exchange: Exchange, context: Context) -> Reply:
         """Do what is asked, for the context's caller.
