@@ -71,7 +71,7 @@ class Delivery:
         sending: cancelled when the channel has taken too long to send what became of it.
         is_stopped: whether it was stopped before its turn began.
         question: what the person was asked when he said it, as soon as that is known.
-        standing: what he is asked while this is being answered; None before, and when that is over.
+        standing: what he is asked until this is answered, and its channel has sent the answer; None before and after.
     """
 
     def __init__(self, incoming: Incoming, channel: Channel | None = None) -> None:

@@ -354,7 +354,8 @@ class Dispatcher:
                         tasks.start_soon(self._send_all, delivery.channel, delivery, name="sending")
                     publisher = TurnPublisher(self._manager.events.turns, key)
                     last = await self._answer_in_time(delivery, key, publisher)
-                    delivery.standing = None  # from here on, people know what the turn has asked
+                    if delivery.channel is None:
+                        delivery.standing = None
                     publisher.end(last)
                     self._end(delivery, last)
                 self._forget(waiting.popleft())
@@ -477,6 +478,7 @@ class Dispatcher:
             async for outgoing in delivery:
                 if is_reached or not isinstance(outgoing, Progress):
                     is_reached = await self._send(channel, delivery, outgoing) and is_reached
+            delivery.standing = None  # a yes before this was said to what had been asked earlier
 
     async def _show_typing(self, channel: Channel, chat_id: str) -> None:
         try:

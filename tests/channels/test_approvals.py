@@ -16,7 +16,7 @@ from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.calls import MAX_ARGUMENTS, REFUSED
 from miniclaw_sessions.agent.hooks import Generation, Hooks
-from miniclaw_sessions.channels.base import Answered, Incoming, NotAnswered, Reason
+from miniclaw_sessions.channels.base import Answered, Incoming, Last, NotAnswered, Outgoing, Reason
 from miniclaw_sessions.channels.delivery import event_document
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.core.protocol.entries import Custom
@@ -135,6 +135,31 @@ async def test_what_was_said_before_anything_was_asked_answers_nothing(
         assert [last.text for last in await room.ended(asked, early)] == [QUESTION] * 2
         assert made == []
         assert await answer(room, "yes") == "It is gone."
+
+
+async def test_what_is_said_before_the_question_is_sent_does_not_answer_it(
+    serving: Serving, made: list[dict[str, Any]]
+) -> None:
+    is_sending, may_be_sent = anyio.Event(), anyio.Event()
+
+    class Slow(Room):
+        async def send(self, chat_id: str, outgoing: Outgoing) -> None:
+            if isinstance(outgoing, Last):
+                is_sending.set()
+                await may_be_sent.wait()
+            await super().send(chat_id, outgoing)
+
+    room = Slow()
+    async with serving(room, CALL, "It is gone."):
+        asked = room.say("delete x")
+        await is_sending.wait()
+        early = room.say("ok")
+        await anyio.wait_all_tasks_blocked()
+        may_be_sent.set()
+        assert [last.text for last in await room.ended(asked, early)] == [QUESTION] * 2
+        assert made == []
+        assert await answer(room, "ok") == "It is gone."
+    assert made == [{"path": "x"}]
 
 
 async def test_behind_what_is_delivered_again_nothing_is_an_answer(
