@@ -156,10 +156,7 @@ class Dispatcher:
     ) -> None:
         if self._held is None:
             raise ManagerClosed(_NOT_ENTERED)
-        try:
-            await self._held.__aexit__(kind, error, trace)
-        finally:
-            self._tasks = None
+        await self._held.__aexit__(kind, error, trace)
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[TaskGroup]:
@@ -167,6 +164,13 @@ class Dispatcher:
             async with anyio.create_task_group() as tasks:
                 yield tasks
         finally:
+            self._tasks = None
+            for delivery in self._under_way:  # only if the dispatcher itself is cancelled
+                if not delivery.is_over:  # else its reader would wait for ever
+                    self._end(delivery, _cut_off(delivery))
+            self._under_way.clear()
+            self._chats.clear()
+            self._idle.set()
             await self._close_channels()
 
     async def supervise(self) -> None:
@@ -346,27 +350,20 @@ class Dispatcher:
     async def _work(self, key: SessionKey) -> None:
         """Answer the messages of one chat, one after the other, until there are no more."""
         waiting = self._chats[key.session_id]
-        try:
-            while waiting:
-                delivery = waiting[0]
-                async with anyio.create_task_group() as tasks:
-                    if delivery.channel is not None:
-                        tasks.start_soon(self._send_all, delivery.channel, delivery, name="sending")
-                    publisher = TurnPublisher(self._manager.events.turns, key)
-                    last = await self._answer_in_time(delivery, key, publisher)
-                    if delivery.channel is None:
-                        delivery.standing = None
-                    publisher.end(last)
-                    self._end(delivery, last)
-                self._forget(waiting.popleft())
-        finally:
-            del self._chats[key.session_id]
-            for delivery in waiting:  # only if the dispatcher itself is cancelled
-                self._forget(delivery)
-
-    def _forget(self, delivery: Delivery) -> None:
-        self._under_way.discard(delivery)
-        self._idle.set()
+        while waiting:
+            delivery = waiting[0]
+            async with anyio.create_task_group() as tasks:
+                if delivery.channel is not None:
+                    tasks.start_soon(self._send_all, delivery.channel, delivery, name="sending")
+                publisher = TurnPublisher(self._manager.events.turns, key)
+                last = await self._answer_in_time(delivery, key, publisher)
+                if delivery.channel is None:
+                    delivery.standing = None
+                publisher.end(last)
+                self._end(delivery, last)
+            self._under_way.discard(waiting.popleft())
+            self._idle.set()
+        del self._chats[key.session_id]
 
     async def _answer_in_time(self, delivery: Delivery, key: SessionKey, publisher: TurnPublisher) -> Last:
         last: Last | None = None
@@ -381,7 +378,7 @@ class Dispatcher:
         if delivery.is_stopped:
             error = MessageStopped("the chat was stopped before this message was answered; say it again")
             return NotAnswered(delivery.incoming, Reason.STOPPED, error)
-        return NotAnswered(delivery.incoming, Reason.CUT_OFF, TurnCutOff())
+        return _cut_off(delivery)
 
     async def _answer(self, delivery: Delivery, key: SessionKey, publisher: TurnPublisher) -> Last:
         """Let the assistant answer."""
@@ -510,6 +507,10 @@ class Dispatcher:
             detail=why,
         )
         return False
+
+
+def _cut_off(delivery: Delivery) -> NotAnswered:
+    return NotAnswered(delivery.incoming, Reason.CUT_OFF, TurnCutOff())
 
 
 def _why(error: Exception) -> str:

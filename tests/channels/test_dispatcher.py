@@ -555,6 +555,34 @@ async def test_a_dispatcher_ends_when_its_channels_have(manager: SessionManager,
     room.close()
 
 
+async def test_who_waits_for_an_answer_is_let_go_when_the_dispatcher_fails(
+    manager: SessionManager, model: Doors
+) -> None:
+    model.close("asked")
+    dispatcher = Dispatcher(manager, Assistant(Agent(model)))
+    given = []
+
+    async def fail() -> None:
+        async with dispatcher:
+            given.extend((dispatcher.ask(incoming("asked")), dispatcher.ask(incoming("waiting"))))
+            await model.was_asked("asked")
+            given.append(dispatcher.ask(Incoming("2", Message.user("not begun"), channel="room")))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    with anyio.fail_after(PATIENCE_S):
+        for delivery in given:
+            outgoing = [one async for one in delivery]
+            assert isinstance(outgoing[-1], NotAnswered)
+            assert (outgoing[-1].reason, type(outgoing[-1].error)) == (Reason.CUT_OFF, TurnCutOff)
+        await dispatcher.finished()
+    assert dispatcher.running == 0
+    assert not dispatcher.stop("room_1")
+    with pytest.raises(ManagerClosed):
+        dispatcher.ask(incoming("too late"))
+
+
 async def test_one_task_enters_a_dispatcher_and_another_leaves_it(manager: SessionManager, model: Doors) -> None:
     room = Room()
     async with in_two_tasks(Dispatcher(manager, Assistant(Agent(model)))) as dispatcher:
