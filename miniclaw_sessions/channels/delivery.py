@@ -89,6 +89,7 @@ class Delivery:
         self._unread_characters = 0
         self._last: Last | None = None
         self._is_abandoned = False
+        self._is_behind = False
         self._news = anyio.Event()
 
     def __repr__(self) -> str:
@@ -136,7 +137,9 @@ class Delivery:
     def put(self, outgoing: Outgoing) -> None:
         """Give the reader an event; nothing is put behind a `Last`."""
         if isinstance(outgoing, Progress):
-            if self._is_abandoned or self._unread_characters > MAX_UNREAD_CHARACTERS:
+            if self._unread_characters > MAX_UNREAD_CHARACTERS:
+                self._is_behind = True  # for good: what came later would be put together with what came before
+            if self._is_abandoned or self._is_behind:
                 return
         elif isinstance(outgoing, Last):
             self._last = outgoing

@@ -33,6 +33,7 @@ from miniclaw_sessions.channels.base import (
     Watch,
     comes_again,
 )
+from miniclaw_sessions.channels.delivery import Delivery
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.config import ChannelSettings
 from miniclaw_sessions.errors import (
@@ -836,6 +837,21 @@ async def test_a_slow_reader_gets_everything_that_was_said(dispatcher: Dispatche
     assert isinstance(outgoings[0], Accepted)
     assert streamed(outgoings) == ["echo: hello"]  # as one piece
     assert outgoings[-1].text == "echo: hello"
+
+
+async def test_the_pieces_that_a_slow_reader_gets_are_the_beginning_of_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("miniclaw_sessions.channels.delivery.MAX_UNREAD_CHARACTERS", 3)
+    asked = incoming("hello")
+    slow = Delivery(asked)
+    said = ["It is ", "not ", "true."]
+    for text in said[:2]:
+        slow.put(Progress(asked, TextDelta(text)))
+    first = await anext(slow)
+    slow.put(Progress(asked, TextDelta(said[2])))  # he is as fast as the model now
+    slow.put(NotAnswered(asked, Reason.CUT_OFF, TurnCutOff()))
+    assert "".join(said).startswith("".join(streamed([first, *[one async for one in slow]])))
 
 
 async def test_what_nobody_reads_is_bounded_and_the_end_is_told(manager: SessionManager) -> None:
