@@ -154,7 +154,7 @@ class ToolRunner:
             return error_result(call, str(error))
         except InvalidMessage as error:
             return error_result(call, f"the result cannot be stored: {error}")
-        except Exception as error:  # noqa: BLE001 - a tool may raise anything
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a tool may raise anything, and ends no program
             log.warning(
                 "a tool failed; the model gets the error",
                 action="tool.failed",
@@ -162,7 +162,8 @@ class ToolRunner:
                 tool=call.name,
                 error_type=type(error).__name__,
             )
-            return error_result(call, str(error) or type(error).__name__)
+            text = repr(error) if isinstance(error, SystemExit) else str(error) or type(error).__name__
+            return error_result(call, text)
         return result
 
     @staticmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from functools import partial
 from itertools import count
@@ -423,6 +424,17 @@ async def test_the_default_limit_is_200_and_the_window_stays_legal(tmp_path: Pat
         assert session.messages()[0].text == "hello"
         assert is_legal(session.messages()) == []
         assert manager.statistics().unsaved_entries == 0
+
+
+async def test_a_tool_that_exits_ends_its_call_and_not_the_program(session: Session) -> None:
+    async def run(_: dict[str, Any]) -> str:
+        sys.exit(2)
+
+    provider = ScriptedProvider([calls("exits"), "I cannot."])
+    assert (await Agent(provider, tools=[tool("exits", run)]).reply(HELLO, session=session)).text == "I cannot."
+    assert [(one.text, one.is_error) for one in session.messages() if one.is_tool_result] == [
+        ("error: SystemExit(2)", True)
+    ]
 
 
 async def test_a_turn_with_sixty_results_keeps_its_message_and_a_legal_window(session: Session) -> None:
