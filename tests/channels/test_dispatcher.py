@@ -561,7 +561,7 @@ async def test_who_waits_for_an_answer_is_let_go_when_the_dispatcher_fails(
 ) -> None:
     model.close("asked")
     dispatcher = Dispatcher(manager, Assistant(Agent(model)))
-    given = []
+    given: list[Delivery] = []
 
     async def fail() -> None:
         async with dispatcher:
