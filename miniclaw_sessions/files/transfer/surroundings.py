@@ -7,11 +7,11 @@ are, unless they are to be sealed otherwise; one that is there already is left a
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import msgspec
 import orjson
@@ -39,6 +39,10 @@ from miniclaw_sessions.files.transfer.files import Sealing, copy_files, files_in
 
 ARCHIVE = "archive"
 _PIECE_BYTES = 1 << 18
+
+
+class _GoneError(Exception):
+    """An archived file was deleted, or its session came back, while it was read."""
 
 
 class Surroundings(Protocol):
@@ -213,9 +217,23 @@ class OnServer:
                 return await in_thread(_copy_files, directory, target, sealing, problems)
         names = await self.root.archived()
         missing = sorted(set(names).difference(await in_thread(files_in, target)))
+        written = 0
         for name in missing:
-            await write_archived_file(target, name, self.root.read_archived(session_of(name), name))
-        return len(missing)
+            with suppress(_GoneError):
+                await write_archived_file(target, name, self._whole(name))
+                written += 1
+        return written
+
+    async def _whole(self, name: str) -> AsyncIterator[bytes]:
+        """The bytes of an archived file; each row is read by itself, and the file may go in between.
+
+        Raises:
+            _GoneError: it went; what was read may be a part of it.
+        """
+        async for piece in self.root.read_archived(session_of(name), name):
+            yield piece
+        if name not in await self.root.archived(session_of(name)):
+            raise _GoneError(name)
 
     @asynccontextmanager
     async def archived(self, sealing: Sealing | None, problems: list[str]) -> AsyncIterator[Path]:
@@ -229,9 +247,16 @@ class OnServer:
         async with source.archived(sealing, problems) as directory:
             names = [name for name in await in_thread(files_in, directory) if name.endswith(SUFFIX)]
             missing = sorted(set(names).difference(await self.root.archived()))
+            written = 0
             for name in missing:
-                await self.root.write_archived(session_of(name), name, _pieces(directory / name))
-            return len(missing)
+                try:
+                    file = await in_thread(_opened, directory / name)
+                except FileNotFoundError:  # it went just now
+                    continue
+                with file:
+                    await self.root.write_archived(session_of(name), name, _pieces(file))
+                written += 1
+            return written
 
     async def mirrored(self) -> list[str]:
         """Those that have a property."""
@@ -293,7 +318,10 @@ def _copy_files(source: Path, target: Path, sealing: Sealing | None, problems: l
     return len(missing)
 
 
-async def _pieces(file: Path) -> AsyncIterator[bytes]:
-    with await in_thread(lambda: file.open("rb")) as data:
-        while piece := await in_thread(data.read, _PIECE_BYTES):
-            yield piece
+def _opened(path: Path) -> BinaryIO:
+    return path.open("rb")
+
+
+async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
+    while piece := await in_thread(file.read, _PIECE_BYTES):
+        yield piece

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ConfigError, KeyNeeded, StoreError, StoreUnavailable, WrongKey
 from miniclaw_sessions.files.transfer.backup import back_up, back_up_closed, restore, verify_backup
 from miniclaw_sessions.files.transfer.migrating import Change, location, migrate
+from miniclaw_sessions.files.transfer.surroundings import InDirectory, OnServer
 from miniclaw_sessions.testing import FakeClock
 from tests.command_line import Cli
 from tests.core.persistence.encrypted_homes import NEW_KEY, OLD_KEY, SECRET, Home, Said
@@ -159,6 +160,43 @@ async def test_a_database_is_backed_up_while_it_is_used_and_restored_anywhere(
     first, second = (location(one.settings.store, tmp_path) for one in (server, another))
     whole = await everything(second)
     assert {name: whole[name] for name in await everything(first)} == await everything(first)
+
+
+async def test_an_archived_session_that_goes_while_it_is_copied_leaves_no_part_of_it(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"20260101T000000.00000{number}Z-telegram_{number}.jsonl" for number in range(3)]
+    read = PostgreSQLStore.read_archived
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"one"
+        yield b"two"
+
+    async def read_and_delete(store: PostgreSQLStore, session_id: str, name: str) -> AsyncIterator[bytes]:
+        if name == names[0]:
+            await store.delete_archived("telegram_0")
+        async for piece in read(store, session_id, name):
+            yield piece
+            if name == names[1]:
+                await store.delete_archived("telegram_1")
+
+    async with PostgreSQLStore(server.settings.store) as store:
+        for number, name in enumerate(names):
+            await store.write_archived(f"telegram_{number}", name, pieces())
+        monkeypatch.setattr(PostgreSQLStore, "read_archived", read_and_delete)
+        here, there = OnServer(store), InDirectory(tmp_path)
+        assert await there.take_archived(here, None, []) == 1
+        archive = tmp_path / "archive"
+        assert [(file.name, file.read_bytes()) for file in archive.iterdir()] == [(names[2], b"onetwo")]
+        (archive / names[0]).write_bytes(b"zero")
+        listed = store.archived
+
+        async def list_and_remove(*of: str) -> list[str]:
+            (archive / names[0]).unlink()
+            return await listed(*of)
+
+        monkeypatch.setattr(store, "archived", list_and_remove)
+        assert await here.take_archived(there, None, []) == 0
 
 
 async def test_a_restore_to_a_server_that_was_cut_off_goes_on_and_meets_nothing_that_lives(
