@@ -296,17 +296,23 @@ class _Copy:
         if gone - replaced:  # a session that became unreadable is not gone
             gone -= set(await self._source.session_ids()) - replaced
         for session_id in gone:
-            there = await self._target.head(session_id)
-            if there is not None and there.head.incarnation == self._copies[session_id].alike.incarnation:
-                await self._delete(session_id)
-            del self._copies[session_id]
+            there, alike = await self._target.head(session_id), self._copies.pop(session_id).alike
             self._different.pop(session_id, None)
+            if there is not None and there.head.incarnation == alike.incarnation:
+                await self._delete(StoredHead(there.head, alike.last_sequence))
             self._meanwhile.add(session_id)
         return bool(gone)
 
-    async def _delete(self, session_id: str) -> None:
+    async def _delete(self, known: StoredHead) -> bool:
+        """Delete a session from the target, unless it has gone on there; then note that, and return False."""
+        session_id = known.head.session_id
         await self._before_deletion(session_id)
-        await self._target.delete(session_id)
+        try:
+            await self._target.delete(session_id, known=known)
+        except StoreConflict as conflict:
+            self._different[session_id] = str(conflict)
+            return False
+        return True
 
     # --- reading, writing, comparing ---------------------------------------------------------------------------------
 
@@ -320,10 +326,9 @@ class _Copy:
         done = 0
         async for stored, there in _side_by_side(self._source.heads(), self._target.heads()):
             own = there
-            if there is not None and self._deletes_others:
+            if there is not None and self._deletes_others and there.head.session_id not in self._different:
                 may_be_in_source = there.head.session_id in self._named if stored is None else _are_one(stored, there)
-                if not may_be_in_source:
-                    await self._delete(there.head.session_id)
+                if not may_be_in_source and await self._delete(there):
                     own = None
             if stored is None:
                 self._others += own is not None and own.head.session_id not in self._named

@@ -8,10 +8,12 @@ from datetime import UTC, datetime
 import pytest
 
 from miniclaw_sessions.core.protocol.keys import SessionKey
-from miniclaw_sessions.core.stores.base import BATCH_BYTES, Append, SessionHead, StoredEntry
+from miniclaw_sessions.core.stores.base import BATCH_BYTES, Append, SessionHead, StoredEntry, StoredHead
 from miniclaw_sessions.core.stores.copying import GROUP, copy_store
 from miniclaw_sessions.core.stores.memory import MemoryStore
+from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
 from miniclaw_sessions.errors import StoreError
+from miniclaw_sessions.testing import sample_entries, sample_head
 
 pytestmark = pytest.mark.anyio
 
@@ -105,3 +107,34 @@ async def test_a_session_that_is_deleted_and_made_again_all_the_time_is_not_unre
     await source.append([transcript("a", [10] * 3)])
     copied = await copy_store(source, target)
     assert (copied.sessions, copied.problems, copied.unreadable) == (1, [], [])
+
+
+class Answering(PostgreSQLStore):
+    """Another gateway stores a message in a session that is about to be deleted."""
+
+    async def delete(self, session_id: str, *, known: StoredHead | None = None) -> bool:
+        stored = await self.head(session_id)
+        assert stored is not None
+        number = stored.last_sequence + 1
+        assert await self.append([Append(stored.head, sample_entries(number, number))]) == [None]
+        return await super().delete(session_id, known=known)
+
+
+async def test_a_copy_deletes_nothing_that_has_gone_on_in_a_target_that_is_in_use(postgresql_url: str) -> None:
+    source = Restless()
+    await source.append([Append(sample_head(number), sample_entries(1, 2)) for number in (1, 2)])
+
+    async def nothing() -> None: ...
+
+    async def deleted() -> None:
+        await source.delete("telegram_2")
+
+    async with Answering(postgresql_url) as target:
+        await target.append([Append(sample_head(3), sample_entries(1, 2))])
+        source.happenings = [nothing, nothing, nothing, deleted]
+        copied = await copy_store(source, target, delete_others=True)
+        assert source.happenings == []
+        assert len(copied.different) == 2, copied
+        assert all("another process has gone on with it" in one for one in copied.different)
+        for session_id in ("telegram_2", "telegram_3"):
+            assert len(await target.read(session_id)) == 3
