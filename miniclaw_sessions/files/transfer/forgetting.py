@@ -19,7 +19,14 @@ from miniclaw_sessions.core.protocol.encoding import decode_entry
 from miniclaw_sessions.core.protocol.entries import SUSPENDED, Custom, Entry, SessionInfo
 from miniclaw_sessions.core.protocol.keys import of_channel
 from miniclaw_sessions.core.stores.positions import ListPosition
-from miniclaw_sessions.errors import InvalidMessage, InvalidSearch, LeafMoved, SessionHeld, SessionNotFound
+from miniclaw_sessions.errors import (
+    InvalidMessage,
+    InvalidSearch,
+    LeafMoved,
+    SessionHeld,
+    SessionNotFound,
+    StoreUnavailable,
+)
 
 if TYPE_CHECKING:
     from miniclaw_sessions.core.manager.manager import SessionManager
@@ -112,16 +119,32 @@ async def select_sessions(reader: Archiving, which: Selection) -> AsyncIterator[
     which.require_something()
     archive = reader.archive  # first: it refuses callers who may not see all sessions
     before = None if which.older_than_s is None else _ago(reader.clock.now(), which.older_than_s)
+    names = set(await archive.names())  # before: what comes back meanwhile leaves it, and may be behind the lists then
+    chosen: set[str] = set()
     for one in await _in_use(reader, which, before):
+        chosen.add(one.session_id)
         yield one
+    names |= set(await archive.names())
     is_its = of_channel(which.channel) if which.channel is not None else bool
-    for name in await archive.names():
-        expired = await _looked_into_archived(archive, name, which) if is_its(session_of(name)) else None
+    for name in sorted(name for name in names if is_its(session_of(name))):
+        try:
+            expired = await _looked_into_archived(archive, name, which)
+        except StoreUnavailable:
+            if name in await archive.names():
+                raise
+            continue
         if expired is not None and expired.is_of(which) and (before is None or expired.last_used < before):
             with suppress(SessionNotFound):  # where it is in use again, and held, this copy is held with it
                 in_use = await find(reader, expired.session_id)
                 expired = msgspec.structs.replace(expired, held=in_use.journal.legal_hold)
+            chosen.add(expired.session_id)
             yield expired
+    for session_id in sorted({session_of(name) for name in names.difference(await archive.names())} - chosen):
+        with suppress(SessionNotFound):  # it came back, or was forgotten
+            session = await find(reader, session_id)
+            one = await _looked_into(session, session.last_accessed, which)
+            if one.is_of(which) and which.channel in {None, one.channel} and (before is None or one.last_used < before):
+                yield one
 
 
 def _ago(now: datetime, seconds: float) -> datetime:

@@ -310,6 +310,22 @@ async def test_what_is_used_or_begun_while_others_are_read_is_found_and_is_no_lo
         assert "web_0" not in old
 
 
+async def test_a_person_is_found_whose_expired_session_comes_back_meanwhile(home: Home) -> None:
+    async with home.open() as manager:
+        await say(manager, "telegram", "1", "from Anna", author="Anna")
+        await say(manager, "telegram", "2", "from Anna", author="Anna")
+        await home.wait(manager, 40)
+        assert (await manager.sweep()).archived == 2
+        await say(manager, "web", "1", "from Anna", author="Anna")
+        chosen = dict[str, bool]()
+        async for one in select_sessions(manager, Selection(user="Anna")):
+            chosen[one.session_id] = one.archived is not None
+            if one.session_id != "telegram_2" and await manager.archive.has("telegram_2"):
+                await manager.restore("telegram_2")  # the lists were read
+        assert chosen == {"web_1": False, "telegram_1": True, "telegram_2": False}
+        assert "telegram_2" not in await names(manager, older_than_s=20 * DAY)
+
+
 async def test_nothing_is_older_than_the_calendar(home: Home) -> None:
     async with home.open() as manager:
         await say(manager, "web", "1")
