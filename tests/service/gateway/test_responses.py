@@ -22,12 +22,14 @@ from miniclaw_sessions.config import ChannelSettings
 from miniclaw_sessions.core.protocol.entries import SUSPENDED
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall, Usage
 from miniclaw_sessions.core.protocol.options import Options
+from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.turn import Opening
 from miniclaw_sessions.errors import ContextOverflow, ModelError, OptionRefused
 from miniclaw_sessions.service.api.context import OWNER
+from miniclaw_sessions.service.api.openai import responses
 from miniclaw_sessions.service.api.openai.response_request import read_request
 from miniclaw_sessions.service.api.openai.shapes import EVENTS, CreateResponse
-from miniclaw_sessions.service.api.openai.stored_responses import RESPONSE, response_id
+from miniclaw_sessions.service.api.openai.stored_responses import RESPONSE, StoredResponse, find_response, response_id
 from miniclaw_sessions.testing.clock import FakeClock
 from tests.legality import is_legal
 from tests.service.gateway.conftest import Served
@@ -535,6 +537,39 @@ async def test_a_repeat_is_not_answered_while_the_first_waits_or_is_answered(
     assert (said.count("pay 5"), said.count("at once")) == (2, 1)
     await ask("pay 5", named)
     assert len(provider.asked) == len(said)
+
+
+async def test_a_response_that_ends_while_it_is_looked_at_has_not_failed_and_is_not_made_twice(
+    client: AsyncOpenAI, provider: Recorder, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_slow = True
+
+    async def find_slowly(session: Session, entry_id: str) -> StoredResponse | None:
+        nonlocal is_slow
+        found = await find_response(session, entry_id)
+        if is_slow:  # what was read takes so long that the answer is there meanwhile
+            is_slow = False
+            provider.gate.set()
+            await served.dispatcher.finished()
+        return found
+
+    named = {"Idempotency-Key": "k"}
+    for look in (
+        client.responses.retrieve,
+        client.responses.cancel,
+        lambda _: client.responses.create(input="slow", extra_headers=named),
+    ):
+        provider.gate, provider.slowed, asked = anyio.Event(), anyio.Event(), len(provider.asked)
+        stream = await client.responses.create(input="slow", stream=True, extra_headers=named)
+        created = await anext(aiter(stream))
+        assert created.type == "response.created"
+        await provider.slowed.wait()
+        is_slow = True
+        monkeypatch.setattr(responses, "find_response", find_slowly)
+        seen = await look(created.response.id)
+        monkeypatch.undo()
+        assert (seen.id, seen.status, len(provider.asked)) == (created.response.id, "completed", asked + 1)
+        await client.responses.delete(created.response.id)
 
 
 async def test_a_request_with_a_key_is_answered_once(client: AsyncOpenAI, provider: Recorder, served: Served) -> None:

@@ -272,8 +272,8 @@ async def retrieve_response(context: Context, request: OneResponse) -> Response:
     for name, value in (("stream", request.stream), ("starting_after", request.starting_after)):
         if value:
             raise not_taken(name, "events are streamed once, to the request that made it; retrieve it without")
-    session, found = await found_response(context, request.response_id)
-    return document_of(found, is_running=await is_running(context, session, found))
+    found, is_running = await settled(context, *await found_response(context, request.response_id))
+    return document_of(found, is_running=is_running)
 
 
 @operation("DELETE", ONE, OneResponse, ResponseDeleted, openai=True)
@@ -308,9 +308,11 @@ async def cancel_response(context: Context, request: OneResponse) -> Response:
         async with session.journal.between_turns():
             pass
         session, found = await found_response(context, request.response_id)
-    elif await is_running(context, session, found):
-        sentence = "Another gateway makes this response; cancel it there."
-        raise RequestError(409, "turn_taken", sentence)
+    else:
+        found, is_elsewhere = await settled(context, session, found)
+        if is_elsewhere:
+            sentence = "Another gateway makes this response; cancel it there."
+            raise RequestError(409, "turn_taken", sentence)
     return document_of(found)
 
 
@@ -377,11 +379,12 @@ async def _place_in(context: Context, session: Session, wanted: Wanted, at: str 
     before = await _asked_before(session, wanted, since=since) if wanted.is_done_once else None
     if before is None:
         return Place(session.key, at=at)
+    before, is_running = await settled(context, session, before)
+    if is_running:
+        raise under_way()
     is_deleted = before.mark.id in deleted_in(session)
     if before.is_over and before.error is None and not is_deleted:
         return Place(session.key, made=before)
-    if await is_running(context, session, before):
-        raise under_way()
     if wanted.conversation is None:  # all branches are alike
         return Place(session.key, at=before.mark.parent_id)
     return Place(session.key, again=None if is_deleted else before.mark)
@@ -425,7 +428,8 @@ async def _previous(context: Context, previous: str) -> tuple[Session, StoredRes
         if error.status != _NOT_FOUND:
             raise
         raise gone(previous) from None
-    if await is_running(context, session, found):
+    found, is_running = await settled(context, session, found)
+    if is_running:
         sentence = "The previous response is still being made; wait for it, or cancel it."
         raise RequestError(409, "response_in_progress", sentence, param="previous_response_id", headers=_LATER)
     return session, found
@@ -464,13 +468,17 @@ async def found_response(context: Context, given: str) -> tuple[Session, StoredR
     return session, found
 
 
-async def is_running(context: Context, session: Session, found: StoredResponse) -> bool:
-    """Whether a response is being made, in this process or in another one."""
+async def settled(context: Context, session: Session, found: StoredResponse) -> tuple[StoredResponse, bool]:
+    """A response, and whether it is being made, in this process or in another one; if not, as it has ended.
+
+    It may have ended while it was read, so where nothing makes it any more it is read once more.
+    """
     if found.is_over:
-        return False
-    if context.responses is not None and context.responses.is_running(found.mark.id):
-        return True
-    return await session.journal.home.ownership(session.journal).is_held()
+        return found, False
+    is_here = context.responses is not None and context.responses.is_running(found.mark.id)
+    if is_here or await session.journal.home.ownership(session.journal).is_held():
+        return found, True
+    return await find_response(session, found.mark.id) or found, False
 
 
 OPERATIONS = (create_response, retrieve_response, delete_response, cancel_response, list_input_items)
