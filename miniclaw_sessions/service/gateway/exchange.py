@@ -28,6 +28,7 @@ import anyio
 import orjson
 from anyio.lowlevel import checkpoint
 
+from miniclaw_sessions.config import ListenSettings
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.service.api.context import Context
 from miniclaw_sessions.service.api.context import Scope as AccessScope
@@ -309,6 +310,19 @@ async def read_body(exchange: Exchange, *, limit: int) -> bytes:
     if not exchange.header(b"expect"):  # a client that asked first need not send it
         await drain(chunks, most=limit * _DRAIN_FACTOR)
     raise RequestError(413, "body_too_large", f"the body is longer than {limit} bytes", close=True)
+
+
+async def read_body_in_time(exchange: Exchange, limits: ListenSettings) -> bytes:
+    """The whole body, within the bounds of the settings.
+
+    Raises:
+        RequestError: it is too long (413), or did not come in time (408).
+        ClientGone: it did not come to its end.
+    """
+    timeout_s = limits.request_timeout_s
+    with anyio.move_on_after(timeout_s):
+        return await read_body(exchange, limit=limits.max_body_bytes)
+    raise RequestError(408, "timeout", f"the body did not arrive within {timeout_s:g} s", close=True)
 
 
 async def body_pieces(exchange: Exchange, *, stall_s: float) -> AsyncGenerator[bytes, None]:

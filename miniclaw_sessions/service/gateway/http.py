@@ -7,6 +7,7 @@ of 500; any other failure is answered with an opaque id that the log explains, w
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from urllib.parse import parse_qsl, unquote
 
 import anyio
@@ -28,7 +29,7 @@ from miniclaw_sessions.service.api.table import OPERATIONS
 from miniclaw_sessions.service.gateway import metrics
 from miniclaw_sessions.service.gateway.binding import Binding, content_reply, method_refusal
 from miniclaw_sessions.service.gateway.chat import DispatchedChats
-from miniclaw_sessions.service.gateway.exchange import ClientGone, Exchange, Receive, Reply, Send, read_body
+from miniclaw_sessions.service.gateway.exchange import ClientGone, Exchange, Receive, Reply, Send, read_body_in_time
 from miniclaw_sessions.service.gateway.exchange import Scope as RequestScope
 from miniclaw_sessions.service.gateway.mcp import MCP, mcp_reply
 from miniclaw_sessions.service.gateway.page import FILES
@@ -213,7 +214,7 @@ class Gateway:
         caller.require("read")
         if (refused := method_refusal(exchange, ("POST",))) is not None:
             raise refused
-        return await mcp_reply(exchange, context, max_body_bytes=self._limits.max_body_bytes)
+        return await mcp_reply(exchange, context, self._limits)
 
     def _metrics(self, exchange: Exchange, caller: Caller) -> Reply:
         """Numbers for Prometheus."""
@@ -243,20 +244,13 @@ async def webhook_reply(exchange: Exchange, webhook: Webhook, limits: ListenSett
     """
     exchange.operation = "webhook"
     _, slash, rest = exchange.path.removeprefix(_BELOW).partition("/")
-    timeout_s = limits.request_timeout_s
-
-    async def body() -> bytes:
-        with anyio.move_on_after(timeout_s):
-            return await read_body(exchange, limit=limits.max_body_bytes)
-        raise RequestError(408, "timeout", f"the body did not arrive within {timeout_s:g} s", close=True)
-
     request = WebhookRequest(
         method=exchange.method,
         path=slash + rest,
         query=dict(parse_qsl(exchange.query.decode("latin-1"), keep_blank_values=True)),
         headers={name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(exchange.headers)},
-        body=body,
+        body=partial(read_body_in_time, exchange, limits),
     )
-    with anyio.fail_after(2 * timeout_s):
+    with anyio.fail_after(2 * limits.request_timeout_s):
         reply = await webhook(request)
     return Reply(reply.status, b"" if exchange.method == "HEAD" else reply.body, reply.media_type)

@@ -12,12 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from anyio import to_thread
 
+from miniclaw_sessions.config import ListenSettings
 from miniclaw_sessions.errors import to_install
 from miniclaw_sessions.service.api.context import Context
 from miniclaw_sessions.service.api.error_table import RequestError, as_reply
 from miniclaw_sessions.service.api.operation import Operation
 from miniclaw_sessions.service.client.transport import in_one_piece
-from miniclaw_sessions.service.gateway.exchange import Exchange, Reply, body_refusal, parse_strictly, read_body
+from miniclaw_sessions.service.gateway.exchange import (
+    Exchange,
+    Reply,
+    body_refusal,
+    parse_strictly,
+    read_body_in_time,
+)
 
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -49,20 +56,20 @@ class _Access:
             raise
 
 
-async def mcp_reply(exchange: Exchange, context: Context, *, max_body_bytes: int) -> Reply:
+async def mcp_reply(exchange: Exchange, context: Context, limits: ListenSettings) -> Reply:
     """The reply to one message.
 
     Args:
         exchange: the request, admitted.
         context: for its caller.
-        max_body_bytes: the largest message.
+        limits: how large the message may be, and how long it may take to arrive.
 
     Raises:
-        RequestError: it is no JSON, or too large; or the package `mcp` is not installed.
+        RequestError: it is no JSON, too large or too slow; or the package `mcp` is not installed.
     """
     if (refused := body_refusal(exchange.headers)) is not None:
         raise refused
-    body = await read_body(exchange, limit=max_body_bytes)
+    body = await read_body_in_time(exchange, limits)
     parse_strictly(body)
     try:
         manager = await to_thread.run_sync(_manager)  # the package takes a second to load

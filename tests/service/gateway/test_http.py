@@ -409,9 +409,11 @@ class TestSmallLimits:
             assert reply.startswith(b"HTTP/1.1 408 "), start
 
     async def test_a_body_that_does_not_come_is_not_waited_for(self, served: Any) -> None:
-        head = b"POST /v1/sessions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-        assert (await served.raw(head + b"content-length: 9\r\n\r\n{")).startswith(b"HTTP/1.1 408 ")
-        assert (await served.raw(head + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n")).startswith(b"HTTP/1.1 408 ")
+        for path in (b"/v1/sessions", b"/mcp"):
+            head = b"POST " + path + b" HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            for beginning in (b"content-length: 9\r\n\r\n{", b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n"):
+                with anyio.fail_after(60):
+                    assert (await served.raw(head + beginning)).startswith(b"HTTP/1.1 408 ")
 
     async def test_too_many_connections_are_turned_away(self, served: Any) -> None:
         streams = [await anyio.connect_unix(str(served.socket)) for _ in range(4)]
