@@ -5,7 +5,7 @@ Where a person is looked for, every session is read to its end: an index leaves 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -275,7 +275,9 @@ async def compare_with_seen(
     return same, changed
 
 
-async def forget(manager: SessionManager, chosen: list[SelectedSession]) -> Forgotten:
+async def forget(
+    manager: SessionManager, chosen: list[SelectedSession], on_gone: Callable[[str], object] = lambda _: None
+) -> Forgotten:
     """Delete sessions as they were found, so that their words are in no file but those that `remains` names.
 
     One that is under legal hold stays, and so does one that was used since it was found.
@@ -283,6 +285,7 @@ async def forget(manager: SessionManager, chosen: list[SelectedSession]) -> Forg
     Args:
         manager: has the sessions.
         chosen: some of the sessions from `select_sessions`.
+        on_gone: called with the id of each session when it is deleted, also if the next ones cannot be.
 
     Raises:
         StoreUnavailable: not all could be deleted; a later selection finds the rest again.
@@ -303,6 +306,8 @@ async def forget(manager: SessionManager, chosen: list[SelectedSession]) -> Forg
         except LeafMoved:
             fate = "changed"
         fates[fate].append(one)
+        if fate == "gone":
+            on_gone(one.session_id)
     gone = fates["gone"]
     deleted = dict.fromkeys(one.session_id for one in gone if one.archived is None)
     return Forgotten(**fates, remains=await manager.purge(*deleted) if gone else [])

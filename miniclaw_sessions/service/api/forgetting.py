@@ -132,8 +132,7 @@ async def forget_sessions(context: Context, request: ForgetRequest) -> ForgetRep
         held = [one for one in found if one.held is not None]
         done = Forgotten(gone=[one for one in found if one.held is None], held=held)
     else:
-        done = await forget(context.manager, found)
-        context.also_about += [one.session_id for one in done.gone]
+        done = await forget(context.manager, found, context.also_about.append)  # it may be cut off between two of them
     return ForgetReply(
         dry_run=asked.dry_run,
         sessions=[MeantRow.of(one) for one in done.gone],

@@ -6,9 +6,11 @@ import io
 import json
 import stat
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from miniclaw_sessions.config import LogSettings
@@ -191,3 +193,24 @@ async def test_each_session_that_a_rule_deletes_or_a_person_gets_has_a_line_of_i
         ("retention", "sweep", "web_9"),
     ]
     assert SECRET not in written(audit, kept)
+
+
+async def test_what_a_rule_has_deleted_has_its_line_also_if_the_rest_fails(
+    served: Any, audit: AuditLog, kept: Path
+) -> None:
+    journals = []
+    for chat_id in ("1", "2"):
+        session = await served.manager.get_or_create("web", chat_id)
+        await session.add_message(Message.user(SECRET))
+        journals.append(session.journal)
+    async with journals[0].between_turns(), anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(served.unix.post, "/v1/forget", json={"channel": "web"}))
+        with anyio.fail_after(60):
+            while not journals[1].is_deleted:  # noqa: ASYNC110 - nothing says so
+                await anyio.sleep(0.001)
+        tasks.cancel_scope.cancel()
+    await served.idle()
+    assert [one["session_id"] for one in deeds(audit, kept)] == [None, "web_2"]
+    served.faults.fail(method="delete")
+    assert (await served.unix.post("/v1/forget", json={"channel": "web"})).status_code == 503
+    assert [one["session_id"] for one in deeds(audit, kept)] == [None, "web_2", None]
