@@ -215,6 +215,8 @@ class TelegramChannel:
             wanted: Fields = {"limit": MAX_UPDATES, "timeout": seconds, "allowed_updates": _KINDS}
             if confirmed:
                 wanted["offset"] = confirmed[-1] + 1
+            for update_id in confirmed:
+                self._exchanges[update_id].may_be_forgotten = True
             updates: list[Fields] = await self._call("GetUpdates", **wanted, read_timeout_s=seconds + 10.0)
             for fields in updates:
                 self._noted(fields)  # before the first of them is read, which may take as long as its picture
@@ -438,7 +440,8 @@ class TelegramChannel:
         """Send the final outcome; an interrupted or unsent one must come again, if it still can."""
         from telegram.error import BadRequest, Forbidden, TelegramError  # noqa: PLC0415 - an extra, and slow to load
 
-        is_kept = not self._settings.webhook_url and exchange in self._exchanges.values()  # by Telegram
+        is_known = exchange in self._exchanges.values() and not exchange.may_be_forgotten
+        is_kept = is_known and not self._settings.webhook_url  # by Telegram
         again = exchange.state is State.HEARD or is_kept
         try:
             if not (again and comes_again(last)):

@@ -86,10 +86,12 @@ class Exchange:
         shown_at: when that was brought up to date, or the answer begun.
         heard_at: when it was handed over.
         is_patient: whether its sender was sent word that it waits until something can be saved.
+        may_be_forgotten: whether Telegram was asked to forget it; it may have done so before it says so.
     """
 
     def __init__(self) -> None:
         self.is_patient = False
+        self.may_be_forgotten = False
         self.message_id = 0
         self.album: Album | None = None
         self.begin()

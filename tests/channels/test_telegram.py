@@ -389,6 +389,22 @@ async def test_what_cannot_be_saved_now_is_answered_when_it_can_be_and_the_model
     assert model.asked == ["hello", "hi"]
 
 
+async def test_what_telegram_was_asked_to_forget_is_not_said_to_wait(
+    tmp_path: Path, bots: Bots, server: BotServer, model: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telegram, "MAX_UPDATES", 1)
+    store = FaultyStore(MemoryStore())
+    model.close("hello")
+    async with SessionManager(tmp_path / "full", store=store) as bots.manager, bots.serving():
+        server.say("hello")
+        await server.until(lambda: not server.updates)  # so that others are heard; the poll goes on for long
+        store.fail(StoreFull("no space left"))
+        model.open("hello")
+        await server.until(lambda: bool(server.texts()))
+        assert server.texts() == ["Your message could not be saved; please send it again later."]
+        store.heal()
+
+
 @pytest.mark.parametrize("is_ended", [False, True])
 async def test_an_answer_that_could_not_be_sent_in_time_is_sent_later(
     bots: Bots, server: BotServer, model: Doors, monkeypatch: pytest.MonkeyPatch, *, is_ended: bool
