@@ -238,19 +238,22 @@ class EmailChannel:
         del chat_id  # the mail knows more
         if not isinstance(outgoing, Last):
             return
-        uid, mail = self._in_hand[outgoing.incoming]
+        _, mail = self._in_hand[outgoing.incoming]
+        is_done = False
         try:
             if not comes_again(outgoing):
                 if outgoing.text:
                     await self._answer(mail, outgoing)
-                self._answered.update({uid} - {0})
+                is_done = True
         except Unreachable:
             raise
         except Exception:  # something is wrong with the answer itself, and would be each time
-            self._answered.update({uid} - {0})
+            is_done = True
             raise
         finally:
-            del self._in_hand[outgoing.incoming]
+            uid, _ = self._in_hand.pop(outgoing.incoming)  # as the mailbox numbers it now
+            if is_done:
+                self._answered.update({uid} - {0})
             self._settled.set()
             self._settled = anyio.Event()
         await self._mark()

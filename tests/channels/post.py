@@ -51,6 +51,9 @@ class Outbox:
         self.sent: list[EmailMessage] = []
         self.fails = ""
         self.refused = 0
+        self.is_reached: anyio.Event | None = None
+        """Set when a mail comes, which then waits for `may_take`."""
+        self.may_take = anyio.Event()
         self.password = password
         self._news = anyio.Event()
 
@@ -84,6 +87,9 @@ class Outbox:
         del server, session
         self._news.set()
         self._news = anyio.Event()
+        if self.is_reached is not None:
+            self.is_reached.set()
+            await self.may_take.wait()
         if self.fails:
             self.refused += 1
             return self.fails

@@ -355,6 +355,25 @@ async def test_a_mail_that_is_numbered_anew_while_its_answer_is_under_way_is_rea
     assert (len(outbox.sent), model.asked) == (1, ["slow"])
 
 
+async def test_no_other_mail_becomes_read_where_mails_are_numbered_anew_while_an_answer_goes_out(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    outbox.is_reached = anyio.Event()
+    async with serving(manager, model, msgspec.structs.replace(settings, poll_s=0.05)):
+        await mailbox.deliver(mail("hello"))
+        with anyio.fail_after(PATIENCE_S):
+            await outbox.is_reached.wait()
+        mailbox.mails.clear()
+        mailbox.uid_validity = 2
+        await mailbox.deliver(mail("unrelated", "0@bob", **{"from": BOB}))  # which has the number now
+        await mailbox.break_off()
+        await looked_again(mailbox)
+        outbox.may_take.set()
+        await until(lambda: is_true(len(outbox.sent) == 1))
+        await looked_again(mailbox)
+    assert await mailbox.unread() == ["<0@bob>"]
+
+
 async def test_more_mails_than_fit_into_memory_wait_in_the_mailbox(
     manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
 ) -> None:
