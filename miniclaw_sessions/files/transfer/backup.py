@@ -144,7 +144,7 @@ async def back_up_closed(
         place = await stack.enter_async_context(held(workspace, settings.store, locked=is_writable))
         marker = await in_thread(read_marker, workspace)
         is_half = marker is not None and marker.rekeying != ""
-        if is_half or await in_thread((workspace / RESTORING).exists):
+        if is_half or await in_thread((workspace / RESTORING / MANIFEST).exists):  # without it nothing was decided
             raise ConfigError(f"{workspace} is being rekeyed or restored, and that was interrupted; finish that first")
         store = None
         if await in_thread(place.files):

@@ -363,6 +363,28 @@ async def test_whoever_is_cancelled_while_a_thread_takes_the_lock_leaves_it_free
         await home.said(None)
 
 
+async def test_a_workspace_is_backed_up_that_was_begun_after_half_a_restore(
+    home: Home, backup: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with home.open(None) as manager:
+        await home.say(manager, 1)
+    await back_up_closed(home.workspace, home.settings, backup)
+    other = restored_home(home)
+    other.workspace.mkdir()
+
+    def cut_off(*_: object, **__: object) -> None:  # before the list of files is there
+        raise EOFError
+
+    monkeypatch.setattr(Directory, "copy", cut_off)
+    with pytest.raises(EOFError):
+        await restored(home, backup)
+    monkeypatch.undo()
+    async with other.open(None) as manager:
+        await home.say(manager, 2)
+    report = await back_up_closed(other.workspace, other.settings, tmp_path / "another")
+    assert (report.sessions, report.problems) == (1, [])
+
+
 @pytest.mark.parametrize("store", ["none:", "jsonl:", "sqlite:"])
 async def test_the_backup_of_a_workspace_without_sessions_is_one_like_any_other(
     store: str, tmp_path: Path, backup: Path
