@@ -207,6 +207,7 @@ class Follower:
             update.is_gone, one.place, one.is_looked_up = True, None, False  # it may be restored later
         except BaseException as error:
             self._growing.pop(source.path, None)  # its reader is ahead of what was taken
+            one.holds = False
             if not isinstance(error, ImportRefused | SessionExists):  # those stay until it changes
                 one.seen = None
             raise
@@ -334,12 +335,17 @@ class Follower:
 
     async def _settle(self, one: _FollowedSource) -> None:
         """Import what the reader holds back, if nothing came for a while."""
-        growing = self._growing.get(one.source.path)
-        if not one.holds or growing is None or one.place is None:
+        if not one.holds or one.place is None:
             return
-        if not growing.is_settled and self._clock.monotonic() < one.seen_at + _SETTLED_S:
+        growing = self._growing.get(one.source.path)
+        is_settled = growing is not None and growing.is_settled
+        if not is_settled and self._clock.monotonic() < one.seen_at + _SETTLED_S:
             return
         one.holds = False
+        if growing is None:  # others took its place in memory
+            if not await self._grow(one) or one.update.reply is not None:
+                return
+            growing, one.holds = self._growing[one.source.path], False
         if held := growing.pending():
             after = replace(one.place, ends=(*one.place.ends, one.place.bytes)[-_MOST_ENDS:])
             await self._send(one, _written(growing, iter([held])), after, ENTRY_LINE.name)

@@ -222,6 +222,24 @@ async def test_files_that_grow_at_once_are_each_read_once(
         assert (read < 20 * 1_000) == (held > 1)  # what does not fit in memory is read again
 
 
+async def test_what_is_held_back_is_taken_of_files_that_do_not_fit_in_memory_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("miniclaw_sessions.files.discovery.follower._HELD_BYTES", 1)
+    monkeypatch.setattr("miniclaw_sessions.files.discovery.follower._SETTLED_S", 0.0)
+    async with following(tmp_path) as ours:
+        files = {
+            name: put(claude_file(ours.home, name), [{**user("u", None, "one"), "sessionId": name}]) for name in "st"
+        }
+        assert await ours.taken() == 2
+        for name, file in files.items():
+            put(file, [{**user("u2", "u", "two"), "sessionId": name}])
+            put(file, [{**block("a2", "u2", "2", stop="end_turn"), "sessionId": name}])
+        assert await ours.taken() == 2
+        assert (await ours.taken(), await ours.taken()) == (2, 0)
+        assert await ours.branch("import_s") == await ours.branch("import_t") == ["one", "two", "2"]
+
+
 async def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
     async with following(tmp_path) as ours:
         file = put(claude_file(ours.home), TALK)
