@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import os
 import signal
@@ -14,6 +15,7 @@ from urllib.parse import quote
 
 import anyio
 import asyncpg
+import msgspec
 import pytest
 import structlog
 from anyio import to_thread
@@ -27,6 +29,7 @@ from miniclaw_sessions.config import PostgreSQLSettings, SessionSettings, masked
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.messages import Message, Role
 from miniclaw_sessions.core.stores.base import Append
+from miniclaw_sessions.core.stores.postgresql.connections import Connections
 from miniclaw_sessions.core.stores.postgresql.server import address, store_error
 from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
 from miniclaw_sessions.errors import ConfigError, StoreUnavailable
@@ -425,6 +428,34 @@ async def test_a_client_certificate_is_shown_to_a_server_that_asks_for_one(
 
 
 # --- secrets ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_connection_that_comes_too_late_for_its_caller_is_closed(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, is_ending = list[asyncpg.Connection](), anyio.Event()
+    connect = asyncpg.connect
+
+    async def connected(dsn: str, **options: object) -> object:
+        if "nowhere" not in dsn:
+            found.append(await connect(dsn, **options))
+            return found[0]
+        try:
+            await anyio.sleep_forever()
+        finally:
+            is_ending.set()
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.1)
+
+    monkeypatch.setattr(asyncpg, "connect", connected)
+    place = address(postgresql_url, PostgreSQLSettings())
+    two = msgspec.structs.replace(place, dsns=(*place.dsns, "postgresql://nowhere/x"))
+    connecting = asyncio.create_task(Connections(two)._connect())
+    await is_ending.wait()
+    connecting.cancel()  # as the pool does when its caller's patience ends
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    assert found[0].is_closed()
 
 
 async def test_a_password_file_that_cannot_be_read_for_a_while_makes_the_store_unavailable(

@@ -100,9 +100,12 @@ class Connections:
             async with anyio.create_task_group() as hosts:
                 for dsn in self.place.dsns:
                     hosts.start_soon(ask, dsn, name="connect")
-        finally:
-            for connection in found[1:]:  # a second host that takes changes: the first one is used
+        except BaseException:  # such as a cancellation while the other hosts' attempts end
+            for connection in found:
                 give_up(connection)
+            raise
+        for connection in found[1:]:  # a second host that takes changes: the first one is used
+            give_up(connection)
         if found:
             return found[0]
         raise min(failures, key=lambda error: isinstance(error, asyncpg.TargetServerAttributeNotMatched))
