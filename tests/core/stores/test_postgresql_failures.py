@@ -446,6 +446,7 @@ async def test_a_connection_that_comes_too_late_for_its_caller_is_closed(
             is_ending.set()
             with anyio.CancelScope(shield=True):
                 await anyio.sleep(0.1)
+        raise AssertionError
 
     monkeypatch.setattr(asyncpg, "connect", connected)
     place = address(postgresql_url, PostgreSQLSettings())
