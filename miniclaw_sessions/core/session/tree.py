@@ -156,7 +156,9 @@ class SessionTree:
 
     # --- branching ---------------------------------------------------------------------------------------------------
 
-    async def branch(self, entry_id: str | None, *, then: Sequence[Message] = (), if_leaf: str | None = None) -> None:
+    async def branch(
+        self, entry_id: str | None, *, then: Sequence[Message] = (), if_leaf: str | None = None
+    ) -> list[str]:
         """Go back to an entry: the conversation goes on from there. A restart remembers it.
 
         Waits for the session's open turn.
@@ -166,6 +168,9 @@ class SessionTree:
             then: messages that follow it there, as one turn; they and the move are accepted together or not at all.
             if_leaf: go only if this is still the leaf, so that nothing that is said meanwhile is left behind; the
                 empty text stands for the root.
+
+        Returns:
+            The ids of the messages' entries.
 
         Raises:
             EntryNotFound: the session has no such entry.
@@ -178,6 +183,7 @@ class SessionTree:
         async with self._journal.between_turns():
             unit = await self._move_leaf(entry_id, then, if_leaf=if_leaf)
         await unit.saved()
+        return [entry.id for entry in unit.entries if isinstance(entry, MessageEntry)]
 
     async def branch_with_summary(self, entry_id: str | None, summary: str) -> str:
         """Go back to an entry, with a summary for the model of what happened on the branch that is left.

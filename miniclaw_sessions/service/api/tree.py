@@ -66,7 +66,7 @@ class ContextReply(Reply, kw_only=True):
 
 
 class MovedReply(Reply, kw_only=True):
-    """Where the conversation goes on now."""
+    """Where the conversation goes on now; `entries` are those of the messages, or of the summary, that stand there."""
 
     leaf_id: str | None
     session: SessionReply
@@ -210,10 +210,11 @@ async def go_to(context: Context, request: GoToRequest) -> MovedReply:
     if wanted.summary and request.if_leaf is not None:
         raise invalid("if_leaf does not go with a summary", param="if_leaf")
     if wanted.summary:
-        await session.tree.branch_with_summary(wanted.entry_id, wanted.summary)
+        entries = [await session.tree.branch_with_summary(wanted.entry_id, wanted.summary)]
     else:
-        await session.tree.branch(wanted.entry_id, then=then, if_leaf=request.if_leaf)
-    return MovedReply(leaf_id=session.leaf_id, session=session_reply(session))
+        entries = await session.tree.branch(wanted.entry_id, then=then, if_leaf=request.if_leaf)
+    leaf_id = entries[-1] if entries else wanted.entry_id  # not the session's: others may have gone on from there
+    return MovedReply(leaf_id=leaf_id, session=session_reply(session), entries=entries)
 
 
 class SetLabelRequest(msgspec.Struct, frozen=True):

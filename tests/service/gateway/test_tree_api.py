@@ -114,6 +114,26 @@ async def test_an_empty_session_has_an_empty_tree_and_branch(served: Any) -> Non
     assert await shown(served, "branch") == {"entries": [], "truncated": False}
 
 
+@pytest.mark.parametrize("more", [{}, {"then": [{"role": "user", "content": "there"}]}, {"summary": "what was left"}])
+async def test_going_somewhere_says_where_that_was_and_not_what_others_say_meanwhile(served: Any, more: Any) -> None:
+    first, _ = await say(served, user("one"), user("two"))
+    session, moved = await served.manager.find("a_1"), dict[str, Any]()
+
+    async def go() -> None:
+        moved.update(await accepted(served, "branch", {"entry_id": first, **more}))
+
+    hold = served.faults.hold()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(go)
+        await hold.reached.wait()
+        mine = session.leaf_id
+        session.append(Message.user("another's"))
+        served.faults.heal()
+    assert moved["leaf_id"] == mine
+    assert moved["entries"] == ([mine] if more else [])
+    assert mine == first or more
+
+
 async def test_a_branch_is_its_entries_from_the_root_as_they_are_stored(served: Any) -> None:
     ids = await say(served, *(user(f"{number}\u2028") for number in range(5)))
     await accepted(served, "branch", {"entry_id": ids[1]})
