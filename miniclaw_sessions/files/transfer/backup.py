@@ -380,8 +380,8 @@ def _refuse_living(workspace: Path, place: StorePlace) -> None:
     living += map(str, salvage_in(workspace))  # the next start would put its sessions among the restored ones
     if living:
         raise ConfigError(
-            f"cannot restore to {workspace}: there is something already ({', '.join(living)}); nothing was changed. "
-            "Move it away, or restore to another directory"
+            f"cannot restore to {workspace}: there is a workspace already ({', '.join(living)}), and a restore never "
+            "writes over one; nothing was changed. --workspace names another directory"
         )
 
 

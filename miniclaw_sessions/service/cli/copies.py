@@ -11,6 +11,7 @@ from rich.filesize import decimal
 
 from miniclaw_sessions.core.manager.choosing import choose
 from miniclaw_sessions.encryption import load_keys
+from miniclaw_sessions.errors import ConfigError, DirectoryInUse
 from miniclaw_sessions.files.transfer.backup import back_up_closed, store_of, verify_backup
 from miniclaw_sessions.files.transfer.backup import restore as put_back
 from miniclaw_sessions.files.transfer.migrating import Change, Moved, location
@@ -63,7 +64,13 @@ async def restored(invocation: Invocation, source: Path, *, damaged: bool) -> Ba
     workspace, settings = loaded.workspace.expanduser().absolute(), loaded.settings.sessions
     if loaded.sources["sessions.store"] == "default":
         settings = msgspec.structs.replace(settings, store=await store_of(source) or settings.store)
-    restored = await put_back(source, workspace, settings, invocation.report, damaged=damaged)
+    try:
+        restored = await put_back(source, workspace, settings, invocation.report, damaged=damaged)
+    except DirectoryInUse as error:
+        raise ConfigError(
+            f"cannot restore to {workspace}: there is a workspace already, which a process uses, and a restore never "
+            "writes over one; nothing was changed. --workspace names another directory"
+        ) from error
     choice = choose(workspace, settings.store)
     where = str(choice.directory or choice.store)
     return msgspec.structs.replace(backup_reply(restored, source), directory=where)

@@ -236,7 +236,7 @@ async def test_nothing_that_lives_is_written_over(home: Home, backup: Path) -> N
     await home.fill(None)
     await back_up_closed(home.workspace, home.settings, backup)
     before = home.contents()
-    with pytest.raises(ConfigError, match="there is something already"):
+    with pytest.raises(ConfigError, match="there is a workspace already"):
         await restore(backup, home.workspace, home.settings)
     with pytest.raises(ConfigError, match="there already"):
         await back_up_closed(home.workspace, home.settings, backup)

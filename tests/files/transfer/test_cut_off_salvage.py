@@ -97,6 +97,6 @@ async def test_nothing_is_restored_beside_what_is_still_to_be_salvaged(name: str
     (target.workspace / name).mkdir(mode=0o700)
     (home.workspace / "sessions.db").rename(target.workspace / name / "sessions.db")
     before = target.contents()
-    with pytest.raises(ConfigError, match=rf"there is something already \(.*{name}\)"):
+    with pytest.raises(ConfigError, match=rf"there is a workspace already \(.*{name}\)"):
         await restore(tmp_path / "backup", target.workspace, target.settings)
     assert target.contents() == before

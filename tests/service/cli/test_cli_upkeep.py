@@ -61,7 +61,11 @@ def test_a_workspace_is_backed_up_verified_and_restored(
     assert other("restore", str(target)).status == 0
     assert session_ids(other) == session_ids(filled)
     assert other("export", "telegram_old").out == filled("export", "telegram_old").out
-    assert "there is something already" in other("restore", str(target)).error
+    refused = other("restore", str(target)).error
+    assert "there is a workspace already" in refused
+    assert "--workspace names another" in refused
+    with serving(other.workspace):
+        assert "there is a workspace already, which a process uses" in other("restore", str(target)).error
 
 
 def test_a_damaged_backup_is_told_by_its_status_and_not_restored(
