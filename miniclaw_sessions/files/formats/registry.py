@@ -147,7 +147,7 @@ def recognize(sample: Sample) -> Format:
             return form
     known = ", ".join(form.name for form in all_formats() if form.is_read)
     raise ImportRefused(
-        f"this is not a session in any known format ({known}); name the one that is meant, if it is one"
+        f"this is not a session in any known format ({known}); if it is one, name its format (--format NAME)"
     )
 
 

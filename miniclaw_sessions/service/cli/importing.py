@@ -132,7 +132,11 @@ class Importing:
         except ImportRefused as error:
             (self.refused if file.is_named else self.skipped).append({"path": path, "reason": str(error)})
         except SessionExists as error:
-            (self.skipped if self._skip_existing else self.refused).append({"path": path, "reason": str(error)})
+            if self._skip_existing:
+                self.skipped.append({"path": path, "reason": str(error)})
+            else:
+                reason = f"{error} with --as; --skip-existing passes over it"
+                self.refused.append({"path": path, "reason": reason})
         except SessionsError as error:
             self.refused.append({"path": path, "reason": str(error)})
         else:

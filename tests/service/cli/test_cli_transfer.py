@@ -102,6 +102,8 @@ def test_what_is_no_session_is_refused_and_the_others_go_on(cli: Cli, tmp_path: 
     assert (row[:6], row[7:]) == ([str(PI), "pi", "6", "4", "0", "0"], [PI_ID, ""])
     assert f"refused: {NO_SESSION}: this is the event stream that pi prints in its JSON mode" in result.err
     assert f"refused: {tmp_path}/nothing.jsonl: No such file or directory\n" in result.err
+    (other := tmp_path / "letter.txt").write_text("Dear Ada,")
+    assert "if it is one, name its format (--format NAME)" in cli("import", str(other)).err
     assert session_ids(cli) == {PI_ID}
 
 
@@ -109,7 +111,8 @@ def test_a_session_that_exists_is_not_touched(cli: Cli) -> None:
     assert cli("import", str(PI)).status == 0
     again = cli("import", str(PI), "--json")
     assert again.status == 1
-    assert "exists already" in again.document["refused"][0]["reason"]
+    (refused,) = again.document["refused"]
+    assert "exists already; delete it first, or choose another name with --as; --skip-existing" in refused["reason"]
     assert cli("import", str(PI), "--as", "telegram_5").status == 0
     assert session_ids(cli) == {PI_ID, "telegram_5"}
 
