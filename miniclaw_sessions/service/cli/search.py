@@ -88,6 +88,11 @@ async def search(  # noqa: PLR0913 - each can be left out
     cursor: Annotated[str | None, option("Go on where the page before ended: its `next` in JSON.", "NEXT")] = None,
 ) -> None:
     """Search everything that was said, in all sessions or in one; what was cleared is not found."""
+    if not "".join(query or ()).strip() and not (author or role or tool or since or until):
+        raise typer.BadParameter(
+            "there is nothing to search for; write a word, or name an author, a role, a tool or a time",
+            param_hint="'WORDS'",
+        )
     now = SystemClock().now()
     wanted = {
         "channel": channel,

@@ -105,7 +105,6 @@ def test_nothing_found_comes_with_a_hint(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["search"], "nothing to search for"),
         (["search", "x", "--role", "nobody"], "there is no role 'nobody'; there are"),
         (["search", "x", "--since", "soon"], "'soon' is no time"),
         (["search", "x", "--branch", "main"], ""),
@@ -121,6 +120,13 @@ def test_what_cannot_be_meant_is_refused_in_one_line(files: Cli, arguments: list
     result = files(*arguments)
     assert (result.status, result.out) == (1, "")
     assert told in result.error
+
+
+@pytest.mark.parametrize("words", [[], [""], ["--chat", "telegram_1"]])
+def test_a_search_for_nothing_is_wrong_usage(files: Cli, words: list[str]) -> None:
+    result = files("search", *words)
+    assert (result.status, result.out) == (2, "")
+    assert "nothing to search for" in result.error
 
 
 @pytest.mark.proof
