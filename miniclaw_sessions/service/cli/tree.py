@@ -70,8 +70,9 @@ async def tree(
             return
         transcript = await read_transcript(session, info, invocation)
     console = invocation.console
-    console.print(one_line(info.title or info.session_id), style="bold")
-    console.print(f"{one_line(info.session_id)} · {counts(transcript)}\n", style="dim")
+    if info.title:
+        console.print(one_line(info.title), style="bold")
+    console.print(f"{one_line(info.session_id)} · {counts(transcript)}\n", style="dim" if info.title else "bold")
     lines = draw_tree(
         transcript,
         width=min(console.width, WIDEST),

@@ -100,6 +100,11 @@ def test_the_tree_is_drawn_with_short_ids_branches_labels_and_the_leaf(cli: Cli)
     assert "Thank you. ◀ " in drawn[-1]
 
 
+def test_the_tree_of_a_session_without_a_title_has_its_name_once(cli: Cli) -> None:
+    assert cli("rename", "telegram_1", "").status == 0
+    assert cli("tree", "telegram_1").out.count("telegram_1") == 1
+
+
 def test_the_tree_with_all_has_every_entry(cli: Cli) -> None:
     out = cli("tree", "telegram_1", "--all").out
     assert len(out.splitlines()) == 3 + 10
