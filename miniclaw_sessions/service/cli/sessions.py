@@ -302,7 +302,8 @@ async def check(
             invocation.console.print(f"note: {one_line(note)}", style="dim")
         verdict = "sound" if found.sound else counted(len(found.problems), "problem", "problems")
         style = "bold green" if found.sound else "bold red"
-        looked_at = f"{found.sessions:,} sessions, {found.entries:,} entries"
+        sessions = counted(found.sessions, "session", "sessions")
+        looked_at = f"{sessions}, {counted(found.entries, 'entry', 'entries')}"
         invocation.console.print(f"{verdict}: {looked_at}", style=style)
     if not found.sound:
         raise typer.Exit(1)

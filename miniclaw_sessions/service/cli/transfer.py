@@ -215,7 +215,7 @@ async def export(  # noqa: PLR0913 - one for each option
             document = {"session_id": session.session_id, "output": str(output), "bytes": written}
             invocation.print_json({**document, "problems": problems})
         else:
-            invocation.note(f"{written:,} bytes written to {output}")
+            invocation.note(f"{counted(written, 'byte', 'bytes')} written to {output}")
     _note_damage(invocation, problems)
 
 
@@ -242,7 +242,7 @@ async def _export_all(invocation: Invocation, form: str, directory: Path) -> Non
         invocation.print_json({"exported": written, "left": left, "problems": problems})
     else:
         sessions = counted(len(sizes), "session", "sessions")
-        sentence = f"{sessions}, {sum(sizes.values()):,} bytes written to {one_line(directory)}"
+        sentence = f"{sessions}, {counted(sum(sizes.values()), 'byte', 'bytes')} written to {one_line(directory)}"
         if left:
             sentence += f"; {left:,} were there already, or are gone"
         invocation.note(sentence)

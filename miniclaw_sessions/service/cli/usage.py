@@ -67,10 +67,8 @@ async def usage(  # noqa: PLR0913 - each can be left out
     else:
         print_usage(invocation, by, report)
     if older:
-        are = "reply is" if older == 1 else "replies are"
-        invocation.note(
-            f"since {days['since']} there is nothing; {older:,} {are} older: --since all shows them", "yellow"
-        )
+        are_older = f"{counted(older, 'reply is', 'replies are')} older"
+        invocation.note(f"since {days['since']} there is nothing; {are_older}: --since all shows them", "yellow")
     elif days["since"] is not None and not invocation.as_json:
         invocation.note(f"since {days['since']}; --since all: everything")
 
@@ -92,7 +90,8 @@ def print_usage(invocation: Invocation, by: str, report: UsageReport) -> None:
     if unpriced := report.total.unpriced:
         invocation.note(f"of {counted(unpriced, 'reply', 'replies')} no price is known: state it in [prices]", "yellow")
     if estimated := report.total.estimated:
-        invocation.note(f"{counted(estimated, 'reply', 'replies')} broke off: what they cost is estimated")
+        broken_off = counted(estimated, "reply that broke off", "replies that broke off")
+        invocation.note(f"the cost of {broken_off} is estimated")
 
 
 def _cells(row: UsageRow, currency: str) -> list[str]:

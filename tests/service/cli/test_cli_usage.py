@@ -40,3 +40,11 @@ def test_where_all_that_was_used_is_older_than_what_is_looked_at_it_says_so_and_
     assert "older" not in cli("usage", "--since", "all").err
     assert "older" not in cli("usage", "--channel", "telegram").err
     assert "older" not in cli("usage", "--since", "0001-01-01", "--until", "0001-01-02").err
+
+
+@pytest.mark.usefixtures("own_home")
+def test_one_is_no_plural(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "old.jsonl"
+    file.write_text(json.dumps(OLD) + "\n")
+    assert cli("import", str(file)).status == 0
+    assert cli("check").out == "sound: 1 session, 4 entries\n"
