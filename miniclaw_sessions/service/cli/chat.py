@@ -6,6 +6,7 @@ import contextlib
 import getpass
 import os
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,7 +20,7 @@ from miniclaw_sessions.service.cli.entry_names import EntryNames
 from miniclaw_sessions.service.cli.failures import sentence
 from miniclaw_sessions.service.cli.invocation import Invocation, command
 from miniclaw_sessions.service.cli.names import complete_session, find_session
-from miniclaw_sessions.service.cli.output import message_block, one_line, text_of
+from miniclaw_sessions.service.cli.output import counted, message_block, one_line, text_of
 from miniclaw_sessions.service.cli.sessions import shown_messages
 from miniclaw_sessions.service.cli.tree import KEEP_TOKENS, ROOT, WIDEST, short_ids, verdict
 from miniclaw_sessions.service.cli.tree_drawing import draw_tree
@@ -97,6 +98,7 @@ async def chat(  # noqa: PLR0913 - one for each option
     if session_id is None and not continues and not resumes:
         SessionKey.of(_channel(channel), _chat_id(chat_id))  # refused before anything is opened
     async with invocation.sessions(create=True) as client:
+        session: ClientSession | None
         if session_id is not None:
             session = await find_session(client, session_id)
         elif continues:
@@ -105,13 +107,19 @@ async def chat(  # noqa: PLR0913 - one for each option
             session = await _picked(client, channel)
         else:
             session = client.session(SessionKey.of(_channel(channel), _chat_id(chat_id)).session_id)
-        conversation = Conversation(invocation, client, session)
-        if text is not None:
-            await conversation.say(text)
-        elif sys.stdin.isatty():
-            await conversation.hold()
-        else:
-            await conversation.read_lines()
+        if session is not None:
+            await _talk(invocation, client, session, text)
+
+
+async def _talk(invocation: Invocation, client: Client, session: ClientSession, text: str | None) -> None:
+    """Say one message, or hold a conversation, at the keyboard or line by line."""
+    conversation = Conversation(invocation, client, session)
+    if text is not None:
+        await conversation.say(text)
+    elif sys.stdin.isatty():
+        await conversation.hold()
+    else:
+        await conversation.read_lines()
 
 
 def _channel(channel: str | None) -> str:
@@ -127,7 +135,7 @@ def _chat_id(chat_id: str | None) -> str:
         return f"uid{os.getuid()}"
 
 
-async def _picked(client: Client, channel: str | None) -> ClientSession:
+async def _picked(client: Client, channel: str | None) -> ClientSession | None:
     from miniclaw_sessions.service.cli.picker import pick_session  # noqa: PLC0415 - loads prompt_toolkit
 
     return await pick_session(client, channel)
@@ -198,9 +206,10 @@ class Conversation:
             case "/approve" | "/deny":
                 await self._decide(agrees=name == "/approve")
             case "/resume":
-                self._session = await (find_session(self._client, rest) if rest else _picked(self._client, None))
-                self._moves = Moves(self._invocation, self._session)
-                await self._greet()
+                chosen = await (find_session(self._client, rest) if rest else _picked(self._client, None))
+                if chosen is not None:
+                    self._session, self._moves = chosen, Moves(self._invocation, chosen)
+                    await self._greet()
             case "/rename":
                 await self._session.update(title=rest or None)
                 self._invocation.note(f"called {one_line(rest)}" if rest else "without a title")
@@ -307,13 +316,15 @@ class Conversation:
         past = "a new conversation"
         with contextlib.suppress(SessionNotFound):
             info = await self._session.info()
-            past = f"{info.messages:,} messages so far" if info.messages else past
+            past = f"{counted(info.messages, 'message', 'messages')} so far" if info.messages else past
             past = f"{one_line(info.title)} · {past}" if info.title else past
         self._console.print(f"{one_line(self._session.session_id)} · {past} · /help", style="dim")
 
     def _help(self) -> None:
+        width, indent = self._console.width, " " * 10
         for name, meaning in COMMANDS.items():
-            self._console.print(f"{name:10}{meaning}", style="dim")
+            row = textwrap.fill(f"{name:10}{meaning}", width, subsequent_indent=indent, break_on_hyphens=False)
+            self._console.print(row, style="dim", soft_wrap=True)
         if self._keyboard is not None:
             self._console.print(_KEYS, style="dim")
 

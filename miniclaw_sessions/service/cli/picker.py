@@ -13,7 +13,7 @@ from prompt_toolkit.layout import BufferControl, FormattedTextControl, HSplit, L
 
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.errors import SessionNotFound, SessionsError
-from miniclaw_sessions.service.cli.output import age, one_line
+from miniclaw_sessions.service.cli.output import age, counted, one_line
 
 if TYPE_CHECKING:
     from miniclaw_sessions.service.client import Client, ClientSession
@@ -25,12 +25,12 @@ OFFERED = 1_000
 SHOWN = 12
 
 
-async def pick_session(client: Client, channel: str | None) -> ClientSession:
-    """The session that the person chooses.
+async def pick_session(client: Client, channel: str | None) -> ClientSession | None:
+    """The session that the person chooses; None: the person left the list.
 
     Raises:
         SessionNotFound: no session exists.
-        SessionsError: this is no terminal, or nothing was chosen.
+        SessionsError: this is no terminal.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise SessionsError("there is no terminal to choose in; name the conversation, or use --continue")
@@ -38,9 +38,7 @@ async def pick_session(client: Client, channel: str | None) -> ClientSession:
     if not rows:
         raise SessionNotFound("")
     chosen = await _Picker(rows).run()
-    if chosen is None:
-        raise SessionsError("nothing was chosen")
-    return client.session(chosen.session_id)
+    return None if chosen is None else client.session(chosen.session_id)
 
 
 class _Picker:
@@ -79,7 +77,8 @@ class _Picker:
         first = max(0, min(self._at - SHOWN // 2, len(found) - SHOWN))
         lines: StyleAndTextTuples = []
         for place, row in enumerate(found[first : first + SHOWN], first):
-            line = f"{one_line(_name(row))}  {row.messages} messages, {age(row.last_accessed, self._now)}"
+            messages = counted(row.messages, "message", "messages")
+            line = f"{one_line(_name(row))}  {messages}, {age(row.last_accessed, self._now)}"
             lines.append(("reverse" if place == self._at else "", f" {line} \n"))
         return lines or [("italic", " nothing matches")]
 

@@ -611,6 +611,24 @@ def test_at_a_terminal_ctrl_c_and_ctrl_d_leave_the_chat(cli: Cli, key: str) -> N
 
 
 @pytest.mark.proof
+def test_at_a_terminal_leaving_the_list_of_conversations_is_no_error(filled: Cli) -> None:
+    terminal = Terminal(filled.workspace, "chat", "--chat-id", "me")
+    terminal.expect("you>")
+    terminal.type("/resume\n")
+    terminal.expect("conversation:")
+    terminal.type("\x1b")
+    terminal.expect("you>")
+    terminal.type("/quit\n")
+    assert terminal.end() == 0
+    assert "error" not in terminal.seen
+    terminal = Terminal(filled.workspace, "chat", "--resume")
+    terminal.expect("conversation:")
+    terminal.type("\x1b")
+    assert terminal.end() == 0
+    assert "error" not in terminal.seen
+
+
+@pytest.mark.proof
 @pytest.mark.parametrize("key", ["\x03", "\x1b"], ids=["ctrl-c", "esc"])
 def test_at_a_terminal_ctrl_c_and_esc_stop_an_answer_and_not_the_conversation(
     cli: Cli, slow_model: str, monkeypatch: pytest.MonkeyPatch, key: str
