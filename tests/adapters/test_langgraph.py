@@ -661,6 +661,32 @@ async def test_places_are_held_for_the_sessions_used_last(
     assert texts(state["messages"]) == ["hello", "reply to 1", "again", "reply to 3"]
 
 
+async def test_what_others_said_is_stored_once_though_the_places_were_let_go_before_the_graph_wrote(
+    manager: SessionManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saver_module, "MAX_INDEXED", 1)
+
+    class Busy(MiniclawSaver):
+        """Reads another thread before each write, until nothing is held of this one."""
+
+        async def aput(self, *arguments: Any) -> RunnableConfig:
+            while "langgraph_1" in self._indexes._indexes:
+                await self.aget_tuple({"configurable": {"thread_id": "other"}})
+            return await super().aput(*arguments)
+
+    await chat(MiniclawSaver(manager)).ainvoke(
+        {"messages": [HumanMessage("x")]}, {"configurable": {"thread_id": "other"}}
+    )
+    graph = chat(Busy(manager))
+    await graph.ainvoke({"messages": [HumanMessage("one")]}, CONFIG)
+    session = await session_of(manager)
+    await session.add_messages([Message.user("by others"), Message.assistant("answered there")])
+    await graph.ainvoke({"messages": [HumanMessage("two")]}, CONFIG)
+    expected = ["one", "reply to 1", "by others", "answered there", "two", "reply to 5"]
+    assert texts(session.messages()) == expected
+    assert texts((await graph.aget_state(CONFIG)).values["messages"]) == expected
+
+
 async def test_many_threads_at_once_keep_their_states_apart(saver: MiniclawSaver) -> None:
     graph = chat(saver)
     states: dict[int, Any] = {}

@@ -115,7 +115,7 @@ class Index:
         lists: the versions of channels of messages.
         messages: the place of every message entry, by id.
         known: the version of a channel of messages that was read or written last, and what is known of its messages.
-        offered: what a graph was given last of what others said.
+        offered: what a graph was given last of what others said; None: not known since the index was built.
     """
 
     def __init__(self, incarnation: str) -> None:
@@ -126,7 +126,7 @@ class Index:
         self._leaf = 0
         self._forget()
         self.known: tuple[Channel | None, Sequence[Known]] = (None, ())
-        self.offered: Sequence[Known] = ()
+        self.offered: Sequence[Known] | None = None
         self.messages: dict[str, int] = {}
         self._order: list[str] = []  # the keys of `messages`
         self._stretches: list[tuple[int, int]] = []  # where each stretch without a jump begins, and its parent's place

@@ -134,11 +134,13 @@ class MessagesChannel:
         """
         index = self._index
         base = index.newest_list(channel[0], channel[1])
-        if base is not None and index.known[0] != base:
-            await self.load(base)
+        if index.offered is None or (base is not None and index.known[0] != base):
+            held = await self.load(base) if base is not None else []
+            if index.offered is None:  # it was let go while the graph ran: what others said is not the graph's
+                await self.offer(channel[1], held)
         before = index.known[1] if base is not None else ()
         digests = [digest_of(message) for message in messages]
-        keep, found = _compare(digests, before, index.offered)
+        keep, found = _compare(digests, before, index.offered or ())
         # what a graph puts among older messages was not said to anybody: only those behind all known ones are new
         new_from = max((place + 1 for place, one in enumerate(found) if one is not None), default=0)
         known = list(before[:keep])
