@@ -73,7 +73,7 @@ from miniclaw_sessions.core.protocol.entries import Custom, MessageEntry
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.stores.base import Store
-from miniclaw_sessions.errors import InvalidMessage, SessionNotFound, StoreCorrupt
+from miniclaw_sessions.errors import InvalidMessage, LeafMoved, SessionNotFound, StoreCorrupt
 from miniclaw_sessions.files.formats.codec import kept_fields
 from miniclaw_sessions.files.formats.histories import Shown, traced
 from miniclaw_sessions.service.api.shapes import NewCustom, NewMetadata
@@ -295,6 +295,13 @@ class MiniclawSessionRepository(SessionRepository):
             SessionException: there is no such message.
         """
         session = await self._existing(session_id)
+        while True:
+            try:
+                return await self._update_message(session, agent_id, session_message)
+            except LeafMoved:  # another writer came between the look and the move: look again
+                continue
+
+    async def _update_message(self, session: Chat, agent_id: str, session_message: SessionMessage) -> None:
         leaf_id = (await session.state()).leaf_id
         later: list[MessageEntry | Custom] = []
         async for entry in session.walk():
@@ -312,7 +319,7 @@ class MiniclawSessionRepository(SessionRepository):
             one.message if isinstance(one, MessageEntry) else NewCustom(custom_type=one.custom_type, data=one.data)
             for one in reversed(later)
         ]
-        await session.go_to(entry.parent_id)
+        await session.go_to(entry.parent_id, if_leaf=leaf_id or "")
         try:
             await session.append([*_entries(agent_id, session_message), *again])
         except InvalidMessage:  # nothing is left behind for it

@@ -23,6 +23,7 @@ from strands.types.exceptions import SessionException
 from strands.types.session import Session as StrandsSession
 from strands.types.session import SessionAgent, SessionMessage, SessionType
 
+from miniclaw_sessions.adapters import chats
 from miniclaw_sessions.adapters import strands as adapter
 from miniclaw_sessions.adapters.chats import read_messages
 from miniclaw_sessions.adapters.strands import MiniclawSessionRepository
@@ -224,6 +225,24 @@ def test_agents_of_one_session_have_their_own_lists(repository: MiniclawSessionR
         listed = repository.list_messages("s", name)
         assert [m.message["content"][0]["text"] for m in listed] == [f"for {name}", "for all"]
     assert shown(repository) == ["for a", "for b", "for all"]
+
+
+def test_what_others_say_while_a_message_is_redacted_stays_in_the_conversation(
+    repository: MiniclawSessionRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, text in enumerate(("secret", "two")):
+        repository.create_message("s", "a", said(text, number))
+    kind = chats._HeldChat if isinstance(repository.manager, SessionManager) else chats._RemoteChat
+    go_to = kind.go_to
+
+    async def late(self: Any, *arguments: Any, **options: Any) -> None:
+        monkeypatch.setattr(kind, "go_to", go_to)
+        await self.session.add_message(Message.user("by others"))
+        await go_to(self, *arguments, **options)
+
+    monkeypatch.setattr(kind, "go_to", late)
+    repository.update_message("s", "a", said("[redacted]", 0))
+    assert shown(repository) == ["[redacted]", "two", "by others"]
 
 
 def test_redacted_message_is_gone_for_everybody_and_the_rest_stays(repository: MiniclawSessionRepository) -> None:
