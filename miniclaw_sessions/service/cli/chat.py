@@ -14,7 +14,7 @@ from anyio import create_task_group, to_thread
 
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.core.protocol.keys import SessionKey
-from miniclaw_sessions.errors import InvalidMessage, NothingToResume, SessionNotFound, SessionsError
+from miniclaw_sessions.errors import InvalidMessage, NothingToResume, SessionNotFound, SessionsError, first_cause
 from miniclaw_sessions.service.cli.answer import Answer
 from miniclaw_sessions.service.cli.entry_names import EntryNames
 from miniclaw_sessions.service.cli.failures import sentence
@@ -27,7 +27,11 @@ from miniclaw_sessions.service.cli.tree_drawing import draw_tree
 from miniclaw_sessions.service.cli.tree_lists import branch_documents, branch_table, message_line
 
 if TYPE_CHECKING:
-    from miniclaw_sessions.service.cli.keyboard import Keyboard
+    from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
+
+    from miniclaw_sessions.service.api.shapes import ChatEvent
+    from miniclaw_sessions.service.cli.keyboard import Keyboard, Presses
     from miniclaw_sessions.service.client import Client, ClientSession
 
 app = typer.Typer()
@@ -280,24 +284,38 @@ class Conversation:
 
         answer = Answer(self._invocation)
         is_said = text is not None and not text.startswith("/")  # what begins so is a command of ours, or words
+        events = self._session.chat(text, approvals=approvals, commands=is_said)
         with answer, stop_presses(None if self._keyboard is None else self._keyboard.input) as presses:
-            async with create_task_group() as tasks:
-
-                async def stop_when_asked() -> None:
-                    await presses.wait()
-                    answer.stopping()
-                    await self._session.stop()
-                    await presses.wait()  # a second press does not wait for the end of it
-                    tasks.cancel_scope.cancel()
-
-                tasks.start_soon(stop_when_asked, name="stop")
-                async with self._session.chat(text, approvals=approvals, commands=is_said) as events:
-                    async for event in events:
-                        answer.show(event)
-                tasks.cancel_scope.cancel()
+            try:
+                await self._show(answer, events, presses)
+            except ExceptionGroup as group:
+                raise first_cause(group) from None
         answer.end(self._session.session_id, was_stopped=presses.count > 0)
         if presses.count and self._keyboard is None:
             raise KeyboardInterrupt
+
+    async def _show(
+        self, answer: Answer, answered: AbstractAsyncContextManager[AsyncIterator[ChatEvent]], presses: Presses
+    ) -> None:
+        """Show an answer as it comes; one press stops it, a second one does not wait for its end."""
+        async with create_task_group() as tasks:
+
+            async def stop() -> None:
+                await presses.wait(1)
+                answer.stopping()
+                with contextlib.suppress(SessionNotFound):  # it is only being made
+                    await self._session.stop()
+
+            async def leave() -> None:
+                await presses.wait(2)
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(stop, name="stop")
+            tasks.start_soon(leave, name="leave")
+            async with answered as events:
+                async for event in events:
+                    answer.show(event)
+            tasks.cancel_scope.cancel()
 
     async def _edit(self, rest: str) -> None:
         """Say the last message differently."""

@@ -125,9 +125,10 @@ class Presses:
         self._pressed.set()
         self._pressed = anyio.Event()
 
-    async def wait(self) -> None:
-        """Until the next time."""
-        await self._pressed.wait()
+    async def wait(self, count: int) -> None:
+        """Until it was pressed so often, from the beginning on."""
+        while self.count < count:
+            await self._pressed.wait()
 
 
 @contextmanager
