@@ -9,7 +9,7 @@ import asyncio
 import os
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from types import TracebackType
 from typing import NamedTuple, Self, cast
 from urllib.parse import urlsplit
@@ -289,7 +289,7 @@ class Connections:
     Args:
         address: where it listens.
         token: what it asks for.
-        most: how many there may be; further requests wait.
+        most: how many there may be; further requests wait. Endless ones are not counted: they never make room.
 
     Raises:
         ConfigError: the token cannot be sent.
@@ -317,7 +317,7 @@ class Connections:
             self._idle.pop().close()
 
     @asynccontextmanager
-    async def request(
+    async def request(  # noqa: PLR0913 - each can be left out
         self,
         method: str,
         target: str,
@@ -325,6 +325,7 @@ class Connections:
         headers: dict[str, str] | None = None,
         body: bytes | AsyncIterator[bytes] = b"",
         wait_s: float,
+        is_endless: bool = False,
     ) -> AsyncIterator[Connection]:
         """Ask, and take the reply from the connection within the block; leaving it early breaks the connection.
 
@@ -334,6 +335,7 @@ class Connections:
             headers: further ones.
             body: at hand, or in pieces.
             wait_s: how long the server may take nothing and say nothing, in seconds.
+            is_endless: whether the reply goes on until its reader leaves.
 
         Raises:
             NotConnected, NoReplyInTime, RequestFailed: there is no reply, or not all of it.
@@ -343,7 +345,7 @@ class Connections:
         given = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
         first = f"{method} {self._address.prefix}{target} HTTP/1.1\r\n"
         head = b"%b%b%b\r\n" % (first.encode("ascii"), self._always, f"{given}{length}".encode())
-        async with self._room:
+        async with nullcontext() if is_endless else self._room:
             connection = await self._connected()
             try:
                 await connection.ask(head + at_hand, pieces, wait_s)

@@ -18,6 +18,7 @@ import msgspec
 from miniclaw_sessions.errors import ManagerClosed, SessionsError, TurnCutOff, Unreachable
 from miniclaw_sessions.service.api.chat import Chat, chat
 from miniclaw_sessions.service.api.error_table import UNREACHABLE, error_of, invalid
+from miniclaw_sessions.service.api.event_stream import EVENT_STREAM
 from miniclaw_sessions.service.api.operation import BODY, HEADERS, Operation
 from miniclaw_sessions.service.api.service import HealthReply
 from miniclaw_sessions.service.api.shapes import ChatEvent, ChatRequest
@@ -143,6 +144,7 @@ class Asked(NamedTuple):
     headers: dict[str, str]
     body: bytes | AsyncIterator[bytes]
     wait_s: float
+    is_endless: bool
 
 
 def asked_for(operation: Operation[Any, Any], request: msgspec.Struct) -> Asked:
@@ -174,7 +176,9 @@ def asked_for(operation: Operation[Any, Any], request: msgspec.Struct) -> Asked:
     if BODY in values:
         headers["Content-Type"] = "application/octet-stream" if operation.uploads else "application/json"
         body = values[BODY] if operation.uploads else msgspec.json.encode(values[BODY])
-    return Asked(operation.method, target, headers, body, PATIENT_TIMEOUT_S if operation.patient else ANSWER_TIMEOUT_S)
+    wait_s = PATIENT_TIMEOUT_S if operation.patient else ANSWER_TIMEOUT_S
+    is_endless = operation.media_types == (EVENT_STREAM,)  # the events of an answer have another form, and an end
+    return Asked(operation.method, target, headers, body, wait_s, is_endless)
 
 
 def _in_query(value: Any) -> str:

@@ -5,18 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import anyio
 import pytest
 
+from miniclaw_sessions.agent.agent import Agent
+from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.errors import SessionNotFound
 from miniclaw_sessions.service.api import live
 from miniclaw_sessions.service.client import Client
+from miniclaw_sessions.service.client.connection import Address, Connections
 from miniclaw_sessions.service.client.following import PATIENCE_S, resumed
+from miniclaw_sessions.service.client.http import HttpTransport
 from miniclaw_sessions.service.client.transport import Transport
+from miniclaw_sessions.testing.provider import ScriptedProvider
+from tests.serving import serving
 
 pytestmark = pytest.mark.anyio
 
@@ -81,3 +88,16 @@ async def test_a_daemon_that_starts_again_is_waited_for_however_long_nothing_was
     events: Any = resumed(transport, live.follow_session, ask)
     async with aclosing(events):
         assert [(await anext(events)).kind for _ in range(4)] == ["connected", "message", "connected", "message"]
+
+
+async def test_followers_leave_room_for_other_requests(short_path: Path) -> None:
+    agent = Agent(ScriptedProvider())
+    async with SessionManager(short_path / "w") as manager, serving(manager, short_path / "s", agent):
+        await (await manager.get_or_create("a", "1")).add_message(Message.user("before"))
+        async with Connections(Address(socket=str(short_path / "s")), most=1) as connections:
+            session = Client(HttpTransport(connections, "here")).session("a_1")
+            with anyio.fail_after(60):
+                async with aclosing(session.follow(after=0)) as one, aclosing(session.follow(after=0)) as other:
+                    assert [(await anext(entries)).sequence for entries in (one, other)] == [1, 1]
+                    await session.add_message(Message.user("now"))
+                    assert [(await anext(entries)).sequence for entries in (one, other)] == [2, 2]
