@@ -44,6 +44,10 @@ _FOR_NOW = (Unreachable, ManagerClosed, StoreUnavailable)
 _TOO_MANY = frozenset({"too_many_connections", "timeout", "too_many_requests"})
 
 
+def _is_for_now(error: SessionsError) -> bool:
+    return isinstance(error, _FOR_NOW) or (isinstance(error, RequestError) and error.kind in _TOO_MANY)
+
+
 async def resumed(
     transport: Transport, operation: Operation[Any, Any], ask: Callable[[str | None], msgspec.Struct]
 ) -> AsyncGenerator[ServerSentEvent, None]:
@@ -73,14 +77,12 @@ async def resumed(
                     was_heard = True
                     place = event.place or place
                     yield event
-        except _FOR_NOW as error:
-            failure = error
         except SessionNotFound:
             if was_there:  # it was deleted while the client was not connected
                 return
             raise
-        except RequestError as error:
-            if error.kind not in _TOO_MANY:
+        except SessionsError as error:
+            if not _is_for_now(error):
                 raise
             failure = error
         if was_heard:  # the patience begins with the break: a session may have been quiet for days before
@@ -225,8 +227,8 @@ class SessionEvents:
                 return await self._transport.call(messages.show_entries, wanted)
             except SessionNotFound:
                 return None
-            except _FOR_NOW:
-                if loop.time() + pause_s > give_up:
+            except SessionsError as error:
+                if not _is_for_now(error) or loop.time() + pause_s > give_up:
                     raise
             await asyncio.sleep(pause_s)
             limit, pause_s = max(1, limit // 4), min(2 * pause_s, _LONGEST_PAUSE_S)

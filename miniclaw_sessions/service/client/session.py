@@ -353,10 +353,12 @@ class ClientSession:
         come from its beginning. The pieces of a text come before the entry that holds it; once that is there, they do
         not come again.
         """
-        incarnation = (await self.info()).incarnation
+        info = await self.info()
+        # the place is known before the first connection, which may break before the daemon says it
+        first = info.committed_sequence if after is None else after
 
         def ask(place: str | None) -> live.FollowSession:
-            return live.FollowSession(self.session_id, after=after, incarnation=incarnation, last_event_id=place)
+            return live.FollowSession(self.session_id, after=first, incarnation=info.incarnation, last_event_id=place)
 
         async with aclosing(resumed(self._transport, live.follow_session, ask)) as events:
             async for kind, data, place in events:

@@ -17,7 +17,7 @@ from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.errors import SessionNotFound
 from miniclaw_sessions.service.api import live
-from miniclaw_sessions.service.client import Client
+from miniclaw_sessions.service.client import Client, connect
 from miniclaw_sessions.service.client.connection import Address, Connections
 from miniclaw_sessions.service.client.following import PATIENCE_S, resumed
 from miniclaw_sessions.service.client.http import HttpTransport
@@ -88,6 +88,36 @@ async def test_a_daemon_that_starts_again_is_waited_for_however_long_nothing_was
     events: Any = resumed(transport, live.follow_session, ask)
     async with aclosing(events):
         assert [(await anext(events)).kind for _ in range(4)] == ["connected", "message", "connected", "message"]
+
+
+async def test_what_is_said_before_the_first_connection_stands_is_not_missed(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = HttpTransport.stream
+
+    @asynccontextmanager
+    async def broken(*_: object) -> AsyncIterator[AsyncIterator[bytes]]:
+        async def pieces() -> AsyncIterator[bytes]:
+            nothing: list[bytes] = []
+            for piece in nothing:
+                yield piece
+
+        monkeypatch.setattr(HttpTransport, "stream", stream)
+        await session.add_message(Message.user("meanwhile"))
+        yield pieces()
+
+    agent = Agent(ScriptedProvider())
+    async with (
+        SessionManager(short_path / "w") as manager,
+        serving(manager, short_path / "s", agent),
+        connect(f"unix:{short_path / 's'}") as client,
+    ):
+        session = await client.get_or_create("a", "1")
+        await session.add_message(Message.user("before"))
+        monkeypatch.setattr(HttpTransport, "stream", broken)
+        with anyio.fail_after(60):
+            async with aclosing(session.follow()) as entries:
+                assert (await anext(entries)).sequence == 2
 
 
 async def test_followers_leave_room_for_other_requests(short_path: Path) -> None:
