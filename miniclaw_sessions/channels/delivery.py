@@ -26,6 +26,7 @@ from miniclaw_sessions.agent.events import (
 )
 from miniclaw_sessions.agent.provider import ReasoningDelta, TextDelta
 from miniclaw_sessions.channels.base import (
+    Accepted,
     Answered,
     Channel,
     Incoming,
@@ -88,6 +89,7 @@ class Delivery:
         self._unread: deque[Outgoing] = deque()
         self._unread_characters = 0
         self._last: Last | None = None
+        self._is_accepted = False
         self._is_abandoned = False
         self._is_behind = False
         self._news = anyio.Event()
@@ -145,6 +147,8 @@ class Delivery:
             self._last = outgoing
             if isinstance(outgoing, NotAnswered):
                 self._log(outgoing)
+        elif isinstance(outgoing, Accepted):
+            self._is_accepted = True
         self._unread_characters += _weight(_piece_in(outgoing)[1])
         self._unread.append(outgoing)
         self._news.set()
@@ -153,7 +157,8 @@ class Delivery:
         """Stop the answer; what was said by then is kept. Returns False if it has ended."""
         if self._last is not None:
             return False
-        if self.session is None or not self.session.stop_turn():
+        has_stopped = self.session is not None and self.session.stop_turn()
+        if not (has_stopped and self._is_accepted):  # it was another one's turn, which this one waits for
             self.is_stopped = True  # the model was not asked yet
             self.answering.cancel()
         return True

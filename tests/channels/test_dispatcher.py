@@ -825,6 +825,31 @@ async def test_a_chat_is_stopped_by_its_session_id(dispatcher: Dispatcher, model
     assert not dispatcher.stop("room_1")
 
 
+async def test_stop_also_ends_what_waits_behind_a_turn_that_came_from_elsewhere(
+    dispatcher: Dispatcher, model: Doors, manager: SessionManager
+) -> None:
+    model.close("elsewhere", "waits")
+    session = await manager.get_or_create("room", 1)
+    ends: list[Any] = []
+
+    async def answer() -> None:
+        ends.append(await dispatcher.assistant.answer(session, Message.user("elsewhere")))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(answer)
+        await model.was_asked("elsewhere")
+        waits = dispatcher.ask(incoming("waits"))
+        await anyio.wait_all_tasks_blocked()
+        assert dispatcher.stop("room_1")
+        model.open("waits")
+        with anyio.fail_after(PATIENCE_S):
+            last = [outgoing async for outgoing in waits][-1]
+    assert isinstance(last, NotAnswered)
+    assert last.reason is Reason.STOPPED
+    assert isinstance(ends[0], TurnStopped)
+    assert model.asked == ["elsewhere"]
+
+
 def streamed(outgoings: Sequence[Outgoing]) -> list[str]:
     return [one.event.text for one in outgoings if isinstance(one, Progress) and isinstance(one.event, TextDelta)]
 
