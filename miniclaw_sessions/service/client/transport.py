@@ -54,11 +54,11 @@ class LocalTransport:
 
     async def call(self, operation: Operation[Q, R], request: Q) -> R:
         """The handler's reply; one that is made in pieces is put together."""
-        if self._readonly and not operation.reads:
-            raise ReadOnlyWorkspace(f"{operation.name}: the workspace is open to be read only")
         return await in_one_piece(operation, await self._called(operation, request))
 
     async def _called(self, operation: Operation[Q, Any], request: Q) -> Any:
+        if self._readonly and not operation.reads:
+            raise ReadOnlyWorkspace(f"{operation.name}: the workspace is open to be read only")
         context = self.context.for_caller(self.context.caller)
         if isinstance(session_id := getattr(request, "session_id", None), str):
             context.note(session_id)

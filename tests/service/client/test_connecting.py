@@ -196,5 +196,10 @@ async def test_a_workspace_that_somebody_holds_can_be_read_without_him(tmp_path:
                 await client.session("a_1").add_message(Message.user("no"))
             with pytest.raises(ReadOnlyWorkspace):
                 await client.get_or_create("a", "2")
+            with pytest.raises(ReadOnlyWorkspace):
+                await anext(client.session("a_1").follow())
+            async with client.follow_all() as events:
+                with pytest.raises(ReadOnlyWorkspace):
+                    await anext(aiter(events))
             with pytest.raises(SessionNotFound):
                 await client.find("a_2")
