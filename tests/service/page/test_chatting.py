@@ -276,6 +276,141 @@ def test_the_page_goes_on_after_the_daemon_was_killed_with_nothing_missing_and_n
     page.get_by_text("Connection lost").wait_for(state="hidden")
 
 
+def said_in(daemon: PageDaemon, session_id: str) -> list[str]:
+    return [one["content"] for one in daemon.ask("GET", f"/v1/sessions/{session_id}/messages")["messages"]]
+
+
+IN_ORDER = [
+    *("slowly second", "You said **slowly second**, and I heard it."),
+    *("queued behind it", "You said **queued behind it**, and I heard it."),
+    *("said when dead", "You said **said when dead**, and I heard it."),
+]
+
+
+def test_messages_are_answered_in_their_order_where_the_daemon_is_killed_before_the_first_answer(
+    open_page: OpenPage, daemon: PageDaemon, model: ModelService
+) -> None:
+    daemon.say("demo_order", "before")
+    page = open_page("#/session/demo_order")
+    see(page, "before")
+    say(page, "slowly second")
+    assert model.waiting.wait(PATIENCE_S)
+    see(page, "before", "slowly second", "You said **slowly")
+    say(page, "queued behind it")
+    page.locator(".said").get_by_text("queued behind it").wait_for()
+    daemon.kill()
+    page.get_by_text("Connection lost").wait_for()
+    say(page, "said when dead")
+    waiting = page.locator(".said", has_text="said when dead")
+    waiting.get_by_text("waits for the connection").wait_for()
+    model.gate.set()
+    daemon.start()
+    see(page, "before", *(text.replace("**", "") for text in IN_ORDER))
+    assert said_in(daemon, "demo_order") == ["before", *IN_ORDER]
+    assert page.get_by_role("alert").count() == 0
+    model.gate.clear()
+
+
+def test_messages_are_answered_in_their_order_where_the_page_is_loaded_again_after_a_kill(
+    open_page: OpenPage, daemon: PageDaemon, model: ModelService
+) -> None:
+    daemon.say("demo_reload", "before")
+    page = open_page("#/session/demo_reload")
+    see(page, "before")
+    say(page, "slowly second")
+    assert model.waiting.wait(PATIENCE_S)
+    see(page, "before", "slowly second", "You said **slowly")
+    page.route("**/v1/chat", lambda route: route.abort())
+    say(page, "queued behind it")
+    daemon.kill()
+    say(page, "said when dead")
+    page.locator(".said", has_text="said when dead").get_by_text("waits for the connection").wait_for()
+    model.gate.set()
+    daemon.start()
+    page.reload()
+    page.locator(".said", has_text="said when dead").get_by_text("waits for the connection").wait_for()
+    page.unroute("**/v1/chat")
+    see(page, "before", *(text.replace("**", "") for text in IN_ORDER))
+    assert said_in(daemon, "demo_reload") == ["before", *IN_ORDER]
+    model.gate.clear()
+
+
+def test_a_message_that_another_client_has_overtaken_is_named_and_may_be_asked_again(
+    open_page: OpenPage, daemon: PageDaemon, model: ModelService
+) -> None:
+    daemon.say("demo_overtaken", "before")
+    page = open_page("#/session/demo_overtaken")
+    see(page, "before")
+    say(page, "slowly second")
+    assert model.waiting.wait(PATIENCE_S)
+    page.locator(".running").get_by_text("You said **slowly").wait_for()
+    page.route("**/v1/chat", lambda route: route.abort())
+    daemon.kill()
+    model.gate.set()
+    daemon.start()
+    daemon.say("demo_overtaken", "from elsewhere")
+    page.unroute("**/v1/chat")
+    alert = page.get_by_role("alert")
+    alert.get_by_text("Not answered, because the conversation went on: “slowly second”").wait_for()
+    say(page, "and after")
+    see(page, "before", "slowly second", "from elsewhere", "and after", "You said and after")
+    alert.get_by_role("button", name="Ask again").click()
+    see(
+        page,
+        *("before", "slowly second", "from elsewhere", "and after", "You said and after"),
+        *("slowly second", "You said slowly second"),
+    )
+    assert alert.count() == 0
+    model.gate.clear()
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_what_is_queued_is_sent_once_where_another_session_is_opened_meanwhile(
+    open_page: OpenPage, daemon: PageDaemon, model: ModelService, comes_back: bool
+) -> None:
+    here, elsewhere = f"demo_leaves_{comes_back}", f"demo_visited_{comes_back}"
+    daemon.say(here, "before")
+    daemon.say(elsewhere, "another one")
+    page = open_page(f"#/session/{here}")
+    see(page, "before")
+    say(page, "slowly second")
+    assert model.waiting.wait(PATIENCE_S)
+    page.locator(".running").get_by_text("You said **slowly").wait_for()
+    say(page, "queued behind it")
+    page.locator(".said").get_by_text("queued behind it").wait_for()
+    page.goto(f"{daemon.address}/#/session/{elsewhere}")
+    see(page, "another one")
+    if comes_back:
+        page.goto(f"{daemon.address}/#/session/{here}")
+        page.locator(".said").get_by_text("queued behind it").wait_for()
+    model.gate.set()
+    page.locator("#list .words").get_by_text(re.compile(r"queued behind it.*I heard it")).wait_for()
+    page.goto(f"{daemon.address}/#/session/{here}")
+    see(page, "before", *(text.replace("**", "") for text in IN_ORDER[:4]))
+    assert said_in(daemon, here) == ["before", *IN_ORDER[:4]]
+    model.gate.clear()
+
+
+def test_the_word_that_stops_an_answer_passes_what_waits_for_it(
+    open_page: OpenPage, daemon: PageDaemon, model: ModelService
+) -> None:
+    daemon.say("demo_stop_word", "hello")
+    page = open_page("#/session/demo_stop_word")
+    see(page, "hello")
+    say(page, "slowly stop")
+    assert model.waiting.wait(PATIENCE_S)
+    page.locator(".running").get_by_text("You said **slowly").wait_for()
+    say(page, "behind it")
+    page.locator(".said").get_by_text("behind it").wait_for()
+    say(page, "/stop")
+    page.locator("article.assistant").get_by_text("aborted").wait_for()
+    page.get_by_role("button", name="Stop the answer").wait_for(state="hidden")
+    assert page.get_by_role("textbox", name="Write a message").input_value() == "behind it", "it is given back"
+    see(page, "hello", "slowly stop", "You said **slowly")
+    model.gate.set()
+    model.gate.clear()
+
+
 def test_whatever_is_answered_ends_a_lost_connection(open_page: OpenPage, daemon: PageDaemon) -> None:
     """The page's clock stands still: no wait of its streams ends, so what is answered alone tells that all is well."""
     daemon.say("demo_back", "before")

@@ -74,7 +74,7 @@ OUTCOMES = [
     (502, "", "again"),  # a proxy's: the daemon is not there
     (503, "turn_cut_off", "again"),
     (409, "message_under_way", "again"),
-    (409, "duplicate_message", "saved"),
+    (409, "duplicate_message", "overtaken"),  # an answer that is there comes with 200
     (409, "message_stopped", "back"),
     (429, "chat_busy", "back"),
     (502, "model_error", "unanswered"),  # each repetition would be paid for

@@ -1,26 +1,31 @@
 // The chat box: says something, stops the answer, and never loses what was written: it stays until the server has it, and
-// is sent again with the same key, so that it is said once however often that takes.
+// is sent again with the same key, so that it is said once however often that takes. The messages of a session are sent one
+// after the other: the server takes up an interrupted answer only while nothing newer was said.
 
-import { Refused, send, sessionPath } from "./api.js";
+import { Refused, send, sessionPath, whenAnswered } from "./api.js";
 import { icon, make } from "./elements.js";
 import { attempt } from "./notices.js";
 import { drop, keep, outcomeOf, unsent } from "./outbox.js";
 
 const AGAIN_MS = 700;
 const LONGEST_MS = 60_000;
+const STOP = /^\/stop$/i;
 
 /** What was written and not sent, by session; it outlives a reload. @type {Map<string, string>} */
 const drafts = new Map(JSON.parse(sessionStorage.getItem("drafts") ?? "[]"));
 addEventListener("pagehide", () => sessionStorage.setItem("drafts", JSON.stringify([...drafts].filter(([, text]) => text))));
 /** The chat boxes that are shown, by session. @type {Map<string, Composer>} */
 const open = new Map();
+/** What the next message waits for, by session: all messages before it, those of closed boxes too. @type {Map<string, Promise<unknown>>} */
+const lines = new Map();
 
 export class Composer {
   /**
    * @param {{session_id: string, channel: string, chat_id: string}} session
    * @param {{said: (text: string, key: string) => HTMLElement, saved: () => void, told: (text: string) => void,
-   *   failed: (message: string, again: (() => void) | null) => void}} hooks `said` shows what was just said until it is
-   *   saved; `told` shows what a command has to say; `again` asks once more for the answer to what is saved
+   *   failed: (message: string, again: (() => void) | null, lasts: boolean) => void}} hooks `said` shows what was just
+   *   said until it is saved; `told` shows what a command has to say; `again` asks once more for the answer to what is
+   *   saved; what `lasts` is shown also while other messages are answered
    */
   constructor(session, hooks) {
     this.session = session;
@@ -28,8 +33,12 @@ export class Composer {
     this.isClosed = false;
     this.isBusy = false;
     this.sending = 0;
-    /** Those that were sent, and are sent again after a while. @type {Set<AbortController>} */
-    this.waiting = new Set();
+    /** Those that are not being sent now, oldest first, and what stands for them. @type {Map<AbortController, HTMLElement | undefined>} */
+    this.waiting = new Map();
+    /** Why they wait, where that is not only for those before them. */
+    this.why = "";
+    /** Ends the pause before the next attempt. @type {(() => void) | null} */
+    this.wake = null;
     this.field = make("textarea", { id: "say", rows: 1, placeholder: "Write a message", "aria-label": "Write a message", enterkeyhint: "send" });
     this.field.value = drafts.get(session.session_id) ?? "";
     this.stopButton = make("button", { type: "button", class: "icon stop", title: "Stop (Esc)", "aria-label": "Stop the answer", click: () => this.stop(), hidden: true }, icon("stop"));
@@ -50,16 +59,19 @@ export class Composer {
     requestAnimationFrame(() => this.resized());
   }
 
-  /** What waits is left to the next box of this session. */
+  /** What cannot be sent now is left to the next box of this session. */
   close() {
     this.isClosed = true;
     if (open.get(this.session.session_id) === this) open.delete(this.session.session_id);
-    for (const one of this.waiting) one.abort();
+    if (this.wake) this.abortWaiting();
   }
 
-  /** Go on with what was said before this box was there, and may not have arrived. */
+  /** Go on with what was said before this box was there, and may not have arrived, or not been answered. */
   resume() {
-    for (const one of unsent(this.session.session_id)) this.say(one.text, one.key);
+    for (const one of unsent(this.session.session_id)) {
+      if (one.isSaved) this.ask(one);
+      else this.say(one.text, one.key);
+    }
   }
 
   focus() {
@@ -68,6 +80,8 @@ export class Composer {
 
   /** @param {boolean} isBusy whether an answer is under way, for any client */
   setBusy(isBusy) {
+    if (isBusy) this.explain("");
+    else if (this.isBusy) this.wake?.();
     this.isBusy = isBusy;
     this.stopButton.hidden = !(isBusy || this.sending);
   }
@@ -101,24 +115,43 @@ export class Composer {
   }
 
   /**
-   * Ask for the answer to what was said, until there is one or it is refused for good.
+   * Ask for the answer to what was said, after all that was said before it.
    * @param {import("./outbox.js").Said} said
    * @param {HTMLElement} [shown] what stands for it until it is saved
    */
   async ask(said, shown) {
+    if (STOP.test(said.text)) {
+      this.abortWaiting();
+      return this.answered(said, undefined, shown);
+    }
+    const before = lines.get(said.session_id);
+    const answered = this.answered(said, before, shown);
+    lines.set(said.session_id, Promise.allSettled([before, answered]));
+    return answered;
+  }
+
+  /**
+   * @param {import("./outbox.js").Said} said
+   * @param {Promise<unknown> | undefined} before
+   * @param {HTMLElement} [shown]
+   */
+  async answered(said, before, shown) {
     const stopping = new AbortController();
     this.sending++;
+    this.waiting.set(stopping, shown);
+    this.explain(this.why);
     this.setBusy(this.isBusy);
     try {
-      const reply = await this.sent(said, stopping, shown);
+      const reply = await this.sent(said, before, stopping, shown);
       this.ended(said, "saved", "");
-      if (reply.told) this.hooks.told(reply.told);
+      if (reply?.told) this.hooks.told(reply.told);
     } catch (error) {
       const refused = error instanceof Refused ? error : new Refused(400, { message: stopping.signal.aborted ? "" : String(error) });
       if (!(this.isClosed && stopping.signal.aborted)) this.ended(said, outcomeOf(refused), refused.type === "message_stopped" ? "" : refused.message);
     } finally {
       shown?.remove();
       this.waiting.delete(stopping);
+      this.explain("");
       this.sending--;
       this.setBusy(this.isBusy);
     }
@@ -130,33 +163,79 @@ export class Composer {
    * @param {string} why
    */
   ended(said, outcome, why) {
-    const isKnown = unsent(said.session_id).some((one) => one.key === said.key);
+    const kept = unsent(said.session_id).find((one) => one.key === said.key);
+    const box = open.get(said.session_id) ?? this;
+    const again = () => {
+      keep({ ...said, isSaved: true });
+      box.ask(said);
+    };
     drop(said.key);
-    if (outcome === "back" && isKnown) this.giveBack(said.text);
-    if (outcome !== "saved" && why) this.hooks.failed(why, outcome === "unanswered" ? () => this.ask(said) : null);
-    this.hooks.saved();
+    if (outcome === "back" && kept && !kept.isSaved) this.giveBack(said.text);
+    if (outcome === "overtaken") box.hooks.failed(`Not answered, because the conversation went on: “${said.text}”`, () => box.say(said.text), true);
+    else if (outcome !== "saved" && why) box.hooks.failed(why, outcome === "unanswered" ? again : null, false);
+    box.hooks.saved();
   }
 
   /**
-   * Send until the server has an answer to it, or refuses it for good.
+   * Send until the server has an answer to it, or refuses it for good; null: another box of this session has done that.
    * @param {import("./outbox.js").Said} said
+   * @param {Promise<unknown> | undefined} before
    * @param {AbortController} stopping
    * @param {HTMLElement} [shown]
    */
-  async sent({ text, key }, stopping, shown) {
+  async sent({ session_id, text, key }, before, stopping, shown) {
     const { channel, chat_id } = this.session;
-    const about = shown?.querySelector(".about");
-    for (let wait = AGAIN_MS; ; wait = Math.min(wait * 2, LONGEST_MS)) {
+    await unlessAborted(before, stopping.signal);
+    if (!unsent(session_id).some((one) => one.key === key)) return null;
+    for (let wait = AGAIN_MS; ; ) {
+      this.waiting.delete(stopping);
       try {
         return await send("POST", "v1/chat", { channel, chat_id, message: text, commands: true }, { key, signal: stopping.signal });
       } catch (error) {
         if (!(error instanceof Refused) || outcomeOf(error) !== "again") throw error;
-        if (about && error.passes) about.textContent = error.status ? "waits for the server" : "waits for the connection";
+        this.waiting = new Map([[stopping, shown], ...this.waiting]);
+        this.explain(!error.passes ? "" : error.status ? "waits for the server" : "waits for the connection");
+        if (this.isClosed) this.abortWaiting();
+        const isWoken = await this.pause(wait, stopping.signal, error.status === 0);
+        wait = isWoken ? AGAIN_MS : Math.min(wait * 2, LONGEST_MS);
       }
-      this.waiting.add(stopping);
-      if (this.isClosed) stopping.abort();
-      await pause(wait, stopping.signal);
     }
+  }
+
+  /**
+   * Wait before the next attempt. The end of an answer ends it.
+   * @param {number} time in ms
+   * @param {AbortSignal} signal ends it with an error
+   * @param {boolean} isLost whether the server could not be reached: its next reply to anything ends the pause
+   * @returns {Promise<boolean>} whether it was ended before its time
+   */
+  async pause(time, signal, isLost) {
+    let wake = () => {};
+    const over = new Promise((resolve) => {
+      wake = () => resolve(true);
+      setTimeout(resolve, time, false);
+    });
+    this.wake = wake;
+    if (isLost) whenAnswered.add(wake);
+    try {
+      return await unlessAborted(over, signal);
+    } finally {
+      this.wake = null;
+      whenAnswered.delete(wake);
+    }
+  }
+
+  /** @param {string} why what is shown with each message that waits */
+  explain(why) {
+    this.why = why;
+    for (const shown of this.waiting.values()) {
+      const about = shown?.querySelector(".about");
+      if (about) about.textContent = why;
+    }
+  }
+
+  abortWaiting() {
+    for (const one of this.waiting.keys()) one.abort();
   }
 
   /** @param {string} text */
@@ -170,19 +249,21 @@ export class Composer {
   /** Stop the answer under way, and give back what could not be sent. */
   async stop() {
     const isAnswering = this.isBusy || this.sending > this.waiting.size;
-    for (const one of this.waiting) one.abort();
+    this.abortWaiting();
     if (isAnswering) await attempt(() => send("POST", sessionPath(this.session.session_id, "stop")));
   }
 }
 
 /**
- * @param {number} time in ms
+ * @template T
+ * @param {Promise<T> | undefined} awaited
  * @param {AbortSignal} signal ends it with an error
+ * @returns {Promise<any>}
  */
-function pause(time, signal) {
+function unlessAborted(awaited, signal) {
   return new Promise((resolve, reject) => {
     signal.throwIfAborted();
-    setTimeout(resolve, time);
+    Promise.resolve(awaited).then(resolve);
     signal.addEventListener("abort", () => reject(signal.reason), { once: true });
   });
 }

@@ -9,7 +9,7 @@ import { find, icon, iconButton, make } from "./elements.js";
 import { entryOf } from "./fragments.js";
 import { Live } from "./live.js";
 import { attempt } from "./notices.js";
-import { drop } from "./outbox.js";
+import { markSaved } from "./outbox.js";
 import { TreePanel } from "./tree.js";
 import { Turn } from "./turn.js";
 import { clockTime, compact, count, counted, moment, nameOf } from "./words.js";
@@ -43,7 +43,7 @@ export class Conversation {
       said: (text, key) => this.said(text, key),
       saved: () => this.refresh(),
       told: (text) => this.turn.note(text),
-      failed: (message, again) => this.turn.fail(message, again),
+      failed: (message, again, lasts) => this.turn.fail(message, again, lasts),
     });
     this.composer.form.hidden = !may("write");
     this.tree = new TreePanel(this);
@@ -107,7 +107,7 @@ export class Conversation {
     const said = [.../** @type {NodeListOf<HTMLElement>} */ (this.pending.querySelectorAll(".said:not(.saved)"))];
     const found = said.find((one) => one.lastElementChild?.textContent === words);
     found?.classList.add("saved");
-    if (found) drop(found.dataset.key);
+    if (found) markSaved(found.dataset.key);
   }
 
   /** @param {import("./live.js").LiveState} state */

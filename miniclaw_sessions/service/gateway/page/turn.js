@@ -3,6 +3,7 @@
 import { make } from "./elements.js";
 
 const ENDS = new Set(["done", "stopped", "suspended", "error"]);
+const FAILED = ".failed:not(.lasting)";
 
 export class Turn {
   /**
@@ -27,7 +28,7 @@ export class Turn {
   onEvent(kind, data) {
     if (ENDS.has(kind)) {
       this.end();
-      if (kind === "error" && !this.box.querySelector(".failed")) this.fail(data.message);
+      if (kind === "error" && !this.box.querySelector(FAILED)) this.fail(data.message);
       if (kind === "suspended") this.hooks.suspended();
       return;
     }
@@ -52,7 +53,7 @@ export class Turn {
   begin() {
     if (this.isRunning) return;
     this.isRunning = true;
-    for (const one of this.box.querySelectorAll(".failed, .suspended, .told")) one.remove();
+    for (const one of this.box.querySelectorAll(`${FAILED}, .suspended, .told`)) one.remove();
     this.article = make(
       "article",
       { class: "assistant running", "aria-busy": "true" },
@@ -98,15 +99,16 @@ export class Turn {
   /**
    * @param {string} message
    * @param {(() => void) | null} [again] asks for the answer once more
+   * @param {boolean} [lasts] whether it stays there while other messages are answered
    */
-  fail(message, again = null) {
-    const line = make("p", { class: "failed", role: "alert" }, message);
+  fail(message, again = null, lasts = false) {
+    const line = make("p", { class: lasts ? "failed lasting" : "failed", role: "alert" }, message);
     const ask = () => {
       line.remove();
       again?.();
     };
     if (again) line.append(" ", make("button", { type: "button", click: ask }, "Ask again"));
-    this.box.querySelector(".failed")?.remove();
+    this.box.querySelector(FAILED)?.remove();
     this.box.append(line);
   }
 
@@ -152,7 +154,7 @@ export class Turn {
   reset() {
     this.end();
     for (const one of [...this.box.children]) {
-      if (!one.classList.contains("said")) one.remove();
+      if (!one.matches(".said, .lasting")) one.remove();
     }
   }
 }
