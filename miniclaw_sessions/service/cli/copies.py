@@ -19,7 +19,7 @@ from miniclaw_sessions.files.transfer.migrating import migrate as move
 from miniclaw_sessions.service.api.upkeep import BackupReply, backup_reply
 from miniclaw_sessions.service.cli.invocation import Invocation
 from miniclaw_sessions.service.cli.opening import find_daemon, refused
-from miniclaw_sessions.service.cli.output import counted, one_line
+from miniclaw_sessions.service.cli.output import counted, one_line, print_sentence
 
 # --- backups ---------------------------------------------------------------------------------------------------------
 
@@ -45,9 +45,9 @@ async def verified(invocation: Invocation, target: Path) -> BackupReply:
 def print_backup(invocation: Invocation, made: BackupReply, done: str) -> None:
     """Print what a backup holds, and its problems."""
     for problem in made.problems:
-        invocation.console.print(f"problem: {one_line(problem)}", style="red", soft_wrap=True)
+        print_sentence(invocation.console, f"problem: {one_line(problem)}", "red")
     for loss in made.losses:
-        invocation.console.print(f"missing since it was made: {one_line(loss)}", style="yellow", soft_wrap=True)
+        print_sentence(invocation.console, f"missing since it was made: {one_line(loss)}", "yellow")
     entries = counted(made.entries, "entry", "entries") if made.store != "none:" else "no transcripts (none:)"
     holds = (
         f"{counted(made.sessions, 'session', 'sessions')}, {entries}, "
@@ -55,7 +55,7 @@ def print_backup(invocation: Invocation, made: BackupReply, done: str) -> None:
     )
     verdict = f"{done}, with {counted(len(made.problems), 'problem', 'problems')}" if made.problems else done
     style = "bold red" if made.problems else "bold green"
-    invocation.console.print(f"{verdict}: {holds} in {one_line(made.directory)}", style=style, soft_wrap=True)
+    print_sentence(invocation.console, f"{verdict}: {holds} in {one_line(made.directory)}", style)
 
 
 async def restored(invocation: Invocation, source: Path, *, damaged: bool) -> BackupReply:

@@ -9,6 +9,7 @@ import typer
 
 from miniclaw_sessions.errors import SessionsError, first_cause
 from miniclaw_sessions.printable import printable
+from miniclaw_sessions.service.cli.output import print_sentence
 
 FAILED = 1
 WRONG_USAGE = 2
@@ -21,7 +22,13 @@ def print_error(error: Exception, *, debug: bool = False) -> int:
     cause = first_cause(error)
     if debug:
         traceback.print_exception(error)
-    print(f"error: {sentence(cause)}", file=sys.stderr)  # noqa: T201 - this is what the function is for
+    line = f"error: {sentence(cause)}"
+    if sys.stderr.isatty():
+        from rich.console import Console  # noqa: PLC0415 - a script that sees a failure does without
+
+        print_sentence(Console(stderr=True, highlight=False, markup=False, emoji=False), line)
+    else:
+        print(line, file=sys.stderr)  # noqa: T201 - this is what the function is for
     return WRONG_USAGE if isinstance(cause, typer.TyperException) else FAILED
 
 

@@ -22,7 +22,7 @@ import typer
 from miniclaw_sessions.config import LoadedSettings, LogSettings, config_path, load_settings
 from miniclaw_sessions.log import configured_when_used
 from miniclaw_sessions.printable import printable_json
-from miniclaw_sessions.service.cli.output import Report, one_line, progress_on, unwatched
+from miniclaw_sessions.service.cli.output import Report, one_line, print_sentence, progress_on, unwatched
 from miniclaw_sessions.service.cli.parameters import LightCommand, LightGroup, verbatim
 from miniclaw_sessions.service.cli.tables import Rows
 
@@ -203,7 +203,7 @@ class Invocation:
 
     def note(self, sentence: object, style: str = "dim") -> None:
         """Print a remark on one line of standard error; line ends and control characters in it are shown."""
-        self.errors.print(one_line(sentence), style=style, soft_wrap=True)
+        print_sentence(self.errors, one_line(sentence), style)
 
     def done(self, document: Any, sentence: object) -> None:
         """Say what was done: to a program as a document, to a person as a sentence."""

@@ -13,7 +13,7 @@ from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.config import LoadedSettings, socket_path
 from miniclaw_sessions.errors import ConfigError, SessionsError, Unreachable
 from miniclaw_sessions.secret import read_secret
-from miniclaw_sessions.service.cli.output import Report, one_line
+from miniclaw_sessions.service.cli.output import Report, one_line, print_sentence
 from miniclaw_sessions.service.client import Client, connect
 from miniclaw_sessions.service.client.transport import LocalTransport
 
@@ -169,9 +169,7 @@ def _connected(target: Target, *, in_process: bool) -> AbstractAsyncContextManag
 
     def wait(pid: int | None) -> None:
         holder = "another process" if pid is None else f"process {pid}"
-        target.errors.print(
-            f"waiting for {holder}, which holds {one_line(loaded.workspace)}", style="dim", soft_wrap=True
-        )
+        print_sentence(target.errors, f"waiting for {holder}, which holds {one_line(loaded.workspace)}", "dim")
 
     return connect(
         loaded.shared_store or loaded.workspace,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -82,6 +83,13 @@ def local_time(moment: datetime | str | None) -> str:
 def counted(number: int, one: str, many: str) -> str:
     """A number with its noun: `1 entry`, `1,200 entries`."""
     return f"{number:,} {one if number == 1 else many}"
+
+
+def print_sentence(console: Console, sentence: str, style: str = "") -> None:
+    """Print a sentence: on a terminal broken between its words only, elsewhere on one line."""
+    if console.file.isatty():  # long words stay whole: rich would break a path, and what is copied would be wrong
+        sentence = textwrap.fill(sentence, console.width, break_long_words=False, break_on_hyphens=False)
+    console.print(sentence, style=style, soft_wrap=True)
 
 
 def one_line(text: object) -> str:

@@ -19,7 +19,7 @@ from miniclaw_sessions.files.formats.registry import OURS
 from miniclaw_sessions.service.cli.importing import Importing, found_files
 from miniclaw_sessions.service.cli.invocation import Invocation, command, write_bytes
 from miniclaw_sessions.service.cli.names import AnySessionId, find_session
-from miniclaw_sessions.service.cli.output import counted, one_line
+from miniclaw_sessions.service.cli.output import counted, one_line, print_sentence
 from miniclaw_sessions.service.cli.tables import Rows
 
 app = typer.Typer()
@@ -152,7 +152,7 @@ def _print_imports(invocation: Invocation, document: dict[str, Any], *, verbose:
         skipped = f"skipped: {one_line(one['path'])}: {one_line(one['reason'])}"
         errors.print(skipped, style="dim", no_wrap=not verbose, overflow="ellipsis")
     for one in document["refused"]:
-        errors.print(f"refused: {one_line(one['path'])}: {one_line(one['reason'])}", style="red", soft_wrap=True)
+        print_sentence(errors, f"refused: {one_line(one['path'])}: {one_line(one['reason'])}", "red")
     if not any(document.values()):
         errors.print("there are no files", style="dim")
 

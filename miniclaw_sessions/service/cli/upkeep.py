@@ -10,7 +10,7 @@ import typer
 from miniclaw_sessions.errors import DirectoryInUse, SessionsError
 from miniclaw_sessions.service.cli.invocation import Invocation, command
 from miniclaw_sessions.service.cli.names import SessionId, find_session
-from miniclaw_sessions.service.cli.output import counted, one_line
+from miniclaw_sessions.service.cli.output import counted, one_line, print_sentence
 
 if TYPE_CHECKING:
     from miniclaw_sessions.config import LoadedSettings
@@ -125,7 +125,7 @@ async def migrate(  # noqa: PLR0913, PLR0917 - one parameter per option
         invocation.print_json(copies.as_document(moved))
     else:
         for text, style in copies.sentences(moved):
-            invocation.console.print(one_line(text), style=style, soft_wrap=True)
+            print_sentence(invocation.console, one_line(text), style)
     if moved.copied.problems or moved.copied.different:
         raise typer.Exit(1)
 

@@ -611,6 +611,17 @@ def test_at_a_terminal_ctrl_c_and_ctrl_d_leave_the_chat(cli: Cli, key: str) -> N
 
 
 @pytest.mark.proof
+def test_at_a_terminal_a_sentence_breaks_between_its_words(cli: Cli) -> None:
+    terminal = Terminal(cli.workspace, "show", "nothing", columns=40)
+    assert terminal.end() == 1
+    told = cli("show", "nothing").err
+    lines = terminal.seen.splitlines()
+    assert len(lines) > 1
+    assert [word for line in lines for word in line.split()] == told.split()
+    assert [line for line in lines if len(line) > 40 and " " in line] == []
+
+
+@pytest.mark.proof
 def test_at_a_terminal_leaving_the_list_of_conversations_is_no_error(filled: Cli) -> None:
     terminal = Terminal(filled.workspace, "chat", "--chat-id", "me")
     terminal.expect("you>")
