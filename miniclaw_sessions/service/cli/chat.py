@@ -14,6 +14,7 @@ from anyio import create_task_group, to_thread
 
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.protocol.messages import Message, Role
 from miniclaw_sessions.errors import InvalidMessage, NothingToResume, SessionNotFound, SessionsError, first_cause
 from miniclaw_sessions.service.cli.answer import Answer
 from miniclaw_sessions.service.cli.entry_names import EntryNames
@@ -331,12 +332,20 @@ class Conversation:
             await self.say(rest)
 
     async def _greet(self) -> None:
-        past = "a new conversation"
+        past, last = "a new conversation", []
         with contextlib.suppress(SessionNotFound):
             info = await self._session.info()
             past = f"{counted(info.messages, 'message', 'messages')} so far" if info.messages else past
             past = f"{one_line(info.title)} · {past}" if info.title else past
+            last = (await self._session.history(limit=1)).messages[-1:]
         self._console.print(f"{one_line(self._session.session_id)} · {past} · /help", style="dim")
+        if last and await self._is_unanswered(last[0].message):
+            self._invocation.note("the last message has no answer yet; /retry asks again", "yellow")
+
+    async def _is_unanswered(self, last: Message) -> bool:
+        """Whether an answer broke off behind the last message; one that waits for a yes or no did not."""
+        is_open = last.role is Role.USER or last.role is Role.TOOL_RESULT
+        return is_open and not await self._session.list_approvals()
 
     def _help(self) -> None:
         width, indent = self._console.width, " " * 10

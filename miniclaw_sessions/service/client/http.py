@@ -120,6 +120,8 @@ class HttpTransport:
                 if reply.status not in _SUCCESS:
                     raise error_of(reply.status, _document(await reply.read(ANSWER_TIMEOUT_S)))
                 yield _pieces(reply)
+        except NotConnected as error:
+            raise Unreachable(f"{self._unreachable(error)}; nothing was sent") from error
         except RequestFailed as error:
             raise self._unreachable(error) from error
 

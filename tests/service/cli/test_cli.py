@@ -565,6 +565,15 @@ def test_a_chat_can_be_looked_back_on_and_begun_anew(cli: Cli) -> None:
     assert "/new      begin anew" in result.out
 
 
+def test_a_conversation_whose_last_message_has_no_answer_says_so(filled: Cli) -> None:
+    rows = filled("list", "--channel", "a_b", "--json").document["sessions"]
+    resumed = f"/resume {rows[0]['session_id']}\n"
+    assert "the last message has no answer yet; /retry asks again" in filled("chat", stdin=resumed).err
+    assert "(offline)" in filled("chat", stdin=f"{resumed}/retry\n").out
+    assert "no answer" not in filled("chat", stdin=resumed).err
+    assert "no answer" not in filled("chat", stdin="/resume telegram_123\n").err
+
+
 def test_two_slashes_begin_a_message_with_one(cli: Cli) -> None:
     cli("chat", "--chat-id", "me", stdin="//quit\n")
     assert cli("show", "cli_me", "--json").document["messages"][0]["content"] == "/quit"
@@ -619,6 +628,22 @@ def test_at_a_terminal_a_sentence_breaks_between_its_words(cli: Cli) -> None:
     assert len(lines) > 1
     assert [word for line in lines for word in line.split()] == told.split()
     assert [line for line in lines if len(line) > 40 and " " in line] == []
+
+
+@pytest.mark.proof
+def test_at_a_terminal_a_chat_survives_its_daemon_and_says_what_became_of_a_message(cli: Cli) -> None:
+    with serving(cli.workspace):
+        terminal = Terminal(cli.workspace, "chat", "--chat-id", "me", columns=400)
+        terminal.expect("you>")
+    terminal.type("hello\n")
+    terminal.expect("nothing was sent")
+    terminal.expect("you>")
+    with serving(cli.workspace):
+        terminal.type("hello\n")
+        terminal.expect("(offline)")
+        terminal.expect("you>")
+        terminal.type("/quit\n")
+        assert terminal.end() == 0
 
 
 @pytest.mark.proof
