@@ -170,8 +170,8 @@ async def test_what_is_damaged_stays_damaged_and_needs_no_old_key(jsonl_home: Ho
 
     report = await jsonl_home.rekey(BOTH, decrypt=decrypt)
     assert [text.split(" is damaged")[0].rpartition("/")[2].split("-", 2)[-1] for text in report.damaged] == [
-        "telegram_1.json",
         "telegram_0.json",  # what was in quarantine before
+        "telegram_1.json",
         "entry 2 of session telegram_2",
     ]
     async with jsonl_home.open(None if decrypt else NEW_KEY) as manager:
