@@ -26,6 +26,7 @@ from miniclaw_sessions.config import option_names
 from miniclaw_sessions.printable import printable
 from miniclaw_sessions.service.cli import settings
 from miniclaw_sessions.service.cli.app import COMMANDS
+from miniclaw_sessions.service.cli.chat import COMMANDS as CHAT_COMMANDS
 from tests.command_line import (
     NASTY,
     START_LIMIT_S,
@@ -644,6 +645,18 @@ def test_at_a_terminal_a_chat_survives_its_daemon_and_says_what_became_of_a_mess
         terminal.expect("you>")
         terminal.type("/quit\n")
         assert terminal.end() == 0
+
+
+@pytest.mark.proof
+def test_at_a_terminal_the_meaning_of_a_command_stands_in_a_column_of_its_own(cli: Cli) -> None:
+    terminal = Terminal(cli.workspace, "chat", "--chat-id", "me", columns=60)
+    terminal.expect("you>")
+    terminal.type("/help\n/quit\n")
+    assert terminal.end() == 0
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.seen)
+    rows = plain.partition("/retry    let")[2].partition("Enter sends")[0].splitlines()[1:]
+    assert len(rows) > len(CHAT_COMMANDS)
+    assert [row for row in rows if not re.match(r"/\w+ +\S| {10}\S", row)] == []
 
 
 @pytest.mark.proof
