@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import pytest
+
+T = TypeVar("T")
 
 PART = int(os.environ.get("PROOF_PART", "1"))
 """What CI divides random repetitions and long lists of cases by. By hand there is none: `make proof` has time."""
@@ -25,10 +27,15 @@ def repeated(times: int) -> int:
     return -(-times // PART)
 
 
+def part(cases: Sequence[T]) -> Sequence[T]:
+    """The cases that CI runs of a long list; all of them by hand."""
+    return cases[PART_NUMBER % PART :: PART] if len(cases) > _LONG else cases
+
+
 def sampled(cases: Iterable[Any], every: int) -> list[Any]:
     """The cases of a parametrized test or fixture. The round runs the first of each group, the proofs run the others.
 
-    With `PROOF_PART=3` the proofs run a third of many others; `PROOF_PART_NUMBER` says which third.
+    With `PROOF_PART=4` the proofs run a quarter of many others; `PROOF_PART_NUMBER` says which quarter.
 
     Args:
         cases: values, or tuples of values.
@@ -36,7 +43,7 @@ def sampled(cases: Iterable[Any], every: int) -> list[Any]:
     """
     chosen = list(cases)
     others = [number for number in range(len(chosen)) if number % every]
-    here = others[PART_NUMBER % PART :: PART] if len(others) > _LONG else others
+    here = part(others)
     for number in others:
         case = chosen[number]
         values = case if type(case) is tuple else (case,)  # a named one is one value
