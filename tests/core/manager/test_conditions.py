@@ -77,12 +77,18 @@ def say(session: Session, text: str) -> Callable[[], Coroutine[Any, Any, object]
 
 async def test_what_comes_before_a_message_that_waits_stays_in_the_context(postgresql_url: str) -> None:
     async with one_chat(postgresql_url) as (mine, theirs, store):
-        store.be_first(say(theirs, "my IBAN is 1234"))
-        mine.append(Message.user("m5"))
+        is_planned = anyio.Event()
+
+        async def speak() -> None:
+            await is_planned.wait()
+            await theirs.add_message(Message.user("my IBAN is 1234"))
 
         async def summarize(messages: Sequence[Message]) -> str:
+            is_planned.set()
             return f"summary of {len(messages)}"
 
+        store.be_first(speak)
+        mine.append(Message.user("m5"))
         await mine.compact(summarize)
         assert texts(mine) == ["summary of 6", "my IBAN is 1234", "m5"]
 

@@ -203,13 +203,14 @@ async def test_what_a_rule_has_deleted_has_its_line_also_if_the_rest_fails(
         session = await served.manager.get_or_create("web", chat_id)
         await session.add_message(Message.user(SECRET))
         journals.append(session.journal)
-    async with journals[0].between_turns(), anyio.create_task_group() as tasks:
-        tasks.start_soon(partial(served.unix.post, "/v1/forget", json={"channel": "web"}))
-        with anyio.fail_after(60):
-            while not journals[1].is_deleted:  # noqa: ASYNC110 - nothing says so
-                await anyio.sleep(0.001)
-        tasks.cancel_scope.cancel()
-    await served.idle()
+    async with journals[0].between_turns():
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(served.unix.post, "/v1/forget", json={"channel": "web"}))
+            with anyio.fail_after(60):
+                while not journals[1].is_deleted:  # noqa: ASYNC110 - nothing says so
+                    await anyio.sleep(0.001)
+            tasks.cancel_scope.cancel()
+        await served.idle()  # the server has seen that its client is gone
     assert [one["session_id"] for one in deeds(audit, kept)] == [None, "web_2"]
     served.faults.fail(method="delete")
     assert (await served.unix.post("/v1/forget", json={"channel": "web"})).status_code == 503
