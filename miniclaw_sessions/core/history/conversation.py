@@ -137,10 +137,7 @@ class Conversation:
         if entry.timestamp > state.last_accessed:  # noqa: PLR1730 - same
             state.last_accessed = entry.timestamp
         if entry.idempotency_key is not None:
-            keys = state.idempotency_keys
-            keys[entry.idempotency_key] = entry.id
-            if len(keys) > REMEMBERED_KEYS:
-                self._forget_oldest_key()
+            self._remember_key(entry.idempotency_key, entry.id)
         if entry.parent_id != state.leaf_id and moves_leaf(entry) and not isinstance(entry, LeafMove):
             self._change_branch(entry)
         if isinstance(entry, MessageEntry):
@@ -161,13 +158,14 @@ class Conversation:
         """Go on behind an entry that cannot be read; its key stays used."""
         self.state.last_sequence = sequence
         if idempotency_key is not None:
-            self.state.idempotency_keys[idempotency_key] = entry_id
-            if len(self.state.idempotency_keys) > REMEMBERED_KEYS:
-                self._forget_oldest_key()
+            self._remember_key(idempotency_key, entry_id)
         self.lacks_branch = True  # it may have been a move of the leaf
 
-    def _forget_oldest_key(self) -> None:
+    def _remember_key(self, key: str, entry_id: str) -> None:
         keys = self.state.idempotency_keys
+        keys[key] = entry_id
+        if len(keys) <= REMEMBERED_KEYS:
+            return
         oldest = next(iter(keys))
         if self._forgotten_keys is None:  # most sessions never need it
             self._forgotten_keys = deque(maxlen=self.window.capacity)
