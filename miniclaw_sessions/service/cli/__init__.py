@@ -18,6 +18,7 @@ heavy is imported before it is known what is asked for.
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import sys
@@ -26,6 +27,9 @@ from collections.abc import Sequence
 from miniclaw_sessions.service.cli.version import print_version
 
 INTERRUPTED = 130
+
+_COLLECT_AFTER = 100_000
+"""What a command loads stays: the collector would walk it again and again, and once more at the process's end."""
 
 _OF_THE_EXTRA = frozenset(
     {"typer", "click", "rich", "prompt_toolkit", "markdown_it", "uvicorn", "httptools", "prometheus_client"}
@@ -39,8 +43,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: without the program's name; those of this process by default.
     """
+    if arguments is not None:
+        return _run(list(arguments))
+    gc.set_threshold(_COLLECT_AFTER)
+    try:
+        return _run(sys.argv[1:])
+    finally:
+        gc.freeze()
+
+
+def _run(given: list[str]) -> int:
     _open_what_was_closed()
-    given = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a character shows its code

@@ -337,8 +337,7 @@ def open_spans(settings: TelemetrySettings) -> Spans:
 
 
 def _settle_memory() -> None:
-    """What recovery loaded stays: keep the collector from walking over it again and again."""
-    gc.collect()
+    """What was loaded and recovered stays: keep the collector from walking over it, even once."""
     gc.freeze()
     gc.set_threshold(*_COLLECT_AFTER)
 

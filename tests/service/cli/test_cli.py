@@ -171,6 +171,15 @@ def test_a_command_loads_no_other() -> None:
     assert not {"sqlalchemy", "starlette", "uvicorn", "structlog", "miniclaw_sessions.core.manager"} & loaded
 
 
+def test_a_process_that_runs_one_command_never_walks_over_what_it_has_loaded() -> None:
+    code = (
+        "import gc, sys; from miniclaw_sessions.service.cli import main; sys.argv[1:] = ['list', '--help']; main(); "
+        "print(gc.get_stats()[-1]['collections'], gc.get_freeze_count() > 10_000)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "0 True"
+
+
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
