@@ -369,10 +369,8 @@ async def read_messages(session: Session) -> list[Message]:
     Raises:
         StoreUnavailable: the store cannot be read.
     """
-    newest = newest_entries(session)
-    if newest and newest[0].parent_id is None:  # all of it is in memory
-        return [*session.journal.summary(), *(entry.message for entry in newest)]
-    return (await session.tree.read_branch()).messages()
+    messages, _ = await session.journal.reader.shown()
+    return messages
 
 
 def newest_entries(session: Session) -> list[MessageEntry]:

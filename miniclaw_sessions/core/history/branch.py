@@ -216,15 +216,14 @@ class BranchCollector:
 
         An empty text counts as well: the value was removed.
         """
-        match entry:
-            case ModelChange():
-                self._note_model(entry.provider, entry.model_id)
-            case ThinkingLevelChange() if self._thinking_level is None:
-                self._thinking_level = entry.thinking_level
-            case MessageEntry(message=message) if message.model is not None and message.is_assistant:
+        if isinstance(entry, MessageEntry):
+            message = entry.message
+            if message.model is not None and message.is_assistant:
                 self._note_model(provider_of(message), message.model)
-            case _:
-                pass
+        elif isinstance(entry, ModelChange):
+            self._note_model(entry.provider, entry.model_id)
+        elif isinstance(entry, ThinkingLevelChange) and self._thinking_level is None:
+            self._thinking_level = entry.thinking_level
 
     def _note_model(self, provider: str | None, model: str) -> None:
         """Note a model. A message may name its model without the provider: then an older entry has it."""

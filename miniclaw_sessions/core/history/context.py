@@ -30,6 +30,9 @@ NO_RESULT = "error: no result of this tool call was recorded"
 BEGINNING_MISSING = "(The beginning of this conversation is no longer available.)"
 """The user's message for a history without any."""
 
+_SYSTEM, _USER, _ASSISTANT, _TOOL_RESULT = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL_RESULT
+"""Each message of a context is compared with these; looking up a member of an enum costs more than the comparison."""
+
 _WITHOUT_ID = "call_without_id_"  # the beginning of generated ids of calls; the index in the message follows
 _HALF_STREAMED = "partialJson"  # pi's field on a call whose stream broke off
 _BRANCH_SUMMARY = "Summary of a branch of this conversation that was left:\n\n"
@@ -62,8 +65,8 @@ def legal(messages: Sequence[Message]) -> list[Legal]:
     context = _answered(messages)
     first_user = next((index for index, one in enumerate(context) if one.message.is_user), None)
     if first_user is not None:
-        return [one for one in context[:first_user] if one.message.role is Role.SYSTEM] + context[first_user:]
-    systems = next((index for index, one in enumerate(context) if one.message.role is not Role.SYSTEM), len(context))
+        return [one for one in context[:first_user] if one.message.role is _SYSTEM] + context[first_user:]
+    systems = next((index for index, one in enumerate(context) if one.message.role is not _SYSTEM), len(context))
     return [*context[:systems], Legal(Message.user(BEGINNING_MISSING), None), *context[systems:]]
 
 
@@ -78,10 +81,11 @@ def _answered(messages: Sequence[Message]) -> list[Legal]:
     answers = pair([message for message, _ in shown])
     context: list[Legal] = []
     for index, one in enumerate(shown):
-        if one.message.is_tool_result:
+        message = one.message
+        if message.role is _TOOL_RESULT:
             continue
         context.append(one)
-        for call in one.message.tool_calls or ():
+        for call in message.tool_calls or ():
             answer = answers.get((index, call.id))
             context.append(_answer(call, None if answer is None else shown[answer]))
     return context
@@ -166,17 +170,20 @@ def is_shown_as_user(message: Message) -> bool:
 
 def _presented(message: Message) -> Iterable[Message]:
     """The message as a model may see it: itself, nothing, or an equivalent."""
-    if message.is_assistant:
+    role = message.role
+    if role is _ASSISTANT:
         return _without_broken_calls(message)
-    if message.is_tool_result:
+    if role is _TOOL_RESULT:
         return _one_by_one(message)
-    if message.is_user or message.role is Role.SYSTEM:
+    if role is _USER or role is _SYSTEM:
         return (_without_calls(message),)
     return _as_user(message)
 
 
 def _without_broken_calls(message: Message) -> Iterable[Message]:
     """The assistant's message with its complete calls; nothing if it has neither text nor calls."""
+    if message.tool_calls is None:
+        return () if _is_blank(message.content) else (message,)
     calls: dict[str, ToolCall] = {}
     for place, call in enumerate(message.tool_calls or ()):
         if is_whole(call):

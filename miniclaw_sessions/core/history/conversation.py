@@ -60,9 +60,13 @@ class Conversation:
         lacks_branch: whether `rebuild` must be called.
         lacks_messages: the same, while the compaction and the metadata are right.
         state_sequence: the newest entry that changed more than the window's tail.
+        branch_changes: how often the messages that a model sees changed in another way than by more of them at the end.
     """
 
-    __slots__ = ("_forgotten_keys", "extra", "lacks_branch", "lacks_messages", "state", "state_sequence", "window")
+    __slots__ = (
+        *("__weakref__", "_forgotten_keys", "branch_changes", "extra", "lacks_branch", "lacks_messages", "state"),
+        *("state_sequence", "window"),
+    )
 
     def __init__(self, state: State, window: Window, extra: Mapping[str, Any] | None = None) -> None:
         self.state = state
@@ -70,6 +74,7 @@ class Conversation:
         self.extra = extra
         self.lacks_branch = self.lacks_messages = False
         self.state_sequence = state.last_sequence
+        self.branch_changes = 0
         # the newest that were forgotten: a snapshot that leaves out what has pushed them out has them again
         self._forgotten_keys: deque[tuple[str, str]] | None = None
 
@@ -160,6 +165,7 @@ class Conversation:
         if idempotency_key is not None:
             self._remember_key(idempotency_key, entry_id)
         self.lacks_branch = True  # it may have been a move of the leaf
+        self.branch_changes += 1
 
     def _remember_key(self, key: str, entry_id: str) -> None:
         keys = self.state.idempotency_keys
@@ -179,6 +185,7 @@ class Conversation:
             self.window.clear()
             self.state.compaction = None
             self.lacks_branch = entry.target_id is not None
+            self.branch_changes += 1
             return 0
         if moves_leaf(entry):
             self.state.leaf_id, self.state.leaf_sequence = entry.id, entry.sequence
@@ -220,8 +227,10 @@ class Conversation:
             self.state.compaction = None
         self.state_sequence = entry.sequence
         self.lacks_branch = True
+        self.branch_changes += 1
 
     def _compact(self, compaction: Compaction, encoded: bytes | None) -> None:
+        self.branch_changes += 1
         self.state.totals.events += 1
         if (usage := compaction.usage) is not None:
             self.state.totals.add_usage(usage, compaction.timestamp, compaction.model, is_copy=self._is_copying)
@@ -252,6 +261,7 @@ class Conversation:
                 {"provider": branch.provider, "model": branch.model, "thinking_level": branch.thinking_level}
             )
         self.lacks_branch = self.lacks_messages = False
+        self.branch_changes += 1
 
     def capture(self, committed: int) -> Snapshot | None:
         """The snapshot that may be written when the store has committed everything up to `committed`.

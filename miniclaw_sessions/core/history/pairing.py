@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from miniclaw_sessions.core.protocol.messages import Message, ToolCall
+from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall
+
+_ASSISTANT, _TOOL_RESULT = Role.ASSISTANT, Role.TOOL_RESULT  # looking up a member of an enum is slow
 
 
 def pair(messages: Sequence[Message]) -> Mapping[tuple[int, str], int]:
@@ -19,11 +21,12 @@ def pair(messages: Sequence[Message]) -> Mapping[tuple[int, str], int]:
     by_position: list[tuple[int, int]] = []
     last_calling: int | None = None
     for place, message in enumerate(messages):
-        if message.is_assistant:
+        role = message.role
+        if role is _ASSISTANT:
             for call in message.tool_calls or ():
                 waiting.setdefault(call.id, []).append(place)
                 last_calling = place
-        elif message.is_tool_result:
+        elif role is _TOOL_RESULT:
             ids = answered_ids(message)
             for call_id in ids:
                 if asking := waiting.get(call_id):

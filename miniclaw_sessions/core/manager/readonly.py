@@ -22,6 +22,7 @@ from anyio import to_thread
 
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.history.branch_memory import BranchMemory
 from miniclaw_sessions.core.history.search import Found, Search
 from miniclaw_sessions.core.manager import reading
 from miniclaw_sessions.core.manager.cache import Listing, NamesOnDisk, SessionCache
@@ -106,6 +107,7 @@ class ReadOnlySessions(ABC):
     ) -> None:
         self.settings = settings
         self.clock = clock
+        self.branch_memory = BranchMemory()
         self._encryption = encryption
         self._on_progress = on_progress
         self._stack = AsyncExitStack()

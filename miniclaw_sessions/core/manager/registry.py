@@ -32,6 +32,7 @@ from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.events.events import Events
 from miniclaw_sessions.core.events.listeners import EndKind, SessionCreated, SessionEnded
+from miniclaw_sessions.core.history.branch_memory import BranchMemory
 from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.manager.cache import SessionCache
 from miniclaw_sessions.core.manager.erasing import Eraser, require_removable
@@ -96,6 +97,7 @@ class SessionRegistry:
         self.committer = saving.committer
         self.flusher = saving.flusher
         self.clock = clock
+        self.branch_memory = BranchMemory()
         self.max_message_bytes = settings.max_message_bytes
         self.max_metadata_bytes = settings.max_metadata_bytes
         self.owner = Owner()

@@ -83,7 +83,8 @@ class DiveSession:
         Raises:
             StoreUnavailable: the store cannot be read.
         """
-        return (await self.session.tree.read_branch()).messages()
+        messages, _ = await self.session.journal.reader.shown()
+        return messages
 
     async def save_turn(self, messages: Sequence[Message], usage: Usage | None = None) -> None:
         """Append a turn as one unit; see `Session.save_turn` for what it raises."""

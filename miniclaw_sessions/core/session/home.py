@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.core.events.listeners import EndKind
+from miniclaw_sessions.core.history.branch_memory import BranchMemory
 from miniclaw_sessions.core.persistence.committer import CommitQueue
 from miniclaw_sessions.core.persistence.flusher import Flushable
 from miniclaw_sessions.core.protocol.entries import EntryBase
@@ -137,6 +138,11 @@ class Home(Protocol[J]):
     @property
     def store(self) -> Store:
         """Has the transcripts."""
+        ...
+
+    @property
+    def branch_memory(self) -> BranchMemory:
+        """What was read of branches that are longer than the window."""
         ...
 
     @property

@@ -170,7 +170,7 @@ class Journal:
     @property
     def reader(self) -> TreeReader:
         """Its tree."""
-        return TreeReader(self.home.store, self.queue, self.conversation)
+        return TreeReader(self.home.store, self.queue, self.conversation, self.home.branch_memory)
 
     @property
     def legal_hold(self) -> str | None:

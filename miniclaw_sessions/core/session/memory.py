@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.core.history.branch_memory import BranchMemory
 from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.persistence.committer import CommitQueue
 from miniclaw_sessions.core.persistence.flusher import Flushable
@@ -30,6 +31,7 @@ class MemoryHome:
         self.clock = clock
         self.owner = Owner()
         self.store = MemoryStore()
+        self.branch_memory = BranchMemory()
         self._window = window
 
     @property

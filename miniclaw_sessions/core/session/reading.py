@@ -6,11 +6,20 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 
 import msgspec
 
-from miniclaw_sessions.core.history.branch import Branch, BranchCollector, rejoined, says_what_is_in_force
+from miniclaw_sessions.core.history.branch import (
+    Branch,
+    BranchCollector,
+    rejoined,
+    says_what_is_in_force,
+    summary_messages,
+)
+from miniclaw_sessions.core.history.branch_memory import BranchMemory
 from miniclaw_sessions.core.history.compaction import TokenCounter, count_by_characters
 from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.persistence.committer import CommitQueue
+from miniclaw_sessions.core.protocol.encoding import decode_message, encode_message
 from miniclaw_sessions.core.protocol.entries import Entry, LeafMove
+from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.stores.base import Store, StoredEntry, decode_stored, stored_entry
 from miniclaw_sessions.core.stores.branches import FIRST_PAGE, read_branch, walk_up
 from miniclaw_sessions.core.stores.reading import PAGE, close_together
@@ -20,10 +29,11 @@ from miniclaw_sessions.errors import EntryNotFound, InvalidMessage
 class TreeReader:
     """Reads one session like a store. Where the store keeps nothing, what is in memory is all there is."""
 
-    def __init__(self, store: Store, queue: CommitQueue, conversation: Conversation) -> None:
+    def __init__(self, store: Store, queue: CommitQueue, conversation: Conversation, memory: BranchMemory) -> None:
         self._store = store
         self._queue = queue
         self._conversation = conversation
+        self._memory = memory
 
     # --- stored entries, by place and id -----------------------------------------------------------------------------
 
@@ -122,6 +132,25 @@ class TreeReader:
         return await read_branch(
             self, self._session_id, conversation.state.leaf_id, conversation.state.leaf_sequence, collector
         )
+
+    async def shown(self) -> tuple[list[Message], tuple[str, ...]]:
+        """What a model is shown of the current branch, not made legal; and the problems of the branch.
+
+        Raises:
+            StoreUnavailable: the branch is longer than the window, and the store cannot be read.
+        """
+        conversation, memory = self._conversation, self._memory
+        summary = summary_messages(conversation.state.compaction)
+        if conversation.window_is_whole or not self._store.keeps_entries:
+            return [*summary, *conversation.window.messages()], ()
+        if (known := memory.messages_of(conversation)) is not None:
+            return [*summary, *map(decode_message, known)], ()
+        changes, up_to = conversation.branch_changes, conversation.state.last_sequence
+        branch = await self.branch()
+        messages = branch.messages()
+        if not branch.problems and conversation.branch_changes == changes:
+            memory.remember(conversation, [*map(encode_message, messages[len(summary) :])], up_to=up_to)
+        return messages, branch.problems
 
     async def window_at(self, leaf: Entry | None, *, left: Sequence[Entry] | None = None) -> Branch:
         """As much of the branch that ends at an entry as a window shows, and what is in force there.

@@ -355,15 +355,14 @@ class Session:
         Raises:
             StoreUnavailable: the branch is longer than the window, and the store cannot be read.
         """
-        conversation = self.journal.conversation
-        known = conversation.state.metadata
-        branch = conversation.branch() if conversation.window_is_whole else await self.journal.reader.branch()
+        messages, problems = await self.journal.reader.shown()
+        known = self.journal.conversation.state.metadata
         return SessionContext(
-            messages=build_context(branch.messages()),
+            messages=build_context(messages),
             provider=known.get("provider"),
             model=known.get("model"),
             thinking_level=known.get("thinking_level"),
-            problems=branch.problems,
+            problems=problems,
         )
 
     async def compact(

@@ -12,6 +12,7 @@ from typing import cast
 
 import msgspec
 
+from miniclaw_sessions.core.history.branch_memory import BranchMemory
 from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.persistence.committer import CommitQueue, Shrunk
 from miniclaw_sessions.core.persistence.recovery import catch_up
@@ -293,4 +294,4 @@ async def _bring_window_up(
     queue = CommitQueue(head)
     for one in waiting:
         queue.add(one)
-    await bring_window_up(conversation, TreeReader(store, queue, conversation))
+    await bring_window_up(conversation, TreeReader(store, queue, conversation, BranchMemory()))

@@ -74,7 +74,7 @@ async def walk_up(
     wanted: str | None = entry_id
     below: int | None = None  # the child's sequence
     while wanted is not None:
-        stored = await pages.at(sequence, wanted)
+        stored = pages.known(sequence, wanted) or await pages.at(sequence, wanted)
         if stored is None or (below is not None and stored.sequence >= below):
             problems.append(f"entry {wanted} is missing, or does not come before its child, which begins the branch")
             return
@@ -126,6 +126,11 @@ class _Pages:
         self._size = FIRST_PAGE
         self._page: dict[int, StoredEntry] = {}
 
+    def known(self, sequence: int, entry_id: str) -> StoredEntry | None:
+        """The entry with this id, if it is on the page at this sequence: a call without an await, for most entries."""
+        stored = self._page.get(sequence)
+        return stored if stored is not None and stored.entry_id == entry_id else None
+
     async def at(self, sequence: int, entry_id: str) -> StoredEntry | None:
         """The entry with this id, at this sequence or another one.
 
@@ -150,7 +155,7 @@ class _Pages:
     async def _at(self, sequence: int) -> StoredEntry | None:
         if sequence not in self._page:
             after = max(0, sequence - self._size)
-            page = await self._source.read(self._session_id, after=after, limit=self._size)
+            page = await self._source.read(self._session_id, after=after, limit=sequence - after)
             self._page = {stored.sequence: stored for stored in page if stored.sequence <= sequence}
             self._size = min(2 * self._size, LARGEST_PAGE)
         return self._page.get(sequence)

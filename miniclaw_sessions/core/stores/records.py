@@ -121,9 +121,9 @@ def decode_stored(stored: StoredEntry) -> Entry:
     Raises:
         InvalidMessage: it is damaged.
     """
-    if stored.encoded == LOST:
-        raise InvalidMessage("it was lost with a former store")
     if is_damaged(stored.encoded):
+        if stored.encoded == LOST:
+            raise InvalidMessage("it was lost with a former store")
         raise InvalidMessage("it contradicts its checksum or its seal, or cannot be read")
     entry = decode_entry(stored.encoded)
     is_placed = entry.sequence == stored.sequence

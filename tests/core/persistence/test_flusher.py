@@ -13,6 +13,7 @@ import pytest
 from anyio import to_thread
 
 from miniclaw_sessions.config import PERSISTENCE_INTERVAL_SECS
+from miniclaw_sessions.core.history.branch_memory import BranchMemory
 from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.history.state import Snapshot
 from miniclaw_sessions.core.persistence.committer import CommitQueue, Committer
@@ -42,6 +43,7 @@ class Bench:
     def __init__(self, workspace: Path) -> None:
         self.clock = FakeClock()
         self.owner = Owner()
+        self.branch_memory = BranchMemory()
         self.store = FaultyStore(MemoryStore())
         quarantine = Quarantine(workspace / "quarantine", max_files=10, max_bytes=10_000)
         self.snapshots = Snapshots(workspace / "sessions", quarantine, clock=self.clock, max_bytes=1_000_000)

@@ -360,7 +360,7 @@ def head(connection: Connection, session_id: str) -> StoredHead | None:
 def entries_after(connection: Connection, session_id: str, after: int, limit: int | None) -> list[StoredEntry]:
     """The entries after a sequence, oldest first, at most `limit` of them."""
     limit = _NO_LIMIT if limit is None else limit
-    rows = connection.execute(_OLDEST_FIRST, {"session_id": session_id, "after": after, "limit": limit})
+    rows = connection.execute(_OLDEST_FIRST, {"session_id": session_id, "after": after, "limit": limit}).all()
     return [entry_of_row(*row) for row in rows]
 
 
