@@ -360,7 +360,7 @@ def test_what_every_public_name_brings_with_it_can_be_encoded_and_pickled() -> N
 
 def loaded_by(statement: str) -> set[str]:
     """The modules that a fresh interpreter has after a statement."""
-    program = f"{statement}; import sys; print(*sys.modules, sep='\\n')"
+    program = f"import sys; sys.path.insert(0, {str(ROOT.parent)!r}); {statement}; print(*sys.modules, sep='\\n')"
     done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
@@ -395,6 +395,11 @@ def test_a_client_loads_neither_a_manager_nor_an_http_package() -> None:
     rooms += [f"core.{room}" for room in ("manager", "session", "stores", "persistence")]
     others = {"sqlalchemy", "structlog", "aiofiles", "uuid_utils", "httpx2", "h11", "starlette", "uvicorn", "pydantic"}
     assert not of_these(loaded, {*others, *(f"{PACKAGE}.{room}" for room in rooms)})
+
+
+def test_a_sqlite_file_needs_neither_a_mapper_nor_the_dialect_of_a_server() -> None:
+    loaded = loaded_by(f"import {PACKAGE}.core.stores.sqlite.store")
+    assert not of_these(loaded, {"alembic", "asyncpg", "sqlalchemy.orm", "sqlalchemy.dialects.postgresql"})
 
 
 def test_importing_the_package_writes_nothing_and_warns_of_nothing() -> None:

@@ -28,7 +28,7 @@ from miniclaw_sessions.service.cli.version import print_version
 
 INTERRUPTED = 130
 
-_COLLECT_AFTER = 100_000
+_COLLECT_AFTER = 200_000
 """What a command loads stays: the collector would walk it again and again, and once more at the process's end."""
 
 _OF_THE_EXTRA = frozenset(

@@ -205,7 +205,7 @@ async def test_every_statement_on_the_path_of_a_message_goes_by_a_key_among_a_hu
             catalog_sql.NEWEST,
             *catalog_sql.USED.values(),
             catalog_sql.WRITE_CHECKPOINTS,
-            catalog_sql.CHECKPOINTS,
+            catalog_sql.READ_CHECKPOINTS,
             catalog_sql.IDLE,
         ]
         for number, statement in enumerate(hot):

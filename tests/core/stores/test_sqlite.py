@@ -28,10 +28,10 @@ from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.stores.base import Append, StoredEntry, is_damaged, stored_entry
 from miniclaw_sessions.core.stores.sql.checksums import checksum_of
-from miniclaw_sessions.core.stores.sql.models import Base
 from miniclaw_sessions.core.stores.sqlite import files, migrations
 from miniclaw_sessions.core.stores.sqlite import store as sqlite
 from miniclaw_sessions.core.stores.sqlite.store import SQLiteStore
+from miniclaw_sessions.core.stores.sqlite.tables import METADATA
 from miniclaw_sessions.errors import (
     ConfigError,
     SchemaTooNew,
@@ -158,7 +158,7 @@ async def test_a_new_database_has_the_tables_that_the_migrations_make(path: Path
         migrations.upgrade(connection)
     assert schema_of(path) == schema_of(migrated)
     with SQLiteStore(path)._engine(writing=True).connect() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
     scripts = ScriptDirectory(str(Path(migrations.__file__).parent))
     assert [script.revision for script in scripts.walk_revisions()][::-1] == list(migrations.REVISIONS)
 

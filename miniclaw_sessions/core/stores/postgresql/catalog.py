@@ -63,7 +63,7 @@ class Catalog(SharedStore):
     async def checkpoints(self, session_ids: Sequence[str]) -> list[Checkpoint]:
         """The sound checkpoints of these sessions."""
         return catalog_sql.sound_checkpoints(
-            await self._server.fetch(catalog_sql.CHECKPOINTS, session_ids=list(session_ids))
+            await self._server.fetch(catalog_sql.READ_CHECKPOINTS, session_ids=list(session_ids))
         )
 
     async def now(self) -> datetime:
@@ -136,7 +136,7 @@ class Catalog(SharedStore):
 
     async def properties(self, prefix: str) -> list[str]:
         """The names of properties that begin with a prefix."""
-        return [name for (name,) in await self._server.fetch(catalog_sql.PROPERTIES, name=prefix)]
+        return [name for (name,) in await self._server.fetch(catalog_sql.PROPERTY_NAMES, name=prefix)]
 
     async def write_property(self, name: str, value: bytes, *, replace: bool = False) -> bytes:
         """Set a property. Returns its value afterwards."""

@@ -41,18 +41,10 @@ from sqlalchemy.types import TypeEngine
 
 from miniclaw_sessions.core.stores.base import Checkpoint, StoredSession
 from miniclaw_sessions.core.stores.postgresql import statements
+from miniclaw_sessions.core.stores.postgresql.tables import ARCHIVE, CHECKPOINTS, ENTRIES, PROPERTIES, SESSIONS
 from miniclaw_sessions.core.stores.shared_store import Use
-from miniclaw_sessions.core.stores.sql.models import (
-    SharedArchiveRow,
-    SharedCheckpointRow,
-    SharedEntryRow,
-    SharedPropertyRow,
-    SharedSessionRow,
-)
 
 _BIG, _TEXT, _BYTES, _TIME = BigInteger(), Text(), LargeBinary(), statements.TIME
-_SESSION, _ENTRY, _CHECKPOINT = SharedSessionRow, SharedEntryRow, SharedCheckpointRow
-_ARCHIVE, _PROPERTY = SharedArchiveRow, SharedPropertyRow
 _NOW, _SECOND = statements.NOW, statements.SECOND
 _BEGUN: ColumnElement[datetime] = func.now(type_=_TIME)
 """The time at which the transaction began: the same for all rows, so that an index can be used."""
@@ -71,22 +63,24 @@ def _load() -> statements.Statement:
     known = (
         select(
             *statements.HEAD_COLUMNS,
-            _SESSION.used_at,
-            func.coalesce(_CHECKPOINT.sequence, 0).label("sequence"),
-            _CHECKPOINT.encoded,
-            _CHECKPOINT.checksum,
+            SESSIONS.c.used_at,
+            func.coalesce(CHECKPOINTS.c.sequence, 0).label("sequence"),
+            CHECKPOINTS.c.encoded,
+            CHECKPOINTS.c.checksum,
         )
         .outerjoin(
-            _CHECKPOINT,
-            and_(_CHECKPOINT.session_id == _SESSION.session_id, _CHECKPOINT.incarnation == _SESSION.incarnation),
+            CHECKPOINTS,
+            and_(
+                CHECKPOINTS.c.session_id == SESSIONS.c.session_id, CHECKPOINTS.c.incarnation == SESSIONS.c.incarnation
+            ),
         )
-        .where(_SESSION.session_id == any_(_IDS))
+        .where(SESSIONS.c.session_id == any_(_IDS))
         .cte("known")
     )
     behind = (
-        select(_ENTRY.sequence, _ENTRY.entry_id, _ENTRY.encoded, _ENTRY.idempotency_key, _ENTRY.checksum)
-        .where(_ENTRY.session_id == known.c.session_id, _ENTRY.sequence > known.c.sequence)
-        .order_by(_ENTRY.sequence)
+        select(ENTRIES.c.sequence, ENTRIES.c.entry_id, ENTRIES.c.encoded, ENTRIES.c.idempotency_key, ENTRIES.c.checksum)
+        .where(ENTRIES.c.session_id == known.c.session_id, ENTRIES.c.sequence > known.c.sequence)
+        .order_by(ENTRIES.c.sequence)
         .limit(_LIMIT)
         .lateral("behind")
     )
@@ -143,33 +137,33 @@ def _checkpointing(*, with_state: bool, backwards: bool = False) -> statements.S
     columns = [column(name, kind) for name, kind in types.items()]
     given = func.unnest(*arrays).table_valued(*columns, name="given").render_derived(name="given")
     held = (
-        select(_SESSION.session_id, *(one for one in given.c if one.name != "session_id"))
+        select(SESSIONS.c.session_id, *(one for one in given.c if one.name != "session_id"))
         .join_from(
             given,
-            _SESSION,
-            and_(_SESSION.session_id == given.c.session_id, _SESSION.incarnation == given.c.incarnation),
+            SESSIONS,
+            and_(SESSIONS.c.session_id == given.c.session_id, SESSIONS.c.incarnation == given.c.incarnation),
         )
-        .order_by(_SESSION.session_id)
-        .with_for_update(of=_SESSION, key_share=True)  # a deletion waits, or is done
+        .order_by(SESSIONS.c.session_id)
+        .with_for_update(of=SESSIONS, key_share=True)  # a deletion waits, or is done
         .cte("held")
     )
     used_at = _NOW - held.c.used_s * _SECOND
     used = (
-        update(_SESSION)
-        .where(_SESSION.session_id == held.c.session_id, true() if backwards else _SESSION.used_at < used_at)
-        .values({_SESSION.used_at: used_at})
-        .returning(_SESSION.session_id)
+        update(SESSIONS)
+        .where(SESSIONS.c.session_id == held.c.session_id, true() if backwards else SESSIONS.c.used_at < used_at)
+        .values({SESSIONS.c.used_at: used_at})
+        .returning(SESSIONS.c.session_id)
         .cte("used")
     )
     answer = select(held.c.session_id).add_cte(used)
     if with_state:
         names = ("session_id", "incarnation", *_STATE)
-        kept = insert_or_not(_CHECKPOINT).from_select(list(names), select(*(held.c[name] for name in names)))
+        kept = insert_or_not(CHECKPOINTS).from_select(list(names), select(*(held.c[name] for name in names)))
         changes = {name: kept.excluded[name] for name in names[1:]}
         is_further = or_(
-            _CHECKPOINT.incarnation != kept.excluded.incarnation, _CHECKPOINT.sequence <= kept.excluded.sequence
+            CHECKPOINTS.c.incarnation != kept.excluded.incarnation, CHECKPOINTS.c.sequence <= kept.excluded.sequence
         )
-        kept = kept.on_conflict_do_update(index_elements=[_CHECKPOINT.session_id], set_=changes, where=is_further)
+        kept = kept.on_conflict_do_update(index_elements=[CHECKPOINTS.c.session_id], set_=changes, where=is_further)
         answer = answer.add_cte(kept.cte("kept"))
     return statements.compiled(answer)
 
@@ -180,12 +174,16 @@ WRITE_CHECKPOINTS = _checkpointing(with_state=True)
 USED = {backwards: _checkpointing(with_state=False, backwards=backwards) for backwards in (False, True)}
 """Record uses of sessions; with `backwards` also over a later time."""
 
-CHECKPOINTS = statements.compiled(
+READ_CHECKPOINTS = statements.compiled(
     select(
-        _CHECKPOINT.session_id, _CHECKPOINT.incarnation, _CHECKPOINT.sequence, _CHECKPOINT.encoded, _CHECKPOINT.checksum
+        CHECKPOINTS.c.session_id,
+        CHECKPOINTS.c.incarnation,
+        CHECKPOINTS.c.sequence,
+        CHECKPOINTS.c.encoded,
+        CHECKPOINTS.c.checksum,
     )
-    .where(_CHECKPOINT.session_id == any_(_IDS))
-    .order_by(_CHECKPOINT.session_id)
+    .where(CHECKPOINTS.c.session_id == any_(_IDS))
+    .order_by(CHECKPOINTS.c.session_id)
 )
 
 
@@ -215,25 +213,25 @@ def checkpoint_checksum(checkpoint: Checkpoint) -> int:
 
 
 def sound_checkpoints(rows: Iterable[Sequence[Any]]) -> list[Checkpoint]:
-    """The checkpoints in rows of `CHECKPOINTS`, without those that contradict their checksums."""
+    """The checkpoints in rows of `READ_CHECKPOINTS`, without those that contradict their checksums."""
     found = [(Checkpoint(*columns), checksum) for *columns, checksum in rows]
     return [one for one, checksum in found if checkpoint_checksum(one) == checksum]
 
 
 # --- lists -----------------------------------------------------------------------------------------------------------
 
-COUNT = statements.compiled(select(func.count()).select_from(_SESSION))
+COUNT = statements.compiled(select(func.count()).select_from(SESSIONS))
 
 _CHANNEL, _PATTERN = bindparam("channel", type_=_TEXT), bindparam("pattern", type_=_TEXT)
 NEWEST = statements.compiled(
-    select(_SESSION.used_at, _SESSION.session_id)
+    select(SESSIONS.c.used_at, SESSIONS.c.session_id)
     .where(
-        or_(_CHANNEL.is_(None), _SESSION.channel == _CHANNEL),
-        or_(literal_column("'%'") == _PATTERN, func.lower(_SESSION.session_id).like(_PATTERN)),
-        tuple_(_SESSION.used_at, _SESSION.session_id)
+        or_(_CHANNEL.is_(None), SESSIONS.c.channel == _CHANNEL),
+        or_(literal_column("'%'") == _PATTERN, func.lower(SESSIONS.c.session_id).like(_PATTERN)),
+        tuple_(SESSIONS.c.used_at, SESSIONS.c.session_id)
         < tuple_(bindparam("used_at", type_=_TIME), bindparam("behind", type_=_TEXT)),
     )
-    .order_by(_SESSION.used_at.desc(), _SESSION.session_id.desc())
+    .order_by(SESSIONS.c.used_at.desc(), SESSIONS.c.session_id.desc())
     .limit(_LIMIT)
 )
 
@@ -242,37 +240,37 @@ CLOCK = statements.compiled(select(_NOW))
 # --- expiry ----------------------------------------------------------------------------------------------------------
 
 _IS_IDLE = and_(
-    _SESSION.used_at < _BEGUN - bindparam("idle_s", type_=Float()) * _SECOND,
-    or_(_SESSION.turn_until.is_(None), _SESSION.turn_until < _BEGUN),
+    SESSIONS.c.used_at < _BEGUN - bindparam("idle_s", type_=Float()) * _SECOND,
+    or_(SESSIONS.c.turn_until.is_(None), SESSIONS.c.turn_until < _BEGUN),
 )
 IDLE = statements.compiled(
-    select(_SESSION.session_id)
+    select(SESSIONS.c.session_id)
     .where(
         _IS_IDLE,
-        or_(_CHANNEL.is_(None), _SESSION.channel == _CHANNEL),
-        _SESSION.channel != all_(bindparam("but_channels", type_=ARRAY(_TEXT))),
+        or_(_CHANNEL.is_(None), SESSIONS.c.channel == _CHANNEL),
+        SESSIONS.c.channel != all_(bindparam("but_channels", type_=ARRAY(_TEXT))),
     )
-    .order_by(_SESSION.used_at)
+    .order_by(SESSIONS.c.used_at)
     .limit(_LIMIT)
 )
 
 LOCKED_IDLE_HEADS = statements.compiled(
     select(*statements.HEAD_COLUMNS)
-    .where(_SESSION.session_id == any_(_IDS), _IS_IDLE)
-    .order_by(_SESSION.session_id)
+    .where(SESSIONS.c.session_id == any_(_IDS), _IS_IDLE)
+    .order_by(SESSIONS.c.session_id)
     .with_for_update(skip_locked=True)
 )
 """The idle ones of some sessions, without those that another process is removing; locks their rows."""
 
 SIZES = statements.compiled(
-    select(_ENTRY.session_id, cast(func.sum(func.octet_length(_ENTRY.encoded)), _BIG))
-    .where(_ENTRY.session_id == any_(_IDS))
-    .group_by(_ENTRY.session_id)
+    select(ENTRIES.c.session_id, cast(func.sum(func.octet_length(ENTRIES.c.encoded)), _BIG))
+    .where(ENTRIES.c.session_id == any_(_IDS))
+    .group_by(ENTRIES.c.session_id)
 )
 """The bytes of the entries of sessions."""
 
 DELETE_MANY = tuple(
-    statements.compiled(delete(model).where(model.session_id == any_(_IDS))) for model in statements.OF_SESSION
+    statements.compiled(delete(table).where(table.c.session_id == any_(_IDS))) for table in statements.OF_SESSION
 )
 """Delete all rows of sessions, while their rows of `sessions` are locked."""
 
@@ -282,34 +280,34 @@ _NAME, _NAMES = bindparam("name", type_=_TEXT), bindparam("names", type_=ARRAY(_
 _PIECE = bindparam("piece", type_=_BIG)
 
 ARCHIVED = statements.compiled(
-    select(_ARCHIVE.name)
-    .where(_ARCHIVE.piece == literal_column("0"), or_(_ID.is_(None), _ARCHIVE.session_id == _ID))
-    .order_by(_ARCHIVE.name)
+    select(ARCHIVE.c.name)
+    .where(ARCHIVE.c.piece == literal_column("0"), or_(_ID.is_(None), ARCHIVE.c.session_id == _ID))
+    .order_by(ARCHIVE.c.name)
 )
 WRITE_ARCHIVED = statements.compiled(
-    insert(_ARCHIVE).values(session_id=_ID, name=_NAME, piece=_PIECE, encoded=bindparam("encoded", type_=_BYTES))
+    insert(ARCHIVE).values(session_id=_ID, name=_NAME, piece=_PIECE, encoded=bindparam("encoded", type_=_BYTES))
 )
 READ_ARCHIVED = statements.compiled(
-    select(_ARCHIVE.encoded).where(_ARCHIVE.session_id == _ID, _ARCHIVE.name == _NAME, _ARCHIVE.piece == _PIECE)
+    select(ARCHIVE.c.encoded).where(ARCHIVE.c.session_id == _ID, ARCHIVE.c.name == _NAME, ARCHIVE.c.piece == _PIECE)
 )
 DELETE_ARCHIVED = statements.compiled(
-    delete(_ARCHIVE)
-    .where(_ARCHIVE.session_id == _ID, or_(_NAMES.is_(None), _ARCHIVE.name == any_(_NAMES)))
-    .returning(_ARCHIVE.name)
+    delete(ARCHIVE)
+    .where(ARCHIVE.c.session_id == _ID, or_(_NAMES.is_(None), ARCHIVE.c.name == any_(_NAMES)))
+    .returning(ARCHIVE.c.name)
 )
 
 _VALUE = bindparam("value", type_=_BYTES)
-PROPERTIES = statements.compiled(
-    select(_PROPERTY.name).where(_PROPERTY.name.startswith(_NAME)).order_by(_PROPERTY.name)
+PROPERTY_NAMES = statements.compiled(
+    select(PROPERTIES.c.name).where(PROPERTIES.c.name.startswith(_NAME)).order_by(PROPERTIES.c.name)
 )
-READ_PROPERTY = statements.compiled(select(_PROPERTY.value).where(_PROPERTY.name == _NAME))
+READ_PROPERTY = statements.compiled(select(PROPERTIES.c.value).where(PROPERTIES.c.name == _NAME))
 
 
-_NEW = insert_or_not(_PROPERTY).values(name=_NAME, value=_VALUE)
+_NEW = insert_or_not(PROPERTIES).values(name=_NAME, value=_VALUE)
 WRITE_PROPERTY = {
-    False: statements.compiled(_NEW.on_conflict_do_nothing(index_elements=[_PROPERTY.name])),
+    False: statements.compiled(_NEW.on_conflict_do_nothing(index_elements=[PROPERTIES.c.name])),
     True: statements.compiled(
-        _NEW.on_conflict_do_update(index_elements=[_PROPERTY.name], set_={"value": _NEW.excluded.value})
+        _NEW.on_conflict_do_update(index_elements=[PROPERTIES.c.name], set_={"value": _NEW.excluded.value})
     ),
 }
 """Set a property; by whether an existing one is replaced."""

@@ -31,8 +31,8 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.dialects.postgresql import insert as insert_or_not
 
 from miniclaw_sessions.core.stores.postgresql import statements
+from miniclaw_sessions.core.stores.postgresql.tables import PROPERTIES, SESSIONS, USED_RESOLUTION
 from miniclaw_sessions.core.stores.shared_store import Changes
-from miniclaw_sessions.core.stores.sql.models import USED_RESOLUTION, SharedPropertyRow, SharedSessionRow
 
 KEPT_S = 3600
 """The time for which a deletion is recorded."""
@@ -40,7 +40,6 @@ KEPT_S = 3600
 _FORGOTTEN_AT_ONCE = 100
 
 _TEXT = Text()
-_session, _property = SharedSessionRow, SharedPropertyRow
 _BEGUN: ColumnElement[Any] = func.now(type_=statements.TIME)
 _FIRST, _LAST = literal_column("'deleted/'", _TEXT), literal_column("'deleted0'", _TEXT)  # what follows the slash
 
@@ -54,11 +53,11 @@ def _name_at(moment: ColumnElement[Any]) -> ColumnElement[str]:
 def _changes() -> statements.Statement:
     since = cast(bindparam("since", type_=statements.TIME), statements.TIME)
     resolution = literal(USED_RESOLUTION / timedelta(seconds=1), Float()) * statements.SECOND
-    changed = select(*statements.HEAD_COLUMNS).where(_session.used_at > since - resolution)
+    changed = select(*statements.HEAD_COLUMNS).where(SESSIONS.c.used_at > since - resolution)
     nothing = {one.name: cast(null(), one.type).label(one.name) for one in changed.selected_columns}
-    incarnation = func.split_part(_property.name, literal_column("'/'"), literal_column("3"), type_=_TEXT)
+    incarnation = func.split_part(PROPERTIES.c.name, literal_column("'/'"), literal_column("3"), type_=_TEXT)
     deleted = select(*{**nothing, "incarnation": incarnation}.values()).where(
-        _property.name > _name_at(since), _property.name < _LAST
+        PROPERTIES.c.name > _name_at(since), PROPERTIES.c.name < _LAST
     )
     at = select(*{**nothing, "created_at": _BEGUN}.values())
     return statements.compiled(union_all(changed, deleted, at))
@@ -86,7 +85,7 @@ _GIVEN = func.unnest(bindparam("incarnations", type_=ARRAY(_TEXT))).table_valued
     column("incarnation", _TEXT), name="given"
 )
 DELETED = statements.compiled(
-    insert_or_not(SharedPropertyRow)
+    insert_or_not(PROPERTIES)
     .from_select(
         ["name", "value"],
         select(
@@ -94,18 +93,19 @@ DELETED = statements.compiled(
             literal_column("''::bytea"),
         ),
     )
-    .on_conflict_do_nothing(index_elements=[_property.name])
+    .on_conflict_do_nothing(index_elements=[PROPERTIES.c.name])
 )
 """Record deletions, in the transaction that deletes."""
 
 _OLD = (
-    select(_property.name)
+    select(PROPERTIES.c.name)
     .where(
-        _property.name > _FIRST, _property.name < _name_at(_BEGUN - literal(float(KEPT_S), Float()) * statements.SECOND)
+        PROPERTIES.c.name > _FIRST,
+        PROPERTIES.c.name < _name_at(_BEGUN - literal(float(KEPT_S), Float()) * statements.SECOND),
     )
-    .order_by(_property.name)
+    .order_by(PROPERTIES.c.name)
     .limit(literal_column(str(_FORGOTTEN_AT_ONCE)))
     .with_for_update(skip_locked=True)  # two deletions do not wait for each other
 )
-FORGET_DELETED = statements.compiled(delete(SharedPropertyRow).where(_property.name.in_(_OLD)))
+FORGET_DELETED = statements.compiled(delete(PROPERTIES).where(PROPERTIES.c.name.in_(_OLD)))
 """Remove some of the oldest records of deletions."""

@@ -16,10 +16,10 @@ from miniclaw_sessions.core.stores.base import decode_stored
 from miniclaw_sessions.core.stores.postgresql import search_sql, statements
 from miniclaw_sessions.core.stores.postgresql.connections import Connections, transaction
 from miniclaw_sessions.core.stores.postgresql.statements import Statement
+from miniclaw_sessions.core.stores.postgresql.tables import USED_RESOLUTION
 from miniclaw_sessions.core.stores.scanning import may_fit, plain_words
 from miniclaw_sessions.core.stores.shared_store import SharedStore
 from miniclaw_sessions.core.stores.sql.checksums import entry_of_row
-from miniclaw_sessions.core.stores.sql.models import USED_RESOLUTION
 from miniclaw_sessions.core.stores.trigrams import indexed_numbers, wanted_numbers
 from miniclaw_sessions.errors import InvalidMessage, StoreError
 

@@ -1,4 +1,4 @@
-"""The statements of a server's database, built from the models and compiled once to the driver's own text.
+"""The statements of a server's database, built from its tables and compiled once to the driver's own text.
 
 They use only what Citus, CockroachDB and YugabyteDB support too: no sequence, trigger, advisory lock or notification.
 Each condition and each change concerns one session; no statement changes a table twice.
@@ -58,17 +58,17 @@ from sqlalchemy.types import TypeEngine
 
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.stores.base import Append, SessionHead, StoredEntry, StoredHead, StoredTurn
-from miniclaw_sessions.core.stores.sql.checksums import checksum_of, entry_of_row
-from miniclaw_sessions.core.stores.sql.models import (
+from miniclaw_sessions.core.stores.postgresql.tables import (
+    CHECKPOINTS,
+    ENTRIES,
+    KEYS,
+    METADATA,
+    SEARCH,
+    SEARCHED,
+    SESSIONS,
     USED_RESOLUTION,
-    Shared,
-    SharedCheckpointRow,
-    SharedEntryRow,
-    SharedKeyRow,
-    SharedSearchedRow,
-    SharedSearchRow,
-    SharedSessionRow,
 )
+from miniclaw_sessions.core.stores.sql.checksums import checksum_of, entry_of_row
 
 PAGE = 500
 """Sessions that are read in one page."""
@@ -99,7 +99,7 @@ def compiled(statement: CompilerElement) -> Statement:
 
 def schema() -> list[str]:
     """The statements that create the tables in an empty database."""
-    tables = Shared.metadata.sorted_tables
+    tables = METADATA.sorted_tables
     made = [CreateTable(table) for table in tables]
     indexes = [CreateIndex(index) for table in tables for index in sorted(table.indexes, key=lambda one: str(one.name))]
     statements: list[ExecutableDDLElement] = [*made, *indexes]
@@ -108,7 +108,7 @@ def schema() -> list[str]:
 
 def expected_columns() -> dict[str, set[str]]:
     """The columns of each table, by its name."""
-    return {table.name: {one.name for one in table.columns} for table in Shared.metadata.sorted_tables}
+    return {table.name: {one.name for one in table.columns} for table in METADATA.sorted_tables}
 
 
 # --- appending -------------------------------------------------------------------------------------------------------
@@ -137,7 +137,6 @@ def _said(types: Mapping[str, TypeEngine[Any]]) -> CTE:
     return select(*unnested.c).cte("said")
 
 
-_SESSION, _ENTRY, _KEY = SharedSessionRow, SharedEntryRow, SharedKeyRow
 NOW: ColumnElement[datetime] = func.clock_timestamp(type_=TIME)
 SECOND: ColumnElement[timedelta] = literal_column("INTERVAL '1 second'")
 
@@ -147,23 +146,23 @@ def _turn_allows(given: Any) -> ColumnElement[bool]:
 
     A turn that was given back is over: a late append must not prolong it, but may give it back once more.
     """
-    is_held = or_(_SESSION.turn_until.is_not(None), given.seconds <= 0)
+    is_held = or_(SESSIONS.c.turn_until.is_not(None), given.seconds <= 0)
     return or_(
         given.fence.is_(None),
-        and_(_SESSION.fence == given.fence, _SESSION.turn_owner == given.owner, is_held),
-        and_(_SESSION.fence < given.fence, or_(_SESSION.turn_until.is_(None), _SESSION.turn_until < NOW)),
+        and_(SESSIONS.c.fence == given.fence, SESSIONS.c.turn_owner == given.owner, is_held),
+        and_(SESSIONS.c.fence < given.fence, or_(SESSIONS.c.turn_until.is_(None), SESSIONS.c.turn_until < NOW)),
     )
 
 
 def _turn_columns(given: Any, *, is_new: bool) -> dict[Any, Any]:
     """The columns of the turn after an append: its own claim, which is given back if it asks for 0 seconds."""
     says_nothing, is_over = given.fence.is_(None), given.seconds <= 0
-    before = (0, None, None) if is_new else (_SESSION.fence, _SESSION.turn_owner, _SESSION.turn_until)
+    before = (0, None, None) if is_new else (SESSIONS.c.fence, SESSIONS.c.turn_owner, SESSIONS.c.turn_until)
     until = NOW + given.seconds * SECOND
     return {
-        _SESSION.fence: case((says_nothing, before[0]), else_=given.fence),
-        _SESSION.turn_owner: case((says_nothing, before[1]), else_=given.owner),
-        _SESSION.turn_until: case((says_nothing, before[2]), (is_over, None), else_=until),
+        SESSIONS.c.fence: case((says_nothing, before[0]), else_=given.fence),
+        SESSIONS.c.turn_owner: case((says_nothing, before[1]), else_=given.owner),
+        SESSIONS.c.turn_until: case((says_nothing, before[2]), (is_over, None), else_=until),
     }
 
 
@@ -179,36 +178,36 @@ def _go_on(keys: Keys, *, turns: bool) -> Statement:
     """Append to existing sessions; columns that a group does not need are left out, because each value costs time."""
     claim = _TURN if turns else {}
     said = _said({**(_ROWS if keys is Keys.NONE else _KEYED), **_FIRST, **claim})
-    may = [_SESSION.incarnation == said.c.incarnation, _SESSION.last_sequence == said.c.expected]
+    may = [SESSIONS.c.incarnation == said.c.incarnation, SESSIONS.c.last_sequence == said.c.expected]
     if turns:
         may.append(_turn_allows(said.c))
     if keys is Keys.NEW:
         row = said.alias("row")
         is_taken = and_(
-            row.c.session_id == _SESSION.session_id,
-            _KEY.session_id == row.c.session_id,
-            _KEY.idempotency_key == row.c.idempotency_key,
+            row.c.session_id == SESSIONS.c.session_id,
+            KEYS.c.session_id == row.c.session_id,
+            KEYS.c.idempotency_key == row.c.idempotency_key,
         )
-        may.append(not_(exists().where(is_taken).correlate(_SESSION.__table__)))
+        may.append(not_(exists().where(is_taken).correlate(SESSIONS)))
     free = (
-        select(_SESSION.session_id, *(said.c[name] for name in ("expected", "last", *claim)))
-        .join_from(said, _SESSION, _SESSION.session_id == said.c.session_id)
+        select(SESSIONS.c.session_id, *(said.c[name] for name in ("expected", "last", *claim)))
+        .join_from(said, SESSIONS, SESSIONS.c.session_id == said.c.session_id)
         .where(*may)
         # a process that only indexes it does not block this
-        .with_for_update(of=_SESSION, key_share=True, skip_locked=True)
+        .with_for_update(of=SESSIONS, key_share=True, skip_locked=True)
         .cte("free")
     )
-    used_lately = _SESSION.used_at > NOW - literal(USED_RESOLUTION / timedelta(seconds=1), Float()) * SECOND
+    used_lately = SESSIONS.c.used_at > NOW - literal(USED_RESOLUTION / timedelta(seconds=1), Float()) * SECOND
     changes: dict[Any, Any] = {
-        _SESSION.last_sequence: free.c.last,
-        _SESSION.used_at: case((used_lately, _SESSION.used_at), else_=NOW),
+        SESSIONS.c.last_sequence: free.c.last,
+        SESSIONS.c.used_at: case((used_lately, SESSIONS.c.used_at), else_=NOW),
         **(_turn_columns(free.c, is_new=False) if turns else {}),
     }
     changed = (
-        update(_SESSION)
-        .where(_SESSION.session_id == free.c.session_id, _SESSION.last_sequence == free.c.expected)
+        update(SESSIONS)
+        .where(SESSIONS.c.session_id == free.c.session_id, SESSIONS.c.last_sequence == free.c.expected)
         .values(changes)
-        .returning(_SESSION.session_id)
+        .returning(SESSIONS.c.session_id)
         .cte("changed")
     )
     return _with_entries(changed, said, with_keys=keys is not Keys.NONE)
@@ -218,36 +217,36 @@ def _claim() -> Statement:
     """Take, prolong and give back turns of existing sessions, at any last sequence."""
     said = _said({"session_id": _TEXT, "incarnation": _TEXT, **_TURN})
     free = (
-        select(_SESSION.session_id, *(said.c[name] for name in _TURN))
-        .join_from(said, _SESSION, _SESSION.session_id == said.c.session_id)
-        .where(_SESSION.incarnation == said.c.incarnation, _turn_allows(said.c))
+        select(SESSIONS.c.session_id, *(said.c[name] for name in _TURN))
+        .join_from(said, SESSIONS, SESSIONS.c.session_id == said.c.session_id)
+        .where(SESSIONS.c.incarnation == said.c.incarnation, _turn_allows(said.c))
         # a process that only indexes it does not block this
-        .with_for_update(of=_SESSION, key_share=True, skip_locked=True)
+        .with_for_update(of=SESSIONS, key_share=True, skip_locked=True)
         .cte("free")
     )
-    changed = update(_SESSION).where(_SESSION.session_id == free.c.session_id)
-    return compiled(changed.values(_turn_columns(free.c, is_new=False)).returning(_SESSION.session_id))
+    changed = update(SESSIONS).where(SESSIONS.c.session_id == free.c.session_id)
+    return compiled(changed.values(_turn_columns(free.c, is_new=False)).returning(SESSIONS.c.session_id))
 
 
 def _begin() -> Statement:
     """Append to new sessions; in order of session_id, because here two groups may wait for each other."""
     said = _said({**_KEYED, **_FIRST, **_TURN, **_WHO})
     values = {
-        _SESSION.session_id: said.c.session_id,
-        _SESSION.channel: said.c.channel,
-        _SESSION.chat_id: said.c.chat_id,
-        _SESSION.incarnation: said.c.incarnation,
-        _SESSION.created_at: said.c.created_at,
-        _SESSION.last_sequence: said.c.last,
-        _SESSION.used_at: NOW,
+        SESSIONS.c.session_id: said.c.session_id,
+        SESSIONS.c.channel: said.c.channel,
+        SESSIONS.c.chat_id: said.c.chat_id,
+        SESSIONS.c.incarnation: said.c.incarnation,
+        SESSIONS.c.created_at: said.c.created_at,
+        SESSIONS.c.last_sequence: said.c.last,
+        SESSIONS.c.used_at: NOW,
         **_turn_columns(said.c, is_new=True),
     }
     of_sessions = select(*values.values()).where(said.c.incarnation.is_not(None)).order_by(said.c.session_id)
     made = (
-        insert_or_not(_SESSION)
+        insert_or_not(SESSIONS)
         .from_select(list(values), of_sessions)
-        .on_conflict_do_nothing(index_elements=[_SESSION.session_id])
-        .returning(_SESSION.session_id)
+        .on_conflict_do_nothing(index_elements=[SESSIONS.c.session_id])
+        .returning(SESSIONS.c.session_id)
         .cte("changed")
     )
     return _with_entries(made, said, with_keys=True)
@@ -258,18 +257,18 @@ def _with_entries(changed: CTE, said: CTE, *, with_keys: bool) -> Statement:
     of_changed = said.join(changed, changed.c.session_id == said.c.session_id)
     names = list(_KEYED if with_keys else _ROWS)
     rows = select(*(said.c[name] for name in names)).select_from(of_changed).where(said.c.entry_id.is_not(None))
-    answer = select(changed.c.session_id).add_cte(insert(_ENTRY).from_select(names, rows).cte("added"))
+    answer = select(changed.c.session_id).add_cte(insert(ENTRIES).from_select(names, rows).cte("added"))
     if not with_keys:
         return compiled(answer)
     where = select(said.c.session_id, said.c.idempotency_key, said.c.sequence).select_from(of_changed)
     keyed = (
-        insert_or_not(_KEY)
+        insert_or_not(KEYS)
         .from_select(
             ["session_id", "idempotency_key", "sequence"],
             where.where(said.c.idempotency_key.is_not(None)).order_by(said.c.session_id, said.c.sequence),
         )
         # the oldest entry keeps the key
-        .on_conflict_do_nothing(index_elements=[_KEY.session_id, _KEY.idempotency_key])
+        .on_conflict_do_nothing(index_elements=[KEYS.c.session_id, KEYS.c.idempotency_key])
         .cte("keyed")
     )
     return compiled(answer.add_cte(keyed))
@@ -334,59 +333,59 @@ def values_of(parts: Sequence[Part]) -> dict[str, Sequence[Any]]:
 
 _SESSION_ID = bindparam("session_id", type_=_TEXT)
 _LIMIT = bindparam("limit", type_=_BIG)
-_IS_OF_SESSION = _ENTRY.session_id == _SESSION_ID
+_IS_OF_SESSION = ENTRIES.c.session_id == _SESSION_ID
 
 HEAD_COLUMNS = (
-    _SESSION.session_id,
-    _SESSION.channel,
-    _SESSION.chat_id,
-    _SESSION.incarnation,
-    _SESSION.created_at,
-    _SESSION.last_sequence,
-    _SESSION.fence,
-    _SESSION.turn_owner,
-    func.coalesce(_SESSION.turn_until < NOW, literal_column("TRUE")).label("is_over"),
+    SESSIONS.c.session_id,
+    SESSIONS.c.channel,
+    SESSIONS.c.chat_id,
+    SESSIONS.c.incarnation,
+    SESSIONS.c.created_at,
+    SESSIONS.c.last_sequence,
+    SESSIONS.c.fence,
+    SESSIONS.c.turn_owner,
+    func.coalesce(SESSIONS.c.turn_until < NOW, literal_column("TRUE")).label("is_over"),
 )
 """The columns for `stored_head`."""
 
 _HEADS = select(*HEAD_COLUMNS)
-VERSIONS = compiled(_HEADS.where(_SESSION.session_id == any_(bindparam("session_ids", type_=ARRAY(_TEXT)))))
-_HEAD = _HEADS.where(_SESSION.session_id == _SESSION_ID)
+VERSIONS = compiled(_HEADS.where(SESSIONS.c.session_id == any_(bindparam("session_ids", type_=ARRAY(_TEXT)))))
+_HEAD = _HEADS.where(SESSIONS.c.session_id == _SESSION_ID)
 LOCKED_HEAD = compiled(_HEAD.with_for_update(key_share=True))
 LOCKED_HEAD_NOW = compiled(_HEAD.with_for_update(key_share=True, nowait=True))
 LOCKED_FOR_DELETION = compiled(_HEAD.with_for_update())
 HEADS_AFTER = compiled(
-    _HEADS.where(_SESSION.session_id > bindparam("after", type_=_TEXT)).order_by(_SESSION.session_id).limit(PAGE)
+    _HEADS.where(SESSIONS.c.session_id > bindparam("after", type_=_TEXT)).order_by(SESSIONS.c.session_id).limit(PAGE)
 )
-SESSION_IDS = compiled(select(_SESSION.session_id).order_by(_SESSION.session_id))
+SESSION_IDS = compiled(select(SESSIONS.c.session_id).order_by(SESSIONS.c.session_id))
 
-_ENTRIES = select(_ENTRY.sequence, _ENTRY.entry_id, _ENTRY.encoded, _ENTRY.idempotency_key, _ENTRY.checksum).where(
-    _IS_OF_SESSION
-)
+_READ = select(
+    ENTRIES.c.sequence, ENTRIES.c.entry_id, ENTRIES.c.encoded, ENTRIES.c.idempotency_key, ENTRIES.c.checksum
+).where(_IS_OF_SESSION)
 OLDEST_FIRST = compiled(
-    _ENTRIES.where(_ENTRY.sequence > bindparam("after", type_=_BIG)).order_by(_ENTRY.sequence).limit(_LIMIT)
+    _READ.where(ENTRIES.c.sequence > bindparam("after", type_=_BIG)).order_by(ENTRIES.c.sequence).limit(_LIMIT)
 )
-NEWEST_FIRST = compiled(_ENTRIES.order_by(_ENTRY.sequence.desc()).limit(_LIMIT))
+NEWEST_FIRST = compiled(_READ.order_by(ENTRIES.c.sequence.desc()).limit(_LIMIT))
 WITH_ID = compiled(
-    _ENTRIES.where(_ENTRY.entry_id == bindparam("entry_id", type_=_TEXT)).order_by(_ENTRY.sequence).limit(1)
+    _READ.where(ENTRIES.c.entry_id == bindparam("entry_id", type_=_TEXT)).order_by(ENTRIES.c.sequence).limit(1)
 )
 WITH_KEY = compiled(
-    _ENTRIES.join(_KEY, and_(_KEY.session_id == _ENTRY.session_id, _KEY.sequence == _ENTRY.sequence)).where(
-        _KEY.session_id == _SESSION_ID, _KEY.idempotency_key == bindparam("key", type_=_TEXT)
+    _READ.join(KEYS, and_(KEYS.c.session_id == ENTRIES.c.session_id, KEYS.c.sequence == ENTRIES.c.sequence)).where(
+        KEYS.c.session_id == _SESSION_ID, KEYS.c.idempotency_key == bindparam("key", type_=_TEXT)
     )
 )
 IDS_BETWEEN = compiled(
-    select(_ENTRY.sequence, _ENTRY.entry_id).where(
+    select(ENTRIES.c.sequence, ENTRIES.c.entry_id).where(
         _IS_OF_SESSION,
-        _ENTRY.sequence.between(bindparam("first", type_=_BIG), bindparam("last", type_=_BIG)),
+        ENTRIES.c.sequence.between(bindparam("first", type_=_BIG), bindparam("last", type_=_BIG)),
     )
 )
 
 # --- the rest --------------------------------------------------------------------------------------------------------
 
 MEND = compiled(
-    update(_ENTRY)
-    .where(_IS_OF_SESSION, _ENTRY.sequence == bindparam("at", type_=_BIG))
+    update(ENTRIES)
+    .where(_IS_OF_SESSION, ENTRIES.c.sequence == bindparam("at", type_=_BIG))
     .values(
         entry_id=bindparam("entry_id", type_=_TEXT),
         encoded=bindparam("encoded", type_=LargeBinary()),
@@ -395,36 +394,36 @@ MEND = compiled(
     )
 )
 OF_SESSION = (
-    *(SharedSearchedRow, SharedSearchRow),
-    *(SharedEntryRow, SharedKeyRow, SharedCheckpointRow, SharedSessionRow),
+    *(SEARCHED, SEARCH),
+    *(ENTRIES, KEYS, CHECKPOINTS, SESSIONS),
 )
 """The tables with rows of a session. Indexing locks the row of the first: a deletion waits for it."""
 
-DELETE = tuple(compiled(delete(model).where(model.session_id == _SESSION_ID)) for model in OF_SESSION)
+DELETE = tuple(compiled(delete(table).where(table.c.session_id == _SESSION_ID)) for table in OF_SESSION)
 """Delete all rows of a session, its row of `sessions` last, while that is locked."""
 
 _ENDS = (
-    select(_ENTRY.session_id, func.max(_ENTRY.sequence).label("last"), func.count().label("entries"))
-    .group_by(_ENTRY.session_id)
+    select(ENTRIES.c.session_id, func.max(ENTRIES.c.sequence).label("last"), func.count().label("entries"))
+    .group_by(ENTRIES.c.session_id)
     .subquery("ends")
 )
 ORPHANS = compiled(
     select(_ENDS.c.session_id, _ENDS.c.entries)
-    .outerjoin(_SESSION, _SESSION.session_id == _ENDS.c.session_id)
-    .where(_SESSION.session_id.is_(None))
+    .outerjoin(SESSIONS, SESSIONS.c.session_id == _ENDS.c.session_id)
+    .where(SESSIONS.c.session_id.is_(None))
     .order_by(_ENDS.c.session_id)
 )
 WRONG_ENDS = compiled(
-    select(_SESSION.session_id, _SESSION.last_sequence, func.coalesce(_ENDS.c.last, 0))
-    .outerjoin(_ENDS, _SESSION.session_id == _ENDS.c.session_id)
-    .where(_SESSION.last_sequence != func.coalesce(_ENDS.c.last, 0))
-    .order_by(_SESSION.session_id)
+    select(SESSIONS.c.session_id, SESSIONS.c.last_sequence, func.coalesce(_ENDS.c.last, 0))
+    .outerjoin(_ENDS, SESSIONS.c.session_id == _ENDS.c.session_id)
+    .where(SESSIONS.c.last_sequence != func.coalesce(_ENDS.c.last, 0))
+    .order_by(SESSIONS.c.session_id)
 )
 WRONG_KEYS = compiled(
     select(func.count())
-    .select_from(_KEY)
-    .outerjoin(_ENTRY, and_(_ENTRY.session_id == _KEY.session_id, _ENTRY.sequence == _KEY.sequence))
-    .where(_ENTRY.idempotency_key.is_distinct_from(_KEY.idempotency_key))
+    .select_from(KEYS)
+    .outerjoin(ENTRIES, and_(ENTRIES.c.session_id == KEYS.c.session_id, ENTRIES.c.sequence == KEYS.c.sequence))
+    .where(ENTRIES.c.idempotency_key.is_distinct_from(KEYS.c.idempotency_key))
 )
 _CLASS = table("pg_class", *(column(one) for one in ("oid", "relname", "relkind", "relnamespace")))
 _COLUMN = table("pg_attribute", *(column(one) for one in ("attrelid", "attname", "attnum", "attisdropped")))

@@ -1,8 +1,8 @@
 """The statements of the SQLite store, as functions over a SQLAlchemy connection in a transaction.
 
 All but two neither begin nor commit: the store does. New entries go to the driver in statements of many rows, whose
-text is compiled once from the model: each further statement would release and retake the interpreter lock. Rarer
-statements use SQLAlchemy's Core. `models` describes how `entries` and `places` fit together.
+text is compiled once from the table: each further statement would release and retake the interpreter lock. Rarer
+statements use SQLAlchemy's Core. `tables` describes how `entries` and `places` fit together.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from sqlalchemy.exc import DatabaseError
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.stores.base import Append, SessionHead, StoredEntry, StoredHead, entries_to_add
 from miniclaw_sessions.core.stores.sql.checksums import checksum_of, entry_of_row, was_entry
-from miniclaw_sessions.core.stores.sql.models import Base, EntryRow, KeyRow, PlacedRow, PlaceRow, SessionRow
 from miniclaw_sessions.core.stores.sqlite.files import integrity_problems
+from miniclaw_sessions.core.stores.sqlite.tables import ENTRIES, KEYS, METADATA, PLACED, PLACES, SESSIONS
 from miniclaw_sessions.errors import StoreConflict, StoreCorrupt, StoreError
 
 PAGE = 500
@@ -100,114 +100,114 @@ def begin_writing(connection: Connection) -> None:
     driver_of(connection).execute("BEGIN IMMEDIATE")
 
 
-_PLACED_UP_TO = select(PlacedRow.up_to).scalar_subquery()
-_IN_TAIL = EntryRow.position > _PLACED_UP_TO
-_END = select(_PLACED_UP_TO, select(func.max(EntryRow.position)).scalar_subquery())
+_PLACED_UP_TO = select(PLACED.c.up_to).scalar_subquery()
+_IN_TAIL = ENTRIES.c.position > _PLACED_UP_TO
+_END = select(_PLACED_UP_TO, select(func.max(ENTRIES.c.position)).scalar_subquery())
 
-_ROW_OF = select(SessionRow.id).where(SessionRow.session_id == bindparam("session_id")).scalar_subquery()
+_ROW_OF = select(SESSIONS.c.id).where(SESSIONS.c.session_id == bindparam("session_id")).scalar_subquery()
 _NEWEST_PLACED = (
-    select(func.coalesce(func.max(PlaceRow.sequence), 0)).where(PlaceRow.session == SessionRow.id).scalar_subquery()
+    select(func.coalesce(func.max(PLACES.c.sequence), 0)).where(PLACES.c.session == SESSIONS.c.id).scalar_subquery()
 )
-_NEWEST_IN_TAIL = select(EntryRow.session, func.max(EntryRow.sequence)).where(_IN_TAIL).group_by(EntryRow.session)
+_NEWEST_IN_TAIL = select(ENTRIES.c.session, func.max(ENTRIES.c.sequence)).where(_IN_TAIL).group_by(ENTRIES.c.session)
 _HEADS: Select[int, str, str, str, str, datetime, int] = select(
-    SessionRow.id,
-    SessionRow.session_id,
-    SessionRow.channel,
-    SessionRow.chat_id,
-    SessionRow.incarnation,
-    SessionRow.created_at,
+    SESSIONS.c.id,
+    SESSIONS.c.session_id,
+    SESSIONS.c.channel,
+    SESSIONS.c.chat_id,
+    SESSIONS.c.incarnation,
+    SESSIONS.c.created_at,
     _NEWEST_PLACED,
 )
-_SESSION_IDS = select(SessionRow.session_id).order_by(SessionRow.session_id)
-_HEAD = _HEADS.where(SessionRow.session_id == bindparam("session_id"))
-_HEADS_AFTER = _HEADS.where(SessionRow.session_id > bindparam("after")).order_by(SessionRow.session_id).limit(PAGE)
-_POSITIONS = select(SessionRow.session_id, SessionRow.id, SessionRow.incarnation, _NEWEST_PLACED).where(
-    SessionRow.session_id.in_(bindparam("session_ids", expanding=True))
+_SESSION_IDS = select(SESSIONS.c.session_id).order_by(SESSIONS.c.session_id)
+_HEAD = _HEADS.where(SESSIONS.c.session_id == bindparam("session_id"))
+_HEADS_AFTER = _HEADS.where(SESSIONS.c.session_id > bindparam("after")).order_by(SESSIONS.c.session_id).limit(PAGE)
+_POSITIONS = select(SESSIONS.c.session_id, SESSIONS.c.id, SESSIONS.c.incarnation, _NEWEST_PLACED).where(
+    SESSIONS.c.session_id.in_(bindparam("session_ids", expanding=True))
 )
-_NEW_SESSIONS = insert(SessionRow).returning(SessionRow.session_id, SessionRow.id)
+_NEW_SESSIONS = insert(SESSIONS).returning(SESSIONS.c.session_id, SESSIONS.c.id)
 
-_REST = (EntryRow.entry_id, EntryRow.encoded, EntryRow.idempotency_key, EntryRow.checksum, EntryRow.session)
+_REST = (ENTRIES.c.entry_id, ENTRIES.c.encoded, ENTRIES.c.idempotency_key, ENTRIES.c.checksum, ENTRIES.c.session)
 _PLACED_ENTRIES = (
-    select(PlaceRow.sequence, *_REST)
-    .join(EntryRow, EntryRow.position == PlaceRow.position)
-    .where(PlaceRow.session == _ROW_OF)
+    select(PLACES.c.sequence, *_REST)
+    .join(ENTRIES, ENTRIES.c.position == PLACES.c.position)
+    .where(PLACES.c.session == _ROW_OF)
 )
-_ENTRIES_IN_TAIL = select(EntryRow.sequence, *_REST).where(_IN_TAIL, EntryRow.session == _ROW_OF)
-_ENTRIES = union_all(
-    _PLACED_ENTRIES.where(PlaceRow.sequence > bindparam("after")),
-    _ENTRIES_IN_TAIL.where(EntryRow.sequence > bindparam("after")),
+_ENTRIES_IN_TAIL = select(ENTRIES.c.sequence, *_REST).where(_IN_TAIL, ENTRIES.c.session == _ROW_OF)
+_STORED = union_all(
+    _PLACED_ENTRIES.where(PLACES.c.sequence > bindparam("after")),
+    _ENTRIES_IN_TAIL.where(ENTRIES.c.sequence > bindparam("after")),
 )
-_OLDEST_FIRST = _ENTRIES.order_by(PlaceRow.sequence).limit(bindparam("limit"))
-_NEWEST_FIRST = _ENTRIES.order_by(PlaceRow.sequence.desc()).limit(bindparam("limit"))
+_OLDEST_FIRST = _STORED.order_by(PLACES.c.sequence).limit(bindparam("limit"))
+_NEWEST_FIRST = _STORED.order_by(PLACES.c.sequence.desc()).limit(bindparam("limit"))
 _NO_LIMIT = -1
 _WITH_ID = union_all(
-    *(part.where(EntryRow.entry_id == bindparam("entry_id")) for part in (_PLACED_ENTRIES, _ENTRIES_IN_TAIL))
+    *(part.where(ENTRIES.c.entry_id == bindparam("entry_id")) for part in (_PLACED_ENTRIES, _ENTRIES_IN_TAIL))
 ).limit(1)
-_IS_KEY = KeyRow.idempotency_key == bindparam("key")
-_PLACE_OF_KEY = select(KeyRow.sequence).where(KeyRow.session == _ROW_OF, _IS_KEY)
-_WITH_KEY = _PLACED_ENTRIES.where(PlaceRow.sequence == _PLACE_OF_KEY.scalar_subquery())
+_IS_KEY = KEYS.c.idempotency_key == bindparam("key")
+_PLACE_OF_KEY = select(KEYS.c.sequence).where(KEYS.c.session == _ROW_OF, _IS_KEY)
+_WITH_KEY = _PLACED_ENTRIES.where(PLACES.c.sequence == _PLACE_OF_KEY.scalar_subquery())
 _WITH_KEY_IN_TAIL = (
-    _ENTRIES_IN_TAIL.where(EntryRow.idempotency_key == bindparam("key")).order_by(EntryRow.sequence).limit(1)
+    _ENTRIES_IN_TAIL.where(ENTRIES.c.idempotency_key == bindparam("key")).order_by(ENTRIES.c.sequence).limit(1)
 )
-_KEYS: CompoundSelect[Any] = union_all(
-    select(KeyRow.idempotency_key).where(KeyRow.session == _ROW_OF),
-    select(EntryRow.idempotency_key).where(
-        _IN_TAIL, EntryRow.session == _ROW_OF, EntryRow.idempotency_key.is_not(None)
+_KEYS_OF: CompoundSelect[Any] = union_all(
+    select(KEYS.c.idempotency_key).where(KEYS.c.session == _ROW_OF),
+    select(ENTRIES.c.idempotency_key).where(
+        _IN_TAIL, ENTRIES.c.session == _ROW_OF, ENTRIES.c.idempotency_key.is_not(None)
     ),
 )
 
-_PLACE = insert(PlaceRow).from_select(
+_PLACE = insert(PLACES).from_select(
     ["session", "sequence", "position"],
-    select(EntryRow.session, EntryRow.sequence, EntryRow.position)
-    .where(EntryRow.position > bindparam("placed"))
-    .order_by(EntryRow.session, EntryRow.sequence),
+    select(ENTRIES.c.session, ENTRIES.c.sequence, ENTRIES.c.position)
+    .where(ENTRIES.c.position > bindparam("placed"))
+    .order_by(ENTRIES.c.session, ENTRIES.c.sequence),
 )
 _PLACE_KEYS = (
-    insert(KeyRow)
+    insert(KEYS)
     .prefix_with("OR IGNORE", dialect="sqlite")  # the oldest entry keeps the key
     .from_select(
         ["session", "idempotency_key", "sequence"],
-        select(EntryRow.session, EntryRow.idempotency_key, EntryRow.sequence)
-        .where(EntryRow.position > bindparam("placed"), EntryRow.idempotency_key.is_not(None))
-        .order_by(EntryRow.session, EntryRow.sequence),
+        select(ENTRIES.c.session, ENTRIES.c.idempotency_key, ENTRIES.c.sequence)
+        .where(ENTRIES.c.position > bindparam("placed"), ENTRIES.c.idempotency_key.is_not(None))
+        .order_by(ENTRIES.c.session, ENTRIES.c.sequence),
     )
 )
 _MISPLACED = (
-    select(SessionRow.session_id, func.count())
-    .select_from(EntryRow)
-    .join(SessionRow, SessionRow.id == EntryRow.session)
-    .outerjoin(PlaceRow, and_(PlaceRow.session == EntryRow.session, PlaceRow.sequence == EntryRow.sequence))
-    .where(or_(not_(_IN_TAIL), PlaceRow.position.is_not(None)), PlaceRow.position.is_distinct_from(EntryRow.position))
-    .group_by(SessionRow.session_id)
+    select(SESSIONS.c.session_id, func.count())
+    .select_from(ENTRIES)
+    .join(SESSIONS, SESSIONS.c.id == ENTRIES.c.session)
+    .outerjoin(PLACES, and_(PLACES.c.session == ENTRIES.c.session, PLACES.c.sequence == ENTRIES.c.sequence))
+    .where(or_(not_(_IN_TAIL), PLACES.c.position.is_not(None)), PLACES.c.position.is_distinct_from(ENTRIES.c.position))
+    .group_by(SESSIONS.c.session_id)
 )
 _ROW_AT = (
-    select(PlaceRow.session, PlaceRow.position, PlaceRow.sequence, *_REST)
-    .join(EntryRow, EntryRow.position == PlaceRow.position)
-    .where(PlaceRow.session == _ROW_OF, PlaceRow.sequence == bindparam("sequence"))
+    select(PLACES.c.session, PLACES.c.position, PLACES.c.sequence, *_REST)
+    .join(ENTRIES, ENTRIES.c.position == PLACES.c.position)
+    .where(PLACES.c.session == _ROW_OF, PLACES.c.sequence == bindparam("sequence"))
 )
 _ORPHANS = (
     select(func.count())
-    .select_from(EntryRow)
-    .outerjoin(SessionRow, SessionRow.id == EntryRow.session)
-    .where(SessionRow.id.is_(None))
+    .select_from(ENTRIES)
+    .outerjoin(SESSIONS, SESSIONS.c.id == ENTRIES.c.session)
+    .where(SESSIONS.c.id.is_(None))
 )
 _PLACES_OF_NOTHING = (
     select(func.count())
-    .select_from(PlaceRow)
-    .outerjoin(EntryRow, EntryRow.position == PlaceRow.position)
-    .where(EntryRow.position.is_(None))
+    .select_from(PLACES)
+    .outerjoin(ENTRIES, ENTRIES.c.position == PLACES.c.position)
+    .where(ENTRIES.c.position.is_(None))
 )
 _KEYS_OF_NOTHING = select(
     select(func.count())
-    .select_from(EntryRow)
-    .outerjoin(KeyRow, and_(KeyRow.session == EntryRow.session, KeyRow.idempotency_key == EntryRow.idempotency_key))
-    .where(not_(_IN_TAIL), EntryRow.idempotency_key.is_not(None), KeyRow.sequence.is_(None))
+    .select_from(ENTRIES)
+    .outerjoin(KEYS, and_(KEYS.c.session == ENTRIES.c.session, KEYS.c.idempotency_key == ENTRIES.c.idempotency_key))
+    .where(not_(_IN_TAIL), ENTRIES.c.idempotency_key.is_not(None), KEYS.c.sequence.is_(None))
     .scalar_subquery()
     + select(func.count())
-    .select_from(KeyRow)
-    .outerjoin(PlaceRow, and_(PlaceRow.session == KeyRow.session, PlaceRow.sequence == KeyRow.sequence))
-    .outerjoin(EntryRow, EntryRow.position == PlaceRow.position)
-    .where(EntryRow.idempotency_key.is_distinct_from(KeyRow.idempotency_key))
+    .select_from(KEYS)
+    .outerjoin(PLACES, and_(PLACES.c.session == KEYS.c.session, PLACES.c.sequence == KEYS.c.sequence))
+    .outerjoin(ENTRIES, ENTRIES.c.position == PLACES.c.position)
+    .where(ENTRIES.c.idempotency_key.is_distinct_from(KEYS.c.idempotency_key))
     .scalar_subquery()
 )
 
@@ -243,7 +243,7 @@ def append(connection: Connection, appends: Sequence[Append], known: Known) -> l
             accepted.append((item.head, new))
             outcomes.append(None)
     _create(connection, [head for head, _ in accepted if head.session_id not in known.positions], known)
-    values, columns = _rows(accepted, known), len(EntryRow.__table__.columns)
+    values, columns = _rows(accepted, known), len(ENTRIES.columns)
     step = ROWS_PER_INSERT * columns
     for start in range(0, len(values), step):
         chunk = values[start : start + step]
@@ -318,7 +318,7 @@ def _create(connection: Connection, heads: Sequence[SessionHead], known: Known) 
 @lru_cache(maxsize=2 * ROWS_PER_INSERT)
 def _insert_text(rows: int) -> str:
     """The text of an INSERT of this many rows, in the driver's parameter style."""
-    statement, values, row = str(insert(EntryRow).compile(dialect=sqlite.dialect())).partition(" VALUES ")
+    statement, values, row = str(insert(ENTRIES).compile(dialect=sqlite.dialect())).partition(" VALUES ")
     return statement + values + ", ".join([row] * rows)
 
 
@@ -332,7 +332,7 @@ def place(connection: Connection, known: Known) -> None:
     if known.unplaced:
         connection.execute(_PLACE, {"placed": known.placed})
         connection.execute(_PLACE_KEYS, {"placed": known.placed})
-        connection.execute(update(PlacedRow).values(up_to=known.end))
+        connection.execute(update(PLACED).values(up_to=known.end))
         known.placed = known.end or 0
 
 
@@ -394,7 +394,7 @@ def place_of_key(connection: Connection, session_id: str, key: str) -> int | Non
 
 def keys_of(connection: Connection, session_id: str) -> list[str]:
     """All idempotency keys of a session."""
-    return list(connection.execute(_KEYS, {"session_id": session_id}).scalars())
+    return list(connection.execute(_KEYS_OF, {"session_id": session_id}).scalars())
 
 
 def _stored_head(row: Row[int, str, str, str, str, datetime, int], tail: Mapping[int, int]) -> StoredHead:
@@ -414,7 +414,7 @@ def check_schema(connection: Connection) -> None:
     Raises:
         StoreCorrupt: a table has other columns.
     """
-    for table in Base.metadata.sorted_tables:
+    for table in METADATA.sorted_tables:
         found = {row[1] for row in connection.exec_driver_sql(f"PRAGMA table_info({table.name})")}
         if found != {column.name for column in table.columns}:
             raise StoreCorrupt(f"the schema is damaged: the table {table.name} has other columns than it was made with")
@@ -443,10 +443,10 @@ def mend(connection: Connection, session_id: str, entry: StoredEntry, known: Kno
         "idempotency_key": entry.idempotency_key,
         "checksum": checksum,
     }
-    connection.execute(update(EntryRow).where(EntryRow.position == position).values(values))
+    connection.execute(update(ENTRIES).where(ENTRIES.c.position == position).values(values))
     if entry.idempotency_key is not None:
         of_key = {"session": row, "idempotency_key": entry.idempotency_key, "sequence": entry.sequence}
-        connection.execute(insert(KeyRow).prefix_with("OR IGNORE", dialect="sqlite").values(of_key))
+        connection.execute(insert(KEYS).prefix_with("OR IGNORE", dialect="sqlite").values(of_key))
     return True
 
 
@@ -454,14 +454,14 @@ def delete_session(connection: Connection, session_id: str, known: Known) -> boo
     """Remove a session and its entries. Returns whether there was one."""
     place(connection, known)  # so its entries are found by the index, and their positions are not used again
     of_session = {"session_id": session_id}
-    positions = select(PlaceRow.position).where(PlaceRow.session == _ROW_OF)
+    positions = select(PLACES.c.position).where(PLACES.c.session == _ROW_OF)
     # SQLite moves rows while it deletes, and leaves their old bytes in place: so the content is overwritten before.
-    said_nothing = update(EntryRow).values(encoded=func.zeroblob(func.length(EntryRow.encoded)))
-    connection.execute(said_nothing.where(EntryRow.position.in_(positions)), of_session)
-    connection.execute(delete(EntryRow).where(EntryRow.position.in_(positions)), of_session)
-    connection.execute(delete(PlaceRow).where(PlaceRow.session == _ROW_OF), of_session)
-    connection.execute(delete(KeyRow).where(KeyRow.session == _ROW_OF), of_session)
-    removed = connection.execute(delete(SessionRow).where(SessionRow.session_id == bindparam("session_id")), of_session)
+    said_nothing = update(ENTRIES).values(encoded=func.zeroblob(func.length(ENTRIES.c.encoded)))
+    connection.execute(said_nothing.where(ENTRIES.c.position.in_(positions)), of_session)
+    connection.execute(delete(ENTRIES).where(ENTRIES.c.position.in_(positions)), of_session)
+    connection.execute(delete(PLACES).where(PLACES.c.session == _ROW_OF), of_session)
+    connection.execute(delete(KEYS).where(KEYS.c.session == _ROW_OF), of_session)
+    removed = connection.execute(delete(SESSIONS).where(SESSIONS.c.session_id == bindparam("session_id")), of_session)
     known.positions.pop(session_id, None)
     return removed.rowcount > 0
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, insert
 from sqlalchemy.dialects.sqlite import dialect
 from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
 
-from miniclaw_sessions.core.stores.sql.models import Base, PlacedRow
+from miniclaw_sessions.core.stores.sqlite.tables import METADATA, PLACED
 
 REVISIONS = ("0001", "0002", "0003")
 """All versions of the schema, oldest first."""
@@ -31,13 +31,13 @@ def create(connection: Connection) -> None:
     connection.exec_driver_sql("INSERT INTO alembic_version VALUES (?)", (REVISIONS[-1],))
     for statement in _schema():
         connection.exec_driver_sql(statement)
-    connection.execute(insert(PlacedRow).values(up_to=0))
+    connection.execute(insert(PLACED).values(up_to=0))
 
 
 @cache
 def _schema() -> list[str]:
     """What `create_all` does, which would compile it again for each database; a salvage counts on its order."""
-    tables = Base.metadata.tables.values()
+    tables = METADATA.tables.values()
     made: list[ExecutableDDLElement] = [CreateTable(table) for table in tables]
     made += [CreateIndex(index) for table in tables for index in sorted(table.indexes, key=lambda one: str(one.name))]
     return [str(one.compile(dialect=dialect())) for one in made]

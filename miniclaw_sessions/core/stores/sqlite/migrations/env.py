@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from alembic import context
 
-from miniclaw_sessions.core.stores.sql.models import Base
+from miniclaw_sessions.core.stores.sqlite.tables import METADATA
 
 context.configure(
     connection=context.config.attributes["connection"],
-    target_metadata=Base.metadata,
+    target_metadata=METADATA,
     transactional_ddl=True,
     render_as_batch=True,
 )
