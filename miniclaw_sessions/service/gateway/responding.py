@@ -38,8 +38,10 @@ from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.turn import Opening
 from miniclaw_sessions.errors import SessionsError, TurnCutOff
+from miniclaw_sessions.service.api.openai.answering import failure_of
 from miniclaw_sessions.service.api.openai.response_events import reply_marked
 from miniclaw_sessions.service.api.openai.response_input import not_taken
+from miniclaw_sessions.service.api.openai.response_place import under_way
 from miniclaw_sessions.service.api.openai.response_request import (
     FunctionTool,
     Place,
@@ -47,7 +49,6 @@ from miniclaw_sessions.service.api.openai.response_request import (
     Wanted,
     check_calls,
 )
-from miniclaw_sessions.service.api.openai.responses import failure_of, under_way
 from miniclaw_sessions.service.api.openai.stored_responses import FAILED, RESPONSE, place_again
 
 
