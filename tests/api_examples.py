@@ -166,6 +166,7 @@ async def exchanges(recorder: Recorder, directory: Path) -> None:
     await _trees(recorder)
     await _conversations(recorder)
     await _responses(recorder)
+    await _completions(recorder)
     await _service(recorder, directory)
 
 
@@ -311,6 +312,24 @@ async def _responses(recorder: Recorder) -> None:
     await ask("list_input_items", "what was said", response_id=made["id"])
     await ask("cancel_response", "it is there already", response_id=made["id"])
     await ask("delete_response", "one response", response_id=made["id"])
+
+
+async def _completions(recorder: Recorder) -> None:
+    ask, said = recorder.ask, [{"role": "user", "content": "Good morning"}]
+    made = await ask("create_completion", "ask something", body={"model": "any", "messages": said})
+    said += [made["choices"][0]["message"], {"role": "user", "content": "And now?"}]
+    await ask("create_completion", "the same conversation goes on", body={"model": "any", "messages": said})
+    thinks = [{"role": "user", "content": "Think. Good morning"}]
+    streamed = {"stream": True, "stream_options": {"include_usage": True}, "store": False}
+    await ask("create_completion", "its chunks", body={"messages": thinks, **streamed})
+    function = {"name": "weather", "parameters": {"type": "object", "properties": {}}}
+    body = {
+        "messages": [{"role": "user", "content": "The weather?"}],
+        "tools": [{"type": "function", "function": function}],
+    }
+    await ask("create_completion", "a call", body={**body, "store": False})
+    (model, *_) = (await recorder.client.get("/v1/models")).json()["data"]
+    await ask("get_model", "one model", model_id=model["id"])
 
 
 async def _stopped_response(recorder: Recorder) -> None:

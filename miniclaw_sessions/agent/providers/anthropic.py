@@ -54,7 +54,7 @@ class AnthropicProvider(ServiceProvider):
     name = "anthropic"
     service_url = "https://api.anthropic.com"
     known_options = frozenset(
-        {"temperature", "top_p", "max_output_tokens", "tool_choice", "parallel_tool_calls", "effort", "format"}
+        {"temperature", "top_p", "max_output_tokens", "tool_choice", "parallel_tool_calls", "effort", "format", "stop"}
     )
     overflow = re.compile(r"^prompt is too long|exceed(s|ed)? (the )?(model )?context (limit|window)", re.IGNORECASE)
 
@@ -135,6 +135,7 @@ class AnthropicProvider(ServiceProvider):
         fields = {
             "extra_body": {name: value for name, value in sampling.items() if value is not None} or None,
             "output_config": output or None,
+            "stop_sequences": list(wanted.stop) if wanted.stop else None,
             "tool_choice": _tool_choice(wanted) if tools else None,
         }
         return request | {name: value for name, value in fields.items() if value is not None}

@@ -52,7 +52,10 @@ class GoogleProvider(ServiceProvider):
     name = "google"
     service_url = "https://generativelanguage.googleapis.com"
     known_options = frozenset(
-        {"temperature", "top_p", "max_output_tokens", "tool_choice", "parallel_tool_calls", "format"}
+        {
+            *("temperature", "top_p", "max_output_tokens", "tool_choice", "parallel_tool_calls", "format"),
+            *("stop", "frequency_penalty", "presence_penalty"),
+        }
     )
     overflow = re.compile(r"token count.*exceeds the maximum|payload size exceeds", re.IGNORECASE)
 
@@ -145,6 +148,9 @@ class GoogleProvider(ServiceProvider):
             tool_config=tool_config,
             temperature=wanted.temperature,
             top_p=wanted.top_p,
+            stop_sequences=list(wanted.stop) if wanted.stop else None,
+            frequency_penalty=wanted.frequency_penalty,
+            presence_penalty=wanted.presence_penalty,
             response_mime_type=None if wanted.format is None else "application/json",
             response_json_schema=None if wanted.format is None else wanted.format.schema,
             max_output_tokens=wanted.max_output_tokens or self._max_output_tokens,

@@ -106,6 +106,9 @@ class OpenAIProvider(OpenAIClientProvider):
             "reasoning_effort": wanted.effort,
             "verbosity": wanted.verbosity,
             "response_format": response_format,
+            "stop": wanted.stop,
+            "frequency_penalty": wanted.frequency_penalty,
+            "presence_penalty": wanted.presence_penalty,
         }
         if tools:
             fields["tools"] = [{"type": "function", "function": function_of(tool)} for tool in tools]

@@ -43,6 +43,7 @@ class OpenAIResponsesProvider(OpenAIClientProvider):
 
     name = "openai-responses"
     takes_items = True
+    known_options = OpenAIClientProvider.known_options - {"stop", "frequency_penalty", "presence_penalty"}
 
     def __init__(
         self,

@@ -59,7 +59,10 @@ class PydanticAIProvider(ServiceProvider):
     name = "pydantic-ai"
     service_url = ""
     known_options = frozenset(
-        {"temperature", "top_p", "max_output_tokens", "tool_choice", "parallel_tool_calls", "effort"}
+        {
+            *("temperature", "top_p", "max_output_tokens", "tool_choice", "parallel_tool_calls", "effort"),
+            *("stop", "frequency_penalty", "presence_penalty"),
+        }
     )
     overflow = re.compile(
         r"maximum context length|context (window|length|limit)|prompt is too long|exceeds the maximum", re.IGNORECASE
@@ -152,6 +155,9 @@ class PydanticAIProvider(ServiceProvider):
             "parallel_tool_calls": wanted.parallel_tool_calls,
             "tool_choice": [choice.removeprefix(FUNCTION)] if choice and choice.startswith(FUNCTION) else choice,
             "thinking": wanted.effort,
+            "stop_sequences": list(wanted.stop) if wanted.stop else None,
+            "frequency_penalty": wanted.frequency_penalty,
+            "presence_penalty": wanted.presence_penalty,
         }
         budget = {} if self._thinking is None else _BUDGETS[self._vendor](self._thinking)
         return {name: value for name, value in fields.items() if value is not None} | budget

@@ -34,6 +34,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         effort: how much it thinks, such as `low`.
         verbosity: the length of its text, such as `low`.
         format: the form of the reply's text.
+        stop: the reply ends before any of these texts.
+        frequency_penalty, presence_penalty: parameters of the sampling, against repetition.
     """
 
     temperature: float | None = None
@@ -44,6 +46,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     effort: str | None = None
     verbosity: str | None = None
     format: TextFormat | None = None
+    stop: tuple[str, ...] | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
 
     def given(self) -> dict[str, Any]:
         """The options that are not None, by name."""

@@ -31,6 +31,8 @@ HEADERS = {
     IF_MATCH: "If-Match",
     LAST_EVENT_ID: "Last-Event-ID",
     "retry_count": "x-stainless-retry-count",
+    "client_chat": "X-Conversation-Id",
+    "open_webui_chat": "X-OpenWebUI-Chat-Id",
 }
 """The fields of requests that are headers, and what these are called."""
 

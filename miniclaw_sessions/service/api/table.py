@@ -20,7 +20,7 @@ from miniclaw_sessions.service.api import (
     upkeep,
     usage,
 )
-from miniclaw_sessions.service.api.openai import conversations, models, responses
+from miniclaw_sessions.service.api.openai import completions, conversations, models, responses
 from miniclaw_sessions.service.api.operation import Operation
 from miniclaw_sessions.service.api.service import program_version
 
@@ -48,6 +48,7 @@ OPERATIONS: tuple[Operation[Any, Any], ...] = (
     *forgetting.OPERATIONS,
     *conversations.OPERATIONS,
     *responses.OPERATIONS,
+    *completions.OPERATIONS,
     *models.OPERATIONS,
     *description.operations_showing(document),
 )

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from miniclaw_sessions.service.api import description, openapi
 from miniclaw_sessions.service.api.docs_page import CONTENT_SECURITY_POLICY, docs_page
 from miniclaw_sessions.service.api.error_table import known_errors
-from miniclaw_sessions.service.api.openai import responses
+from miniclaw_sessions.service.api.openai import answering
 from miniclaw_sessions.service.api.openapi import examples_of, openapi_document
 from miniclaw_sessions.service.api.operation import BODY, Operation
 from miniclaw_sessions.service.api.table import OPERATIONS, document
@@ -39,7 +39,7 @@ def described() -> dict[str, Any]:
 def asked() -> dict[str, list[dict[str, Any]]]:
     """The exchanges of the examples, of today: what is recorded lacks the fields that are newer than it."""
     with capture_logs(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(responses, "_STATUS_WAIT_S", 1.0)  # or one of the exchanges waits 15 s for a sign of life
+        patch.setattr(answering, "_STATUS_WAIT_S", 1.0)  # or one of the exchanges waits 15 s for a sign of life
         return anyio.run(recorded)
 
 

@@ -26,7 +26,7 @@ from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.turn import Opening
 from miniclaw_sessions.errors import ContextOverflow, ModelError, OptionRefused
 from miniclaw_sessions.service.api.context import OWNER
-from miniclaw_sessions.service.api.openai import responses
+from miniclaw_sessions.service.api.openai import response_place
 from miniclaw_sessions.service.api.openai.response_request import read_request
 from miniclaw_sessions.service.api.openai.shapes import EVENTS, CreateResponse
 from miniclaw_sessions.service.api.openai.stored_responses import RESPONSE, StoredResponse, find_response, response_id
@@ -565,7 +565,7 @@ async def test_a_response_that_ends_while_it_is_looked_at_has_not_failed_and_is_
         assert created.type == "response.created"
         await provider.slowed.wait()
         is_slow = True
-        monkeypatch.setattr(responses, "find_response", find_slowly)
+        monkeypatch.setattr(response_place, "find_response", find_slowly)
         seen = await look(created.response.id)
         monkeypatch.undo()
         assert (seen.id, seen.status, len(provider.asked)) == (created.response.id, "completed", asked + 1)

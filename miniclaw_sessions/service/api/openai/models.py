@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
+from miniclaw_sessions.service.api.openai.shapes import not_found
 from miniclaw_sessions.service.api.operation import operation
 from miniclaw_sessions.service.api.service import Nothing
 from miniclaw_sessions.service.api.shapes import Reply
@@ -36,4 +39,23 @@ async def list_models(context: Context, request: Nothing) -> ModelList:
     return ModelList(data=[Model(id=name, owned_by=provider) for name, provider in known.items()])
 
 
-OPERATIONS = (list_models,)
+class OneModel(msgspec.Struct, frozen=True):
+    """A model, by its name.
+
+    Attributes:
+        model_id: its name, as the list of models has it.
+    """
+
+    model_id: str
+
+
+@operation("GET", "/v1/models/{model_id}", OneModel, Model, openai=True)
+async def get_model(context: Context, request: OneModel) -> Model:
+    """One of the models that a chat may choose."""
+    known = {} if context.chats is None else await context.chats.models()
+    if (provider := known.get(request.model_id)) is None:
+        raise not_found("Model", request.model_id[:300])
+    return Model(id=request.model_id, owned_by=provider)
+
+
+OPERATIONS = (list_models, get_model)

@@ -8,7 +8,7 @@ only such a service takes is named, and refused when it is known who answers.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -67,51 +67,61 @@ def _looked_at(item: Item, at: str) -> Iterator[OfTheService]:
         case "message":
             role = item["role"]
             if role not in ROLES:
-                raise _not_one_of(f"{at}.role", role, ROLES)
+                raise not_one_of(f"{at}.role", role, ROLES)
             parts = _OUTPUT_PARTS if role == "assistant" else _INPUT_PARTS
-            yield from _content(item.get("content"), f"{at}.content", parts)
+            yield from check_content(item.get("content"), f"{at}.content", parts)
         case "function_call":
             for field in ("call_id", "name", "arguments"):
-                _need_text(item, field, at)
+                need_text(item, field, at)
         case "function_call_output":
-            _need_text(item, "call_id", at)
-            yield from _content(item.get("output"), f"{at}.output", _INPUT_PARTS)
+            need_text(item, "call_id", at)
+            yield from check_content(item.get("output"), f"{at}.output", _INPUT_PARTS)
         case "reasoning":
             if not isinstance(item.get("summary"), list):
-                raise _wrong(f"{at}.summary", "a list", item.get("summary"))
+                raise wrong(f"{at}.summary", "a list", item.get("summary"))
         case str(kind) if kind in _COMMANDS:
             raise not_taken(f"{at}.type", _COMMANDS[kind])
         case kind:
             yield OfTheService(f"{at}.type", str(kind)[:_LONGEST_SHOWN])
 
 
-def _content(content: Any, at: str, known: Mapping[str, _Look]) -> Iterator[OfTheService]:
+def check_content(content: Any, at: str, known: Mapping[str, Look]) -> Iterator[OfTheService]:
+    """Check a message's content: text, or parts of known types. Names what not every service takes.
+
+    Raises:
+        RequestError: it is of another shape (400, with the place as `param`).
+    """
     if isinstance(content, str):
         return
     if not isinstance(content, list):
-        raise _wrong(at, "a text or a list of parts", content)
+        raise wrong(at, "a text or a list of parts", content)
     for place, part in enumerate(content):
         here = f"{at}[{place}]"
         if not isinstance(part, dict):
-            raise _wrong(here, "an object", part)
+            raise wrong(here, "an object", part)
         kind = part.get("type")
         if not isinstance(kind, str) or kind not in known:
-            raise _not_one_of(f"{here}.type", kind, known)
+            raise not_one_of(f"{here}.type", kind, known)
         yield from known[kind](part, here)
 
 
 def _text(part: Item, at: str, *, field: str = "text") -> Iterator[OfTheService]:
-    _need_text(part, field, at)
+    need_text(part, field, at)
     yield from ()
 
 
-def _image(part: Item, at: str) -> Iterator[OfTheService]:
+def check_image(part: Item, at: str) -> Iterator[OfTheService]:
+    """Check an image: an address, or data of a type and size that every service takes.
+
+    Raises:
+        RequestError: it is neither (400).
+    """
     url = part.get("image_url")
     if url is None and part.get("file_id") is not None:
         yield OfTheService(f"{at}.file_id", "image by file_id")
         return
     if not isinstance(url, str):
-        raise _wrong(f"{at}.image_url", "an address", url)
+        raise wrong(f"{at}.image_url", "an address", url)
     types = ", ".join(IMAGE_TYPES)
     if inline := DATA_URL.fullmatch(url):
         image = image_of(inline[2])
@@ -127,15 +137,17 @@ def _of_the_service(part: Item, at: str) -> Iterator[OfTheService]:
     yield OfTheService(f"{at}.type", part["type"])
 
 
-_Look = Callable[[Item, str], Iterator[OfTheService]]
-_INPUT_PARTS: Mapping[str, _Look] = {
+Look = Callable[[Item, str], Iterable[OfTheService]]
+"""Checks one part of a content, and names what not every service takes."""
+
+_INPUT_PARTS: Mapping[str, Look] = {
     "input_text": _text,
     "text": _text,
-    "input_image": _image,
+    "input_image": check_image,
     "input_file": _of_the_service,
     "input_audio": _of_the_service,
 }
-_OUTPUT_PARTS: Mapping[str, _Look] = {"output_text": _text, "refusal": partial(_text, field="refusal")}
+_OUTPUT_PARTS: Mapping[str, Look] = {"output_text": _text, "refusal": partial(_text, field="refusal")}
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
@@ -146,22 +158,29 @@ def not_taken(param: str, why: str) -> RequestError:
     return bad_request(f"Unsupported parameter: '{param}' is not supported here: {why}.", param, UNSUPPORTED)
 
 
-def _need_text(fields: Item, name: str, at: str) -> None:
+def need_text(fields: Item, name: str, at: str) -> None:
+    """Raise unless a field is a text (400).
+
+    Raises:
+        RequestError: it is something else, or missing.
+    """
     value = fields.get(name)
     if not isinstance(value, str) or (name == "call_id" and not value):
-        raise _wrong(f"{at}.{name}", "a text", value)
+        raise wrong(f"{at}.{name}", "a text", value)
 
 
-def _wrong(param: str, wanted: str, value: Any) -> RequestError:
+def wrong(param: str, wanted: str, value: Any) -> RequestError:
+    """The error for a value of a wrong type; None: it is missing."""
     if value is None:
         sentence = f"Missing required parameter: '{param}': {wanted} is expected."
         return bad_request(sentence, param, "missing_required_parameter")
     return bad_request(f"Invalid type for '{param}': {wanted} is expected.", param, "invalid_type")
 
 
-def _not_one_of(param: str, value: Any, known: Sequence[str] | Mapping[str, Any]) -> RequestError:
+def not_one_of(param: str, value: Any, known: Sequence[str] | Mapping[str, Any]) -> RequestError:
+    """The error for a value that is none of the known ones."""
     if value is None:
-        return _wrong(param, f"one of {', '.join(known)}", value)
+        return wrong(param, f"one of {', '.join(known)}", value)
     allowed = ", ".join(f"'{one}'" for one in known)
     sentence = f"Invalid value: '{str(value)[:_LONGEST_SHOWN]}'. Supported values of '{param}' are: {allowed}."
     return bad_request(sentence, param)

@@ -64,23 +64,28 @@ async def place_of_response(context: Context, wanted: Wanted) -> Place:
     if not wanted.stores:
         return Place(key, await _in_memory(key, source, found))
     if source is not None and (found is None or source.key.channel == CHANNEL):
-        at, since = (UNSET, source.last_sequence - _LOOKED_AT) if found is None else (found.end, found.mark.sequence)
-        return await _place_in(context, source, wanted, at, since=max(0, since))
-    if wanted.key is not None:
+        if found is not None:
+            return await _place_in(context, source, wanted, found.end, since=found.mark.sequence)
+        return await _place_in(context, source, wanted, UNSET, since=max(0, source.last_sequence - _LOOKED_AT))
+    at: str | UnsetType | None = UNSET if wanted.beginning is None else None
+    key = wanted.beginning or key
+    if wanted.key is not None or wanted.beginning is not None:
         try:
             begun = await context.find(key.session_id)
         except SessionNotFound:
             pass
         else:
-            return await _place_in(context, begun, wanted, UNSET, since=0)
+            return await _place_in(context, begun, wanted, at, since=0)
     context.caller.permit(key)
     if source is not None and found is not None:
         await source.fork(key, leaf_id=found.end)
         return Place(key)
-    return Place(key, is_new=True)
+    return Place(key, at=at, is_new=True)
 
 
-async def _place_in(context: Context, session: Session, wanted: Wanted, at: str | UnsetType, *, since: int) -> Place:
+async def _place_in(
+    context: Context, session: Session, wanted: Wanted, at: str | UnsetType | None, *, since: int
+) -> Place:
     """A place in a session that is there; where the request was made before, what became of it."""
     before = await _asked_before(session, wanted, since=since) if wanted.is_done_once else None
     if before is None:
@@ -104,8 +109,8 @@ def under_way() -> RequestError:
 async def _asked_before(session: Session, wanted: Wanted, *, since: int) -> StoredResponse | None:
     """The response that the same request has begun.
 
-    With a key it is known by that. Without, a conversation is looked at only for what was said last, and just now:
-    people say the same thing again.
+    With a key it is known by that. Without, a conversation is looked at only for what was said last, and just now, and
+    a session that others begin in too only for what was said just now: people say the same thing again.
     """
     newest: Custom | None = None
     async for entry in session.tree.read_entries(after=since):
@@ -114,9 +119,10 @@ async def _asked_before(session: Session, wanted: Wanted, *, since: int) -> Stor
             if is_same or (wanted.key is None and wanted.conversation is not None):
                 newest = entry if is_same else None
     found = None if newest is None else await find_response(session, newest.id)
-    if found is not None and wanted.key is None and wanted.conversation is not None:
+    is_shared = wanted.conversation is not None or wanted.beginning is not None
+    if found is not None and wanted.key is None and is_shared:
         ended_at = max((entry.timestamp for entry in found.outputs), default=found.mark.timestamp)
-        is_last = session.leaf_id in (found.end, found.mark.parent_id)
+        is_last = wanted.conversation is None or session.leaf_id in (found.end, found.mark.parent_id)
         return found if is_last and session.journal.now() - ended_at <= REMEMBERED else None
     return found
 

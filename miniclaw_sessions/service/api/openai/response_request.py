@@ -75,6 +75,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         key: the client's name for the request, which is done once.
         is_repeated: whether the client says that it asked before.
         of_the_service: what of the input only a service takes that speaks items itself.
+        beginning: the session that it begins in, where it follows nothing: as another branch, if that is there already.
+            None: a session of its own.
     """
 
     messages: tuple[Message, ...]
@@ -89,6 +91,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     is_repeated: bool = False
     of_the_service: tuple[OfTheService, ...] = ()
+    beginning: SessionKey | None = None
 
     @property
     def is_done_once(self) -> bool:
@@ -109,6 +112,12 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         for message in self.messages:
             said.update(encode_message(message))
         return {"inputs": len(self.messages), "digest": said.hexdigest(), **belongs, **named, **self.echo}
+
+
+def behind(wanted: Wanted, previous: str, messages: Sequence[Message]) -> Wanted:
+    """The same request for a response that follows another one, with the messages that are new behind it."""
+    echo = {**wanted.echo, "previous_response_id": previous}
+    return msgspec.structs.replace(wanted, previous=previous, messages=tuple(messages), echo=echo)
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -188,16 +197,33 @@ def read_request(body: CreateResponse, key: str | None = None, *, is_repeated: b
     Raises:
         RequestError: it is not one that can be answered; 400, with the parameter's name.
     """
-    _refuse(body)
-    tools = _tools(body.tools or ())
-    choice, tools = _tool_choice(body.tool_choice, tools)
-    given, conversation = body.input, body.conversation
+    given = body.input
     items = [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
     if not items:
         raise bad_request("Missing required parameter: 'input'.", "input", "missing_required_parameter")
     of_the_service = check_input(items)
+    return wanted_with(body, to_messages(items), key, is_repeated=is_repeated, of_the_service=of_the_service)
+
+
+def wanted_with(
+    body: CreateResponse,
+    messages: Sequence[Message],
+    key: str | None = None,
+    *,
+    is_repeated: bool = False,
+    of_the_service: tuple[OfTheService, ...] = (),
+) -> Wanted:
+    """Check everything of a request but its input, which is given as messages.
+
+    Raises:
+        RequestError: it is not one that can be answered; 400, with the parameter's name.
+    """
+    _refuse(body)
+    tools = _tools(body.tools or ())
+    choice, tools = _tool_choice(body.tool_choice, tools)
+    conversation = body.conversation
     return Wanted(
-        messages=tuple(to_messages(items)),
+        messages=tuple(messages),
         of_the_service=of_the_service,
         instructions=body.instructions,
         tools=tools,
