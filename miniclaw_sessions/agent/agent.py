@@ -405,7 +405,7 @@ class _Running:
     async def generate(self) -> TurnFinished | TurnSuspended:
         """Ask the model and run its tools until it calls none."""
         agent, turn, generation = self._agent, self._turn, self.generation
-        left = open_calls(turn.messages())
+        left = open_calls(turn.messages()) if turn.is_resumed else []  # a new message has closed them
         if turn.is_resumed and not left:
             newest = next((message for message in reversed(turn.messages()) if message.role in _SPEAKERS), None)
             if newest is None or newest.is_assistant:

@@ -55,19 +55,29 @@ def build_context(messages: Sequence[Message]) -> list[Message]:
     Args:
         messages: a history in order, from any source, cut anywhere; it is not changed.
     """
-    return [message for message, _ in legal(messages)]
+    context, _ = _legal(messages)
+    return context
 
 
 def legal(messages: Sequence[Message]) -> list[Legal]:
     """`build_context`, with the index of each message in the history."""
+    return [*map(Legal, *_legal(messages))]
+
+
+def _legal(messages: Sequence[Message]) -> tuple[list[Message], list[int | None]]:
+    """A legal context, and the index of each of its messages in the history."""
     if not messages:
-        return []
-    context = _answered(messages)
-    first_user = next((index for index, one in enumerate(context) if one.message.is_user), None)
-    if first_user is not None:
-        return [one for one in context[:first_user] if one.message.role is _SYSTEM] + context[first_user:]
-    systems = next((index for index, one in enumerate(context) if one.message.role is not _SYSTEM), len(context))
-    return [*context[:systems], Legal(Message.user(BEGINNING_MISSING), None), *context[systems:]]
+        return [], []
+    context, places = _answered(messages)
+    user = next((index for index, message in enumerate(context) if message.role is _USER), None)
+    if user is None:
+        systems = next((i for i, message in enumerate(context) if message.role is not _SYSTEM), len(context))
+        context.insert(systems, Message.user(BEGINNING_MISSING))
+        places.insert(systems, None)
+    elif user > 0:
+        kept = [index for index in range(user) if context[index].role is _SYSTEM]
+        context[:user], places[:user] = [context[index] for index in kept], [places[index] for index in kept]
+    return context, places
 
 
 def as_seen_alone(message: Message) -> list[Message]:
@@ -75,32 +85,37 @@ def as_seen_alone(message: Message) -> list[Message]:
     return list(_presented(message))
 
 
-def _answered(messages: Sequence[Message]) -> list[Legal]:
-    """The messages with each call followed by its result, without other results."""
-    shown = [Legal(message, place) for place, original in enumerate(messages) for message in _presented(original)]
-    answers = pair([message for message, _ in shown])
-    context: list[Legal] = []
-    for index, one in enumerate(shown):
-        message = one.message
+def _answered(messages: Sequence[Message]) -> tuple[list[Message], list[int | None]]:
+    """The messages with each call followed by its result, without other results; and the index of each."""
+    shown: list[Message] = []
+    places: list[int | None] = []
+    for place, original in enumerate(messages):
+        for message in _presented(original):
+            shown.append(message)
+            places.append(place)
+    answers = pair(shown)
+    context: list[Message] = []
+    found: list[int | None] = []
+    for index, message in enumerate(shown):
         if message.role is _TOOL_RESULT:
             continue
-        context.append(one)
+        context.append(message)
+        found.append(places[index])
         for call in message.tool_calls or ():
             answer = answers.get((index, call.id))
             context.append(_answer(call, None if answer is None else shown[answer]))
-    return context
+            found.append(None if answer is None else places[answer])
+    return context, found
 
 
-def _answer(call: ToolCall, answer: Legal | None) -> Legal:
+def _answer(call: ToolCall, answer: Message | None) -> Message:
     """The result that follows a call, with the call's id and a name."""
     if answer is None:
         content = NO_RESULT if call.output is None else call.output
-        return Legal(Message.tool_result(call, content, is_error=call.output is None), None)
-    message = answer.message
-    if message.tool_call_id == call.id and message.name is not None:
+        return Message.tool_result(call, content, is_error=call.output is None)
+    if answer.tool_call_id == call.id and answer.name is not None:
         return answer
-    named = msgspec.structs.replace(message, tool_call_id=call.id, name=message.name or call.name)
-    return Legal(named, answer.place)
+    return msgspec.structs.replace(answer, tool_call_id=call.id, name=answer.name or call.name)
 
 
 class ContextInParts:
@@ -144,7 +159,7 @@ class ContextInParts:
     def _release(self) -> list[Message]:
         held, self._held = self._held, []
         self._waiting.clear()
-        answered = [message for message, _ in _answered(held)]
+        answered, _ = _answered(held)
         if self._begun:
             return answered
         begins = (message.is_user if self._has_user else message.role is not Role.SYSTEM for message in answered)

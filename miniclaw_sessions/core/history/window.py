@@ -25,7 +25,8 @@ from miniclaw_sessions.core.protocol.messages import Message, Role
 MOST_AT_ONCE = 24
 """A larger unit leaves call by call; otherwise one turn with many calls would leave the window nearly empty."""
 
-_USER, _TOOL_RESULT = Role.USER, Role.TOOL_RESULT  # looking up a member of an enum is slow, on the path of every append
+_USER, _ASSISTANT, _TOOL_RESULT = Role.USER, Role.ASSISTANT, Role.TOOL_RESULT
+"""Looking up a member of an enum is slow, on the path of every append."""
 
 
 class Kept(msgspec.Struct, frozen=True, gc=False):
@@ -170,6 +171,15 @@ class Window:
     def messages(self) -> list[Message]:
         """The messages, oldest first, decoded."""
         return [decode_message(kept.encoded) for kept in self._unpacked()]
+
+    def newest_step(self) -> list[Message]:
+        """The messages from the assistant's newest on, decoded; all, if the assistant has none."""
+        step: list[Message] = []
+        for kept in reversed(self._unpacked()):
+            step.append(kept.message)
+            if kept.role is _ASSISTANT:
+                break
+        return step[::-1]
 
     def find(self, entry_id: str) -> MessageEntry | None:
         """The message with this id, or None."""

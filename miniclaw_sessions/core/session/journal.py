@@ -21,6 +21,7 @@ from miniclaw_sessions.core.history.conversation import REMEMBERED_KEYS, Convers
 from miniclaw_sessions.core.history.state import Snapshot, State
 from miniclaw_sessions.core.persistence.committer import CommitQueue, Receipt
 from miniclaw_sessions.core.protocol.encoding import (
+    decode_message,
     encode_json,
     encode_message,
     encoded_once,
@@ -37,7 +38,7 @@ from miniclaw_sessions.core.protocol.entries import (
     moves_leaf,
 )
 from miniclaw_sessions.core.protocol.keys import SessionKey
-from miniclaw_sessions.core.protocol.messages import Message, dated
+from miniclaw_sessions.core.protocol.messages import Message, dated, is_bare
 from miniclaw_sessions.core.session.home import Home
 from miniclaw_sessions.core.session.reading import TreeReader
 from miniclaw_sessions.core.session.turn_lock import TurnLock
@@ -333,8 +334,10 @@ class Journal:
             InvalidMessage: it cannot be stored faithfully, or is too large.
         """
         said = dated(message, self.now().replace(microsecond=999_999))
-        entry, _ = encoded_once(self.next_entry(MessageEntry, message=said))
-        self._check_size(len(encode_message(entry.message)))
+        encoded = encode_message(said)
+        if not is_bare(said, said.timestamp):
+            encoded = encode_message(decode_message(encoded))  # as it is accepted: what its own bytes say
+        self._check_size(len(encoded))
 
     def check_entry(self, entry: EntryBase, size: int) -> None:
         """Raise unless an entry of this size could be accepted.

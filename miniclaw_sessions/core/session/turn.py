@@ -20,6 +20,7 @@ from msgspec import UNSET, UnsetType
 
 from miniclaw_sessions.core.history.branch import Branch
 from miniclaw_sessions.core.history.pairing import open_calls, with_answers
+from miniclaw_sessions.core.history.window import Kept
 from miniclaw_sessions.core.persistence.own_task import in_own_task
 from miniclaw_sessions.core.protocol.entries import BranchSummary, Entry, EntryBase, LeafMove, MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message, as_message
@@ -236,9 +237,10 @@ class Turn:
         forgets its own steps repeats them.
         """
         own = {entry.id: entry for entry in self.entries()}
-        others = [entry for entry in self._journal.conversation.window if entry.id not in own]
-        entries = sorted((*others, *own.values()), key=lambda entry: entry.sequence)
-        return [*self._journal.summary(), *(entry.message for entry in entries), *self.staged]
+        others = (kept for kept in self._journal.conversation.window.kept if kept.id not in own)
+        both: list[Kept | MessageEntry] = [*others, *own.values()]
+        in_order = sorted(both, key=lambda one: one.sequence)
+        return [*self._journal.summary(), *(one.message for one in in_order), *self.staged]
 
     def entries(self) -> list[MessageEntry]:
         """What is saved of this turn and not compacted: the user's message and the steps, oldest first."""
@@ -347,7 +349,7 @@ class Turn:
         journal = self._journal
         journal.home.committer.check_store()
         unit = Unit(journal)
-        for call in open_calls([*journal.summary(), *journal.conversation.window.messages()]):
+        for call in open_calls([*journal.summary(), *journal.conversation.window.newest_step()]):
             unit.add_message(Message.tool_result(call, ABANDONED, is_error=True), continues=True)
         entry = unit.add_message(request, idempotency_key=self._idempotency_key, continues=False)
         self._ownership.include(unit.entries)

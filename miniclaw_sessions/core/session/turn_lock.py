@@ -57,7 +57,7 @@ class TurnLock:
     async def acquire(self) -> None:
         """Return when it is held; first come, first served."""
         if self._lock is None:
-            self._lock = anyio.Semaphore(1, max_value=1)
+            self._lock = anyio.Semaphore(1, max_value=1, fast_acquire=True)
         await self._lock.acquire()
 
     def release(self) -> None:

@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from miniclaw_sessions.config import MAX_MESSAGES
+from miniclaw_sessions.core.history.pairing import open_calls
 from miniclaw_sessions.core.history.window import Window
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall
@@ -256,6 +257,12 @@ def test_a_window_equals_one_filled_from_its_own_entries(messages: list[Message]
     window.push(more)
     again.push(more)
     assert list(again) == list(window), "it remembers the last question as well"
+
+
+@given(wild, capacities)
+def test_the_newest_step_has_every_call_that_is_open(messages: list[Message], capacity: int) -> None:
+    window = filled(messages, capacity)
+    assert open_calls(window.newest_step()) == open_calls(window.messages())
 
 
 @given(wild, capacities)
