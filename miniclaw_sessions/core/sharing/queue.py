@@ -64,20 +64,27 @@ class Accepted(Receipt):
         entries: each by the id that it was accepted with. Where another process was first with its idempotency key,
             the entry of that process.
         is_fixed: whether they are stored at the places that they were accepted for, or not at all.
-        keyed_id: the id of the one whose idempotency key stands for all of them; None: each stands for itself.
+        has_one_key: whether the idempotency key of one of them, if no other has one, stands for all of them.
         known: what others have stored with that key before; None of these is stored then.
         given_up: makes the error that says why they are not stored, and never will be.
     """
 
-    __slots__ = ("entries", "given_up", "is_fixed", "keyed_id", "known")
+    __slots__ = ("entries", "given_up", "has_one_key", "is_fixed", "known")
 
-    def __init__(self, entries: Iterable[Entry], *, is_fixed: bool = False, has_one_key: bool = True) -> None:
-        self.entries: dict[str, Entry] = {entry.id: entry for entry in entries}
+    def __init__(self, *, is_fixed: bool = False, has_one_key: bool = True) -> None:
+        self.entries: dict[str, Entry] = {}
         self.is_fixed = is_fixed
-        keyed = [id_ for id_, entry in self.entries.items() if entry.idempotency_key is not None] if has_one_key else []
-        self.keyed_id = keyed[0] if len(keyed) == 1 else None
+        self.has_one_key = has_one_key
         self.known: Entry | None = None
         self.given_up: Callable[[], SessionsError] | None = None
+
+    @property
+    def keyed_id(self) -> str | None:
+        """The id of the entry whose idempotency key stands for all of them; None: each stands for itself."""
+        if not self.has_one_key:
+            return None
+        keyed = [id_ for id_, entry in self.entries.items() if entry.idempotency_key is not None]
+        return keyed[0] if len(keyed) == 1 else None
 
     @property
     def is_given_up(self) -> bool:
@@ -131,8 +138,10 @@ class SharedQueue(CommitQueue):
 
     def track(self, entries: Iterable[Entry], *, is_fixed: bool = False, has_one_key: bool = True) -> Receipt:
         """Note that entries were accepted together; see `CommitQueue.track`."""
-        accepted = Accepted(entries, is_fixed=is_fixed, has_one_key=has_one_key)
-        self.receipts.update(dict.fromkeys(accepted.entries, accepted))
+        accepted = Accepted(is_fixed=is_fixed, has_one_key=has_one_key)
+        for entry in entries:
+            accepted.entries[entry.id] = entry
+            self.receipts[entry.id] = accepted
         return accepted
 
     def receipt(self, entry_id: str) -> Receipt:
@@ -155,9 +164,9 @@ class SharedQueue(CommitQueue):
 
     def take(self) -> Append:
         """Send everything that waits, with the claim of the turn."""
-        append = super().take()
+        self.sending, self._waiting = self._waiting, None
         self._sent_turn = None if self.claim is None else self.claim.turn
-        return Append(append.head, append.entries, turn=self._sent_turn, must_exist=True)
+        return Append(self.head, self.sending or [], turn=self._sent_turn, must_exist=True)
 
     @property
     def sent(self) -> int:
@@ -167,13 +176,14 @@ class SharedQueue(CommitQueue):
     def arrived(self, sent: Sequence[StoredEntry]) -> None:
         """What was on its way is in the store, and with it the turn is ours."""
         super().arrived(sent)
-        self._settle_known()
+        if self.known_before:
+            self._settle_known()
         if self._sent_turn is not None and self.claim is not None:
             self.claim.granted(self._sent_turn)
             if self.claim.is_over:
                 self.claim = None
-        if self.receipts:
-            self.discard(entry.entry_id for entry in sent)
+        for entry in sent:
+            self.receipts.pop(entry.entry_id, None)
 
     def drop(self) -> int:
         """Forget what waits. Returns how many bytes that was."""

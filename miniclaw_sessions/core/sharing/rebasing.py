@@ -266,7 +266,7 @@ def _decoded(stored: StoredEntry, instead: Entry) -> Entry:
 
 def _unit_of(queue: SharedQueue, entry: Entry) -> Accepted:
     """What an entry was accepted with."""
-    return queue.receipts.get(entry.id) or Accepted([entry])
+    return queue.receipts.get(entry.id) or Accepted()
 
 
 def _went_on(session_id: str) -> LeafMoved:
