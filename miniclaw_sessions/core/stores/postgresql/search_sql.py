@@ -9,7 +9,6 @@ that row; only the first indexing of a session locks the session's own row.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import BigInteger, DateTime, Float, Integer, Text, bindparam, text
@@ -105,9 +104,9 @@ AGAIN = _statement("UPDATE searched SET sequence = 0 WHERE session_id = ANY (:se
 DROP = (_statement("DELETE FROM searched"), _statement("DELETE FROM search"))
 
 
-def array(numbers: Sequence[int]) -> str:
+def array(numbers: list[int]) -> str:
     """An array as text: arrays of different lengths cannot be sent in one array."""
-    return "{" + ",".join(map(str, numbers)) + "}"
+    return f"{{{str(numbers)[1:-1]}}}"
 
 
 # --- searching -------------------------------------------------------------------------------------------------------
