@@ -19,6 +19,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from miniclaw_sessions.log import set_log
 from tests.event_loop import watching_the_event_loop
 from tests.postgresql import IN_MEMORY, PostgreSQLServer, running_server
 from tests.sampled import repeated
@@ -130,6 +131,7 @@ def _the_log_as_it_was() -> Iterator[None]:
     handlers, level = list(root.handlers), root.level
     yield
     structlog.reset_defaults()
+    set_log(None)
     root.handlers[:] = handlers
     root.setLevel(level)
     logging.captureWarnings(capture=False)

@@ -6,11 +6,14 @@ import io
 import json
 import logging
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import nio
 import pytest
+from structlog.testing import capture_logs
 
 from miniclaw_sessions.channels.email import EmailChannel
 from miniclaw_sessions.channels.matrix import MatrixChannel
@@ -139,6 +142,23 @@ def test_existing_loggers_follow_a_new_configuration(clock: FakeClock, service: 
     other = Log(clock, io.StringIO())
     service.log.info("two", action="flush.done")
     assert [record["event"] for record in other.records] == ["two"]
+
+
+def test_a_service_loads_no_terminal_library_for_its_log() -> None:
+    program = (
+        "import sys; from miniclaw_sessions.config import LogSettings; from miniclaw_sessions.log import get_logger; "
+        "from miniclaw_sessions.log.records import configure_logging; configure_logging(LogSettings(format='json')); "
+        "get_logger('a').info('hello', action='daemon.ready'); print({'structlog', 'rich'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout, '"event": "hello"' in done.stderr) == ("set()\n", True)
+
+
+def test_a_program_that_configures_structlog_afterwards_gets_the_records_there(service: Log) -> None:
+    with capture_logs() as logged:
+        service.log.info("elsewhere", action="flush.done")
+    assert [record["event"] for record in logged] == ["elsewhere"]
+    assert service.lines == []
 
 
 # --- what is kept out ------------------------------------------------------------------------------------------------

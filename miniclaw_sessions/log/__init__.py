@@ -1,8 +1,9 @@
 """Logging: `get_logger` for who has something to say, `log.actions` what that can be, `log.records` how it looks.
 
 A logger costs nothing until something is logged. structlog brings the terminal library for its pretty output with it,
-twice as much as this whole package takes to import; only programs that configure it pay for it. And a log that cannot
-be written (its disk is full, its pipe is gone) must not end the committer that wanted to say so.
+twice as much as this whole package takes to import; only programs that use it themselves, and a log in a terminal, pay
+for it. And a log that cannot be written (its disk is full, its pipe is gone) must not end the committer that wanted to
+say so.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Logger(Protocol):
 
 
 class _LazyLogger:
-    """Becomes structlog's logger of this name at each call, so that a later configuration counts too."""
+    """Finds at each call who writes, so that a later configuration counts too."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -60,6 +61,8 @@ class _LazyLogger:
             with contextlib.suppress(OSError, ValueError):  # ValueError: the stream was closed
                 if structlog is not None and structlog.is_configured():
                     getattr(structlog.get_logger(self._name), method)(event, **fields)
+                elif _own:
+                    _own[0].write(method, event, fields)
                 else:  # this is another program: its own logging decides what is shown
                     facts = " ".join(f"{key}={value!r}" for key, value in fields.items())
                     getattr(logging.getLogger(self._name), method)("%s (%s)", event, facts)
@@ -98,17 +101,35 @@ def configured_when_used(configure: Callable[[], None]) -> Iterator[None]:
         _pending.clear()  # a program that runs a command itself keeps its own log
 
 
-_streams: list[TextIO] = []
+class Log(Protocol):
+    """What writes the records of this process; see `log.records`."""
+
+    @property
+    def stream(self) -> TextIO:
+        """Where to."""
+        ...
+
+    def write(self, method: str, event: str, fields: dict[str, Any]) -> None:
+        """Write a record, as a logger's method of this name was called.
+
+        Raises:
+            OSError: the stream cannot be written.
+            ValueError: it was closed.
+        """
+        ...
 
 
-def set_log_stream(stream: TextIO) -> None:
-    """Remember the stream that this process logs to."""
-    _streams[:] = [stream]
+_own: list[Log] = []
+
+
+def set_log(log: Log | None) -> None:
+    """Let this write all records of this process; None: what the program configured for itself."""
+    _own[:] = [] if log is None else [log]
 
 
 def log_stream() -> TextIO | None:
     """The stream that this process logs to; None: no program has configured one."""
-    return _streams[0] if _streams else None
+    return _own[0].stream if _own else None
 
 
 def is_pretty(settings: LogSettings, stream: TextIO) -> bool:
@@ -117,7 +138,7 @@ def is_pretty(settings: LogSettings, stream: TextIO) -> bool:
 
 
 def get_logger(name: str) -> Logger:
-    """A module's logger: structlog's where that is configured, else the standard library's.
+    """A module's logger: structlog's where the program has configured that, else ours, else the standard library's.
 
     Errors of the log's stream are swallowed.
     """

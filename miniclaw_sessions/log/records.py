@@ -14,18 +14,17 @@ import contextlib
 import json
 import logging
 import sys
+import threading
 import traceback
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import PurePath
 from typing import Any, TextIO
 
-import structlog
-from structlog.typing import EventDict, Processor
-
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import LogSettings
 from miniclaw_sessions.errors import SessionsError
-from miniclaw_sessions.log import current_request, is_pretty, set_log_stream
+from miniclaw_sessions.log import current_request, is_pretty, set_log
 from miniclaw_sessions.printable import printable
 
 REFUSED_KEYS = frozenset(
@@ -49,7 +48,16 @@ _MAX_EVENT_LENGTH = 1_000
 _MAX_ITEMS = 20
 _MAX_FRAMES = 20
 _FIRST_KEYS = ("time", "level", "event", "action", "session_id")
-_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "critical": logging.CRITICAL,
+}
+_NAMES = {number: name for name, number in _LEVELS.items()}
+
+Record = dict[str, Any]
 
 
 def configure_logging(settings: LogSettings, *, stream: TextIO | None = None, clock: Clock | None = None) -> None:
@@ -60,39 +68,50 @@ def configure_logging(settings: LogSettings, *, stream: TextIO | None = None, cl
         stream: where to; standard error by default.
         clock: stamps the records and times the repetitions.
     """
-    stream = stream or sys.stderr
-    set_log_stream(stream)
-    clock = clock or SystemClock()
-    steps: list[Processor] = [render_json]
-    if is_pretty(settings, stream):
-        from rich.console import Console  # noqa: PLC0415 - an extra: the library alone has no rich
-
-        colors = stream.isatty() and not Console(file=stream).no_color
-        renderer = structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=32, sort_keys=False, timestamp_key="time")
-        steps = [_for_people, renderer]
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            _name_request,
-            structlog.stdlib.add_log_level,
-            RepeatFilter(clock),
-            _Stamp(clock),
-            confine,
-            *steps,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[settings.level]),
-        logger_factory=structlog.WriteLoggerFactory(stream),
-        cache_logger_on_first_use=False,  # tests capture what already existing loggers write
-    )
-    _adopt_standard_library(settings.level)
+    structlog = sys.modules.get("structlog")
+    if structlog is not None:
+        structlog.reset_defaults()  # else what was configured before would write
+    log = StreamLog(settings, stream or sys.stderr, clock or SystemClock())
+    set_log(log)
+    _adopt_standard_library(log, settings.level)
 
 
-def _adopt_standard_library(level: str) -> None:
-    """Route `logging` into structlog. Foreign libraries may only warn: below that, some log statements and bodies."""
+class StreamLog:
+    """Writes records to one stream, each on one line."""
+
+    def __init__(self, settings: LogSettings, stream: TextIO, clock: Clock) -> None:
+        self.stream = stream
+        self._clock = clock
+        self._least = _LEVELS[settings.level]
+        self._repeats = RepeatFilter(clock)
+        self._line = line_for_people(stream) if is_pretty(settings, stream) else line_of_json
+        self._lock = threading.Lock()
+
+    def write(self, method: str, event: str, fields: Record) -> None:
+        """Write a record, unless its level is too low or it repeats itself."""
+        level = "error" if method == "exception" else method
+        if _LEVELS[level] < self._least:
+            return
+        record = {"event": event, **fields, "level": level}
+        if method == "exception":
+            record.setdefault("exc_info", True)
+        if request_id := current_request():
+            record.setdefault("request_id", request_id)
+        if not self._repeats.passes(record):
+            return
+        record["time"] = self._clock.now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        line = self._line(confined(record))
+        with self._lock:
+            self.stream.write(f"{line}\n")
+            self.stream.flush()
+
+
+def _adopt_standard_library(log: StreamLog, level: str) -> None:
+    """Write what `logging` is given. Foreign libraries may only warn: below that, some log statements and bodies."""
     root = logging.getLogger()
-    for handler in [one for one in root.handlers if isinstance(one, _ToStructlog)]:
+    for handler in [one for one in root.handlers if isinstance(one, _ToLog)]:
         root.removeHandler(handler)
-    root.addHandler(_ToStructlog())
+    root.addHandler(_ToLog(log))
     root.setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").setLevel(max(_LEVELS[level], logging.INFO))
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "alembic", "sqlalchemy"):
@@ -101,8 +120,12 @@ def _adopt_standard_library(level: str) -> None:
     logging.captureWarnings(capture=True)
 
 
-class _ToStructlog(logging.Handler):
+class _ToLog(logging.Handler):
     """Hands records of the standard library's loggers over."""
+
+    def __init__(self, log: StreamLog) -> None:
+        super().__init__()
+        self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -112,18 +135,10 @@ class _ToStructlog(logging.Handler):
         level = min(max(record.levelno // 10 * 10, logging.DEBUG), logging.CRITICAL)
         fields = {"action": "library", "logger": record.name, "exc_info": record.exc_info or None}
         with contextlib.suppress(OSError, ValueError):  # the stream is full or gone: never the fault of who logs
-            structlog.get_logger(record.name).log(level, sentence, **fields)
+            self._log.write(_NAMES[level], sentence, fields)
 
 
-# --- processors ------------------------------------------------------------------------------------------------------
-
-
-def _name_request(logger: Any, method: str, record: EventDict) -> EventDict:
-    """Add the id of the request that is being answered."""
-    del logger, method
-    if request_id := current_request():
-        record.setdefault("request_id", request_id)
-    return record
+# --- what is written -------------------------------------------------------------------------------------------------
 
 
 class RepeatFilter:
@@ -133,11 +148,10 @@ class RepeatFilter:
         self._clock = clock
         self._seen: dict[tuple[str, str], tuple[float, int]] = {}
 
-    def __call__(self, logger: Any, method: str, record: EventDict) -> EventDict:
-        """Pass the record, or raise structlog.DropEvent."""
-        del logger
-        if method not in ("warning", "error"):
-            return record
+    def passes(self, record: Record) -> bool:
+        """Whether the record is written; adds how many were not."""
+        if record["level"] not in ("warning", "error"):
+            return True
         # Equal means equal action and reason: an id in the sentence or the keys must not make a flood unique.
         key = (str(record.get("action", record["event"])), str(record.get("reason", record.get("error", "")))[:80])
         now = self._clock.monotonic()
@@ -149,26 +163,11 @@ class RepeatFilter:
         if len(self._seen) >= 1_000:  # noqa: PLR2004 - bounds memory when strangers can vary the reason
             self._seen.clear()
         self._seen[key] = (since, count + 1)
-        if count >= REPEATS:
-            raise structlog.DropEvent
-        return record
+        return count < REPEATS
 
 
-class _Stamp:
-    """Adds the time."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-
-    def __call__(self, logger: Any, method: str, record: EventDict) -> EventDict:
-        del logger, method
-        record["time"] = self._clock.now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        return record
-
-
-def confine(logger: Any, method: str, record: EventDict) -> EventDict:
-    """Keep message text, secrets and endless values out of a record (rules S19 to S21)."""
-    del logger, method
+def confined(record: Record) -> Record:
+    """The record without message text, secrets and endless values (rules S19 to S21)."""
     record.pop("stack_info", None)
     failure = _failure(record.pop("exc_info", None))
     safe: dict[str, Any] = {name: record[name] for name in _FIRST_KEYS if name in record}
@@ -216,18 +215,26 @@ def _cut(text: str, length: int) -> str:
 # --- output ----------------------------------------------------------------------------------------------------------
 
 
-def render_json(logger: Any, method: str, record: EventDict) -> str:
+def line_of_json(record: Record) -> str:
     """The record as one line of ASCII JSON."""
-    del logger, method
     return json.dumps(record, ensure_ascii=True, default=lambda value: f"<{type(value).__name__}>").replace(
         "\x7f", "\\u007f"
     )
 
 
-def _for_people(logger: Any, method: str, record: EventDict) -> EventDict:
+def line_for_people(stream: TextIO) -> Callable[[Record], str]:
+    """What makes a record one line of text for a stream, with colours in a terminal that has them."""
+    from rich.console import Console  # noqa: PLC0415 - an extra: the library alone has no rich
+    from structlog.dev import ConsoleRenderer  # noqa: PLC0415 - slow to load, and a service does without
+
+    colors = stream.isatty() and not Console(file=stream).no_color
+    renderer = ConsoleRenderer(colors=colors, pad_event_to=32, sort_keys=False, timestamp_key="time")
+    return lambda record: str(renderer(None, record["level"], _shown(record)))
+
+
+def _shown(record: Record) -> Record:
     """Local time of day, and control characters that are shown instead of obeyed."""
-    del logger, method
-    shown: EventDict = {}
+    shown: Record = {}
     for name, value in record.items():
         if isinstance(value, str):
             shown[name] = printable(value)

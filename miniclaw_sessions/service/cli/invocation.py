@@ -214,7 +214,7 @@ class Invocation:
 
     def configure_logging(self) -> None:
         """Warnings go to standard error in readable form; with `--debug` everything does."""
-        from miniclaw_sessions.log.records import configure_logging  # noqa: PLC0415 - structlog is slow to load
+        from miniclaw_sessions.log.records import configure_logging  # noqa: PLC0415 - most commands log nothing
 
         configure_logging(LogSettings(level="debug" if self.debug else "warning", format="pretty"))
 

@@ -12,11 +12,11 @@ from typing import Any
 import anyio
 import openai
 import pytest
-import structlog
 from openai import AsyncOpenAI
 
 from miniclaw_sessions.config import ListenSettings, LogSettings
 from miniclaw_sessions.errors import StoreCorrupt
+from miniclaw_sessions.log import set_log
 from miniclaw_sessions.log.audit import AuditLog
 from miniclaw_sessions.log.records import configure_logging
 from miniclaw_sessions.testing import FakeClock
@@ -33,7 +33,7 @@ def logged() -> Iterator[io.StringIO]:
     stream = io.StringIO()
     configure_logging(LogSettings(format="json"), stream=stream, clock=FakeClock())
     yield stream
-    structlog.reset_defaults()
+    set_log(None)
 
 
 def lines(logged: io.StringIO) -> list[dict[str, Any]]:
