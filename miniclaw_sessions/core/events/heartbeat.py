@@ -53,13 +53,18 @@ class Heartbeat:
         """Give heartbeats until `close`."""
         while not self._stop.is_set():
             await self._has_waiters.wait()
-            if not await sleep_unless(self._clock, _BEAT_S, self._stop):
+            if not await sleep_unless(self._clock, self._pause(), self._stop):
                 self._beat()
 
     def close(self) -> None:
         """Make `run` return."""
         self._stop.set()
         self._has_waiters.set()
+
+    def _pause(self) -> float:
+        """How long none of them has waited long enough: who comes later may wait longer."""
+        oldest = next(iter(self._since.values()), -math.inf)
+        return max(_BEAT_S, oldest + _PATIENCE_S - self._clock.monotonic())
 
     def _beat(self) -> None:
         """Give a heartbeat to those that have waited longest: a few at a time, so that nothing else waits for all."""

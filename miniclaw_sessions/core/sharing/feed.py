@@ -23,6 +23,11 @@ from miniclaw_sessions.errors import StoreError
 POLL_S = 0.3
 """How often a shared store is asked for what others wrote."""
 
+QUIET_POLL_S = 1.0
+"""How often it is asked where nothing has changed for `QUIET_S`: that many gateways idle most of the time."""
+
+QUIET_S = 60.0
+
 POLL_PAUSES = 10
 """However slow the store is, the time between two polls is at least this many times the time of a poll."""
 
@@ -70,6 +75,7 @@ class SharedFeed(Feed):
         self._asked: dict[str, Tail] = {}
         self._at: datetime | None = None
         self._thorough_at = 0.0
+        self._changed_at = 0.0
         self._stop = anyio.Event()
         topics.ended.subscribe(self._forget)
 
@@ -97,7 +103,9 @@ class SharedFeed(Feed):
             began = self._clock.monotonic()
             with suppress(StoreError):
                 await self.poll()
-            pause = max(POLL_S, POLL_PAUSES * (self._clock.monotonic() - began))
+            now = self._clock.monotonic()
+            is_quiet = now - self._changed_at > QUIET_S
+            pause = max(QUIET_POLL_S if is_quiet else POLL_S, POLL_PAUSES * (now - began))
 
     def close(self) -> None:
         """End all subscriptions; `run` returns."""
@@ -130,7 +138,7 @@ class SharedFeed(Feed):
         """Ask what has changed, and pass it on to the tails and, if it `feeds`, to the feed."""
         store, server, now = self._database.store, self._database.server, self._clock.monotonic()
         if self._at is None:
-            self._at, self._thorough_at = await store.watch(server.now()), now
+            self._at, self._thorough_at, self._changed_at = await store.watch(server.now()), now, now
         is_first, is_thorough = feeds and not self._has_looked, now - self._thorough_at >= THOROUGH_EVERY_S
         if is_first:
             self._ends.clear()
@@ -144,6 +152,8 @@ class SharedFeed(Feed):
         heads = {stored.head.session_id: stored for stored in changes.changed}
         there = await store.versions(asked) if asked else {}
         self._tails.polled(followed, heads | dict(there), asked, changes.deleted)
+        if not is_thorough and (changes.changed or changes.deleted):  # a thorough poll sees what is known, once more
+            self._changed_at = now
         if feeds:
             gone = [head for head in known if head.session_id not in there]
             if changes.deleted:

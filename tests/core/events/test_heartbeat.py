@@ -39,3 +39,31 @@ async def test_heartbeats_come_in_time_and_a_few_at_once() -> None:
         await clock.advance(0)
         assert sorted(news) == list(range(600))
         tasks.cancel_scope.cancel()
+
+
+class Counting(FakeClock):
+    """Counts how often anybody asks to be woken."""
+
+    slept = 0
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept += 1
+        await super().sleep(seconds)
+
+
+async def test_nothing_wakes_before_the_first_heartbeat_is_due() -> None:
+    clock, heard = Counting(), list[float]()
+    heartbeat = Heartbeat(clock)
+
+    async def wait() -> None:
+        while True:
+            await heartbeat.wait(set())
+            heard.append(clock.monotonic())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(heartbeat.run)
+        tasks.start_soon(wait)
+        await clock.advance(10 * QUIET_S)
+        tasks.cancel_scope.cancel()
+    assert len(heard) >= 10
+    assert clock.slept <= len(heard) + 2

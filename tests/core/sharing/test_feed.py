@@ -14,7 +14,7 @@ import pytest
 
 from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.core.events.feed import Event
-from miniclaw_sessions.core.sharing.feed import LATE_S, THOROUGH_EVERY_S
+from miniclaw_sessions.core.sharing.feed import LATE_S, POLL_S, QUIET_POLL_S, QUIET_S, THOROUGH_EVERY_S
 from miniclaw_sessions.core.stores.postgresql import changes
 from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
 from miniclaw_sessions.core.stores.shared_store import Changes, Use
@@ -118,6 +118,44 @@ async def test_where_nothing_happens_a_poll_is_one_query_however_many_are_follow
             tasks.cancel_scope.cancel()
     assert asked.count("sessions.used_at >") == 1
     assert asked.count("sessions.session_id = ANY") == 0, "none is asked for by its name"
+
+
+class Remembering(PostgreSQLStore):
+    """Its polls are answered at once, by what it was told last: so no time passes while they are under way."""
+
+    told: Changes | None = None
+    polls = 0
+
+    async def changes(self, since: datetime, late_s: float) -> Changes:
+        self.polls += 1
+        if self.told is None:
+            self.told = await super().changes(since, late_s)
+        return self.told
+
+
+async def test_the_polls_of_a_quiet_database_become_few_and_many_again_once_something_happens(
+    database: Database,
+) -> None:
+    clock, store = FakeClock(), Remembering(database.url)
+    async with SessionManager(store=store, clock=clock) as here, aclosing(here.events.watch_all()) as watched:
+        await anext(watched)
+
+        async def polls_in(seconds: float) -> int:
+            before = store.polls
+            await clock.advance(seconds)
+            return store.polls - before
+
+        quick, slow = 20 / POLL_S, 20 / QUIET_POLL_S
+        assert await polls_in(20) >= quick - 1
+        await clock.advance(QUIET_S)
+        assert slow - 1 <= await polls_in(20) <= slow + 1
+        store.told = None
+        await (await here.get_or_create("telegram", 1)).add_message(Message.user("hello"))
+        await anext(watched)
+        await here.events.feed.poll()
+        store.told = Changes(await store.now(), [], set())
+        await clock.advance(QUIET_POLL_S)
+        assert await polls_in(20) >= quick - 1
 
 
 async def test_the_next_poll_finds_a_quiet_session_that_another_gateway_deletes(
