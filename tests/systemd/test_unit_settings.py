@@ -10,13 +10,17 @@ import pytest
 from miniclaw_sessions.config import ListenSettings, SessionSettings
 from miniclaw_sessions.core.stores.postgresql.server import CREDENTIAL as PASSWORD
 from miniclaw_sessions.encryption import CREDENTIAL
+from miniclaw_sessions.service.gateway.exit_status import ExitStatus
 
 UNITS = Path(__file__).parents[2] / "systemd"
 SERVICE = UNITS / "miniclaw-sessions.service"
 SOCKET = UNITS / "miniclaw-sessions.socket"
 TEMPLATE = UNITS / "miniclaw-sessions@.service"
-OWN = {"ExecStart", "Description", "Wants", "After", "RuntimeDirectory", "SyslogIdentifier"}
+OWN = {"ExecStart", "Description", "Wants", "After", "RuntimeDirectory", "SyslogIdentifier", "StartLimitIntervalSec"}
 """What an instance has for itself."""
+
+BURST = {"StartLimitBurst"}
+"""What an instance, which is started without end, does not have."""
 
 STATE = {"StateDirectory", "StateDirectoryMode"}
 
@@ -76,6 +80,12 @@ def test_restarts_come_to_an_end_and_not_at_once() -> None:
     assert burst * pause_s < int(only(SERVICE, "StartLimitIntervalSec")), "the limit is never reached"
 
 
+def test_one_of_several_gateways_is_started_until_its_server_is_there_however_late_that_comes() -> None:
+    assert only(TEMPLATE, "StartLimitIntervalSec") == "0", "a limit would leave it dead after a minute"
+    assert only(TEMPLATE, "Restart") == "on-failure"
+    assert str(int(ExitStatus.FAILURE)) not in only(TEMPLATE, "RestartPreventExitStatus").split()
+
+
 def test_there_are_descriptors_for_as_many_connections_as_are_let_in() -> None:
     assert int(only(SERVICE, "LimitNOFILE")) > 2 * ListenSettings().max_connections + 1_000
 
@@ -94,7 +104,7 @@ def test_no_state_is_entrusted_to_systemds_descriptor_store() -> None:
 def test_one_of_several_instances_is_hardened_like_the_only_one_and_keeps_no_files() -> None:
     alone, one = directives(SERVICE), directives(TEMPLATE)
     alone["Environment"].remove("MINICLAW_WORKSPACE=%S/private/miniclaw-sessions")
-    common = {name: values for name, values in alone.items() if name not in OWN | STATE}
+    common = {name: values for name, values in alone.items() if name not in OWN | STATE | BURST}
     assert {name: values for name, values in one.items() if name not in OWN} == common
     assert {name: len(one[name]) for name in OWN} == dict.fromkeys(OWN, 1)
     for name in ("ExecStart", "RuntimeDirectory", "SyslogIdentifier"):
