@@ -81,7 +81,7 @@ class PostgreSQLServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._names = count(1)
         self._template: str | None = None
-        self._user = _unprivileged_user()
+        self._user = unprivileged_user()
 
     def __repr__(self) -> str:
         return f"<PostgreSQLServer {self.pid or 'stopped'} in {self.directory}>"
@@ -233,7 +233,7 @@ async def cut_connections(server: PostgreSQLServer, database: str) -> None:
     await server.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
 
 
-def _unprivileged_user() -> pwd.struct_passwd | None:
+def unprivileged_user() -> pwd.struct_passwd | None:
     """Whom the server runs as where we are root; else None, and it runs as we do."""
     if os.geteuid() != 0:
         return None

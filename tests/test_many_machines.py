@@ -296,7 +296,7 @@ def test_the_gateways_settings_are_known_and_have_no_password(name: str) -> None
 
 
 def test_patroni_is_told_to_lose_nothing() -> None:
-    """That it takes the file at all was tried with `patroni --validate-config`, version 4.1.5."""
+    """That it takes the file, and does so, is shown by `test_patroni.py`."""
     text = (EXAMPLE / "patroni.yml").read_text()
     found = dict(re.findall(r"^ {4}(\w+): (\w+)$", text, re.MULTILINE))
     assert (found["synchronous_mode"], found["synchronous_mode_strict"]) == ("quorum", "true")
