@@ -124,7 +124,7 @@ class UnderPatroni(Example):
             process = subprocess.Popen(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, **options)
         self._processes.append(process)
 
-    # --- what Patroni says ------------------------------------------------------------------------------------------------
+    # --- what Patroni says -------------------------------------------------------------------------------------------
 
     def members(self) -> dict[str, tuple[str, str]]:
         """The role and the state of each machine, as one that answers sees it."""
