@@ -110,7 +110,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """aiofiles and uvicorn are asyncio only, so this is the backend that is tested."""
+    """aiofiles and the gateway are asyncio only, so this is the backend that is tested."""
     return "asyncio"
 
 

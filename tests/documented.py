@@ -10,6 +10,7 @@ import orjson
 from miniclaw_sessions.service.api.openapi import errors_of
 from miniclaw_sessions.service.api.operation import Operation
 from miniclaw_sessions.service.api.table import OPERATIONS, document
+from miniclaw_sessions.service.gateway.exchange import Exchange, Reply
 from miniclaw_sessions.service.gateway.http import Gateway
 
 _PATHS = [(re.compile(re.sub(r"{\w+}", "[^/]+", one.path)), one) for one in OPERATIONS]
@@ -17,7 +18,7 @@ _FIRST_ERROR = 400
 
 
 class Documented:
-    """An ASGI application that remembers what it replied and no document told of.
+    """An application that remembers what it replied and no document told of.
 
     Attributes:
         context: the application's.
@@ -29,30 +30,26 @@ class Documented:
         self.context = app.context
         self.surprises: set[tuple[str, int, str]] = set()
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, exchange: Exchange) -> None:
         """Answer a request."""
-        operation = _operation(scope["method"], scope["raw_path"].decode())
-        start: Any = None
+        operation, send = _operation(exchange.method, exchange.path), exchange.reply
 
-        async def watched(message: Any) -> None:
-            nonlocal start
-            if message["type"] == "http.response.start":
-                start = message
-            elif operation is not None and start is not None:
-                self._look(operation, start["status"], dict(start["headers"]), message.get("body", b""))
-                start = None
-            await send(message)
+        async def watched(reply: Reply) -> None:
+            if operation is not None:
+                self._look(operation, reply.status, reply.media_type, reply.body)
+            await send(reply)
 
-        await self.app(scope, receive, watched)
+        exchange.reply = watched  # type: ignore[method-assign]
+        await self.app(exchange)
 
-    def _look(self, operation: Operation[Any, Any], status: int, headers: dict[bytes, bytes], body: bytes) -> None:
-        if status >= _FIRST_ERROR and body.startswith(b'{"error":'):
+    def _look(self, operation: Operation[Any, Any], status: int, media_type: str, body: Any) -> None:
+        if status >= _FIRST_ERROR and isinstance(body, bytes) and body.startswith(b'{"error":'):
             kind = orjson.loads(body)["error"]["type"]
             if (status, kind) not in errors_of(operation):
                 self.surprises.add((operation.name, status, kind))
             return
         told = document()["paths"][operation.path][operation.method.lower()]["responses"].get(str(status))
-        media_type = headers.get(b"content-type", b"").decode().partition(";")[0]
+        media_type = media_type.partition(";")[0]
         if told is None or media_type not in told.get("content", {media_type: {}}):
             self.surprises.add((operation.name, status, media_type))
 

@@ -18,14 +18,14 @@ from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.service.client import Client, connect
 from miniclaw_sessions.service.gateway.http import make_app
 from miniclaw_sessions.service.gateway.listeners import listen_unix
-from miniclaw_sessions.service.gateway.server import EmbeddedServer
+from miniclaw_sessions.service.gateway.server import Server
 from miniclaw_sessions.testing.provider import ScriptedProvider
 
 
 @asynccontextmanager
 async def serving(
     manager: SessionManager, socket: Path, agent: Agent, model: ModelSettings | None = None
-) -> AsyncIterator[EmbeddedServer]:
+) -> AsyncIterator[Server]:
     """The gateway, for as long as the block lasts."""
     settings = Settings(listen=ListenSettings(request_timeout_s=5.0))
     listener = listen_unix(socket)
@@ -34,7 +34,7 @@ async def serving(
         anyio.create_task_group() as tasks,
     ):
         app = make_app(manager, dispatcher, settings, None, summarizer_of(agent.provider))
-        server = EmbeddedServer(app, max_connections=100, request_timeout_s=5.0, graceful_timeout_s=1.0)
+        server = Server(app, max_connections=100, request_timeout_s=5.0, graceful_timeout_s=1.0)
         tasks.start_soon(server.serve_until_stopped, [listener.socket])
         await server.listening.wait()
         try:

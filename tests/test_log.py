@@ -263,15 +263,15 @@ def test_ordinary_records_are_never_held_back(service: Log) -> None:
 
 
 def test_other_libraries_warnings_come_the_same_way(service: Log) -> None:
-    logging.getLogger("uvicorn.error").warning("bad %s", "thing\n<0>forged")
+    logging.getLogger("telegram.ext").warning("bad %s", "thing\n<0>forged")
     logging.getLogger("asyncio").error("broken", exc_info=ValueError("why"))
     first, second = service.records
-    assert (first["action"], first["logger"], first["level"]) == ("library", "uvicorn.error", "warning")
+    assert (first["action"], first["logger"], first["level"]) == ("library", "telegram.ext", "warning")
     assert first["event"] == "bad thing..."
     assert second["error_type"] == "ValueError"
 
 
-@pytest.mark.parametrize("name", ["sqlalchemy.engine.Engine", "alembic.runtime", "httpx2", "openai", "uvicorn.access"])
+@pytest.mark.parametrize("name", ["sqlalchemy.engine.Engine", "alembic.runtime", "httpx2", "openai", "asyncio"])
 def test_other_libraries_may_not_say_more_than_warnings_even_when_debugging(clock: FakeClock, name: str) -> None:
     log = Log(clock, io.StringIO(), level="debug")
     logging.getLogger(name).info("INSERT INTO entry VALUES (%s)", "the secret plan")

@@ -2,7 +2,7 @@
 
 As a service each record is one JSON object in ASCII, so that nothing in it can end the line, colour a terminal or forge
 another record (rule S20); in a terminal it is one readable, escaped line. Records of the standard library's loggers
-(uvicorn, SQLAlchemy, ...) come the same way. The package logs facts: a sentence, an `action` of the vocabulary in
+(asyncio, SQLAlchemy, ...) come the same way. The package logs facts: a sentence, an `action` of the vocabulary in
 `log.actions`, and keys such as `session_id`. Keys that could hold message text or secrets are refused, values that are
 not plain are replaced by the name of their type, long ones are cut, and a warning that repeats itself is counted
 instead of written (rule S21). This module decides how a record looks; who calls it (the command line) decides when.
@@ -73,7 +73,7 @@ def configure_logging(settings: LogSettings, *, stream: TextIO | None = None, cl
         structlog.reset_defaults()  # else what was configured before would write
     log = StreamLog(settings, stream or sys.stderr, clock or SystemClock())
     set_log(log)
-    _adopt_standard_library(log, settings.level)
+    _adopt_standard_library(log)
 
 
 class StreamLog:
@@ -106,15 +106,14 @@ class StreamLog:
             self.stream.flush()
 
 
-def _adopt_standard_library(log: StreamLog, level: str) -> None:
+def _adopt_standard_library(log: StreamLog) -> None:
     """Write what `logging` is given. Foreign libraries may only warn: below that, some log statements and bodies."""
     root = logging.getLogger()
     for handler in [one for one in root.handlers if isinstance(one, _ToLog)]:
         root.removeHandler(handler)
     root.addHandler(_ToLog(log))
     root.setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.error").setLevel(max(_LEVELS[level], logging.INFO))
-    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "alembic", "sqlalchemy"):
+    for name in ("alembic", "sqlalchemy"):
         logging.getLogger(name).handlers.clear()
         logging.getLogger(name).propagate = True
     logging.captureWarnings(capture=True)

@@ -31,9 +31,7 @@ INTERRUPTED = 130
 _COLLECT_AFTER = 200_000
 """What a command loads stays: the collector would walk it again and again, and once more at the process's end."""
 
-_OF_THE_EXTRA = frozenset(
-    {"typer", "click", "rich", "prompt_toolkit", "markdown_it", "uvicorn", "httptools", "prometheus_client"}
-)
+_OF_THE_EXTRA = frozenset({"typer", "click", "rich", "prompt_toolkit", "markdown_it", "httptools", "prometheus_client"})
 """What commands and the daemon load, and a program that only uses the library does without."""
 
 

@@ -43,7 +43,7 @@ from miniclaw_sessions.service.gateway.http import Gateway, make_app
 from miniclaw_sessions.service.gateway.listeners import AddressInUseError, Listener, inherited, listen_tcp, listen_unix
 from miniclaw_sessions.service.gateway.notify import Notifier, watchdog
 from miniclaw_sessions.service.gateway.sampling import sample
-from miniclaw_sessions.service.gateway.server import HURRIED_S, EmbeddedServer
+from miniclaw_sessions.service.gateway.server import HURRIED_S, Server
 from miniclaw_sessions.service.gateway.signals import Signals
 from miniclaw_sessions.service.gateway.telemetry import Spans, Telemetry
 from miniclaw_sessions.statistics import ChannelState
@@ -152,7 +152,7 @@ async def _serve(
     app: Gateway, manager: SessionManager, dispatcher: Dispatcher, listeners: Sequence[Listener], life: Life
 ) -> None:
     """Serve until a stop signal; on return no request and no turn is running any more."""
-    server = EmbeddedServer(
+    server = Server(
         app,
         max_connections=life.limits.max_connections,
         request_timeout_s=life.limits.request_timeout_s,
@@ -188,7 +188,7 @@ def _states(settings: Settings, dispatcher: Dispatcher) -> Mapping[str, ChannelS
     return {name: dispatcher.states.get(name, "not loaded") for name in wanted}
 
 
-async def _drain(server: EmbeddedServer, dispatcher: Dispatcher, signals: Signals, graceful_timeout_s: float) -> None:
+async def _drain(server: Server, dispatcher: Dispatcher, signals: Signals, graceful_timeout_s: float) -> None:
     """Accept nothing more, and wait for requests and turns, but not longer than is graceful."""
 
     async def hurry() -> None:

@@ -7,22 +7,16 @@ and lone surrogates. One JSON parser or another silently alters each of these.
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import json
 import math
 import re
 import secrets
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Mapping,
-    MutableMapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from http import HTTPStatus
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 import anyio
 import orjson
@@ -37,17 +31,8 @@ from miniclaw_sessions.service.api.error_table import RequestError, error_docume
 log = get_logger(__name__)
 
 T = TypeVar("T")
-Message = MutableMapping[str, Any]
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-"""As ASGI has them."""
-
 NOT_MODIFIED = 304
 """Who asks has it already; the reply has no body, and a length would be taken for the length of what he has."""
-
-_NO_BODY = (b"content-length", b"0")
-
 
 REQUEST_ID = b"x-request-id"
 """The header by which client and log name the same request."""
@@ -63,6 +48,13 @@ MAX_ELEMENTS = 100_000
 MIN_RATE = 256
 """Bytes per second that a client must send of a long body while it is waited for."""
 
+READ_AHEAD_BYTES = 65_536
+"""So much of a body may wait to be read; then the client waits."""
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+_STATUS_LINES = {status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode() for status in range(100, 600)}
 _MAX_INTEGER_DIGITS = 20
 _DRAIN_S = 1.0
 _DRAIN_FACTOR = 4
@@ -113,17 +105,64 @@ class Reply(NamedTuple):
         return cls(error.status, orjson.dumps(error_document(error)), headers=headers)
 
 
-class Exchange:
-    """One request over ASGI, until its reply is sent.
+class Link(Protocol):
+    """The connection that a request came by, as its exchange sees it."""
 
-    A reply that is sent before the request's body was read ends the connection: the rest of the body would be taken
-    for the next request.
+    is_trusted: bool
+    """Whether it came by a Unix socket."""
+
+    @property
+    def date(self) -> bytes:
+        """The `Date` header's line."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Send this; what is written to a connection that is gone goes nowhere."""
+
+    async def taken(self) -> None:
+        """Return when the client has taken almost all that was written, or is gone."""
+
+    def pause_reading(self) -> None:
+        """Let what the client sends wait in its socket."""
+
+    def resume_reading(self) -> None:
+        """Go on reading."""
+
+    def answered(self) -> None:
+        """The reply is complete."""
+
+    def abort(self) -> None:
+        """Break the connection off."""
+
+
+class Request(NamedTuple):
+    """The head of a request.
 
     Attributes:
         method: in capitals.
         path: undecoded: an encoded slash in a session id must not look like the end of it.
         query: undecoded.
         headers: in order, their names in lower case.
+        is_old: whether it is HTTP/1.0, which knows no chunks.
+        keeps_alive: whether its client wants to ask more on this connection.
+    """
+
+    method: str
+    path: str
+    query: bytes = b""
+    headers: Sequence[tuple[bytes, bytes]] = ()
+    is_old: bool = False
+    keeps_alive: bool = True
+
+
+class Exchange:
+    """One request, until its reply is sent.
+
+    A reply that is sent before the request's body was read ends the connection: the rest of the body would be taken
+    for the next request.
+
+    Attributes:
+        method, path, query, headers: the request's.
         operation: the name of the operation, for metrics and audit.
         context: what its handler works with, once the caller is known; None: it was refused before that.
         scope: the scope that the operation needs.
@@ -132,43 +171,93 @@ class Exchange:
         outcome: the status for the audit log, where it is not the reply's; 0: the reply's.
         request_id: the request's id in reply and log: the client's own, if that is short and plain.
         form_of_errors: makes an error one that the request's clients understand.
+        keeps_alive: whether the connection goes on after the reply.
+        is_whole: whether the request's body has come to its end.
+        is_unread: whether some of the body was not read.
+        is_over: whether the reply was sent.
+        is_gone: whether the client went away.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.method: str = scope["method"]
-        self.path: str = scope["raw_path"].decode("ascii")
-        self.query: bytes = scope["query_string"]
-        self.headers: list[tuple[bytes, bytes]] = scope["headers"]
-        self.operation = "none"
-        self.context: Context | None = None
-        self.request_id = request_id_of(self.header(REQUEST_ID))
-        self.scope: AccessScope = "read"
-        self.sharing: Mapping[str, str] = {}
-        self.status = 0
-        self.outcome = 0
-        self.form_of_errors: Callable[[RequestError], RequestError] = lambda error: error
-        self._state: dict[str, Any] = scope.get("state", {})
-        self._receive = receive
-        self._send = send
-        names = {name for name, _ in self.headers}
-        self._is_unread = b"transfer-encoding" in names or (b"content-length" in names and _NO_BODY not in self.headers)
+    sharing: Mapping[str, str] = {}
+    context: Context | None = None
+    scope: AccessScope = "read"
+    operation = "none"
+    status = 0
+    outcome = 0
+    is_whole = is_over = is_gone = False
+
+    def __init__(self, request: Request, link: Link) -> None:
+        self.method, self.path, self.query, self.headers, self._is_old, self.keeps_alive = request
+        self._first = dict(reversed(self.headers))
+        self.request_id = request_id_of(self._first.get(REQUEST_ID, b""))
+        self.form_of_errors: Callable[[RequestError], RequestError] = _as_it_is
+        self.is_unread = b"transfer-encoding" in self._first or self._first.get(b"content-length", b"0") != b"0"
+        self._asks_first = self._first.get(b"expect", b"").lower() == b"100-continue"
+        self._link = link
+        self._body = bytearray()
+        self._news: asyncio.Future[None] | None = None
 
     @property
     def is_trusted(self) -> bool:
         """Whether it came by a Unix socket."""
-        return self._state.get("trusted") is True
+        return self._link.is_trusted
 
     def header(self, name: bytes) -> bytes:
         """The first header of this name; empty where it is missing."""
-        return next((value for one, value in self.headers if one == name), b"")
+        return self._first.get(name, b"")
+
+    # --- what happens on the connection ------------------------------------------------------------------------------
+
+    def feed(self, piece: bytes) -> None:
+        """A piece of the body has come."""
+        if not self.is_over:
+            self._body += piece
+            if len(self._body) > READ_AHEAD_BYTES:
+                self._link.pause_reading()
+            self._wake()
+
+    def end(self) -> None:
+        """The body is here as a whole."""
+        self.is_whole = True
+        self._wake()
+
+    def lose(self) -> None:
+        """The client went away."""
+        self.is_gone = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    async def _wait(self) -> None:
+        """Wait until anything has happened; one task at a time."""
+        self._link.resume_reading()
+        self._news = asyncio.get_running_loop().create_future()
+        try:
+            await self._news
+        finally:
+            self._news = None
 
     # --- the request -------------------------------------------------------------------------------------------------
 
-    async def _next(self) -> Message:
-        message = await self._receive()
-        if message["type"] == "http.request" and not message.get("more_body", False):
-            self._is_unread = False
-        return message
+    async def piece(self) -> bytes:
+        """What has come of the body since the last call; empty at its end.
+
+        Raises:
+            ClientGone: it did not come to its end.
+        """
+        if self._asks_first:
+            self._asks_first = False
+            self._link.write(_CONTINUE)
+        while not (self._body or self.is_whole or self.is_gone):
+            await self._wait()
+        if self.is_gone:
+            raise ClientGone
+        piece = bytes(self._body)
+        self._body.clear()
+        self.is_unread = not self.is_whole
+        return piece
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """The body as it comes.
@@ -176,14 +265,8 @@ class Exchange:
         Raises:
             ClientGone: it did not come to its end.
         """
-        is_last = False
-        while not is_last:
-            message = await self._next()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            is_last = not message.get("more_body", False)
-            if body := message.get("body", b""):
-                yield body
+        while piece := await self.piece():
+            yield piece
 
     async def while_waited_for(self, work: Coroutine[Any, Any, T]) -> T:
         """What may take as long as the session is large, or the model is slow: it ends when the client goes away.
@@ -209,60 +292,102 @@ class Exchange:
         return done[0]
 
     async def _cancel_when_gone(self, scope: anyio.CancelScope) -> None:
-        while (await self._next())["type"] != "http.disconnect":
-            pass
+        while not self.is_gone:
+            self._body.clear()  # a body that is not read would fill the memory
+            await self._wait()
         scope.cancel()
 
     # --- the reply ---------------------------------------------------------------------------------------------------
 
     async def reply(self, reply: Reply) -> None:
         """Send it; what is made piece by piece is made as fast as it is taken."""
+        self.status = reply.status
         if isinstance(reply.body, bytes):
-            await self._begin(reply, None if reply.status == NOT_MODIFIED else b"%d" % len(reply.body))
-            await self._send({"type": "http.response.body", "body": reply.body})
+            length = None if reply.status == NOT_MODIFIED else len(reply.body)
+            head = self._head(reply, length)
+            await self._link.taken()
+            self._link.write(head if self.method == "HEAD" else head + reply.body)
+            self._end()
             return
         async with aclosing(reply.body), anyio.create_task_group() as tasks:
             tasks.start_soon(self._cancel_when_gone, tasks.cancel_scope, name="client watch")
             try:
-                await self._begin(reply, None)
-                for piece in reply.begun:
-                    await self._send_piece(piece, more=True)
+                framed = self._framing(reply)
+                head = self._head(reply, None)
+                await self._link.taken()
+                self._link.write(head + framed(b"".join(reply.begun)))  # in one, so that a client wakes once
                 async for piece in reply.body:
-                    await self._send_piece(piece, more=True)
-                await self._send_piece(b"", more=False)
+                    await self._link.taken()
+                    self._link.write(framed(piece))
+                    await checkpoint()  # a client that takes everything at once must not keep the others waiting
+                await self._link.taken()
+                self._link.write(b"0\r\n\r\n" if framed is _chunk else b"")
+                self._end()
             except Exception as error:  # noqa: BLE001 - the status is sent already: the client sees a broken end
                 log.error("a reply broke off", action="http.broke_off", error_type=type(error).__name__)
                 self.break_off()
             tasks.cancel_scope.cancel()
 
-    async def _begin(self, reply: Reply, length: bytes | None) -> None:
-        """Send the head, which no browser takes for something else, and no cache keeps unless the reply says so."""
-        self.status = reply.status
-        media_type = reply.media_type.encode()
-        if media_type.startswith(b"text/") and b"charset" not in media_type:
-            media_type += b"; charset=utf-8"
-        given = {**reply.headers, **self.sharing}
-        own = {name.lower().encode("latin-1"): value.encode("latin-1") for name, value in given.items()}
-        common = {
-            REQUEST_ID: self.request_id.encode(),
-            b"content-type": media_type,
-            b"cache-control": b"no-store",
-            b"x-content-type-options": b"nosniff",
-        }
-        headers = [*{**common, **own}.items()]
-        if length is not None:
-            headers.append((b"content-length", length))
-        if self._is_unread and "Connection" not in reply.headers:
-            headers.append((b"connection", b"close"))
-        await self._send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    def _framing(self, reply: Reply) -> Callable[[bytes], bytes]:
+        """How a piece of a reply without a length is sent."""
+        if self.method == "HEAD" or reply.status == NOT_MODIFIED:
+            return _nothing
+        return bytes if self._is_old else _chunk  # there the end of the connection is the end of the reply
 
-    async def _send_piece(self, piece: bytes, *, more: bool) -> None:
-        await self._send({"type": "http.response.body", "body": piece, "more_body": more})
-        await checkpoint()  # a client that takes everything at once must not keep the others waiting
+    def _head(self, reply: Reply, length: int | None) -> bytes:
+        """The head, which no browser takes for something else, and no cache keeps unless the reply says so.
+
+        Raises:
+            ValueError: a header would end its line.
+        """
+        given = {**reply.headers, **self.sharing} if self.sharing else reply.headers
+        if self.is_unread or "Connection" in given:
+            self.keeps_alive = False
+        lines = [_STATUS_LINES[reply.status], self._link.date, b"x-request-id: ", self.request_id.encode(), b"\r\n"]
+        lines.append(_about(reply.media_type))
+        if "Cache-Control" not in given:
+            lines.append(b"cache-control: no-store\r\n")
+        for name, value in given.items():
+            if _CONTROL.search(value):
+                raise ValueError(f"the header {name} has control characters")
+            lines.append(f"{name.lower()}: {value}\r\n".encode("latin-1"))
+        if length is not None:
+            lines.append(b"content-length: %d\r\n" % length)
+        elif self._framing(reply) is _chunk:
+            lines.append(b"transfer-encoding: chunked\r\n")
+        if not self.keeps_alive and "Connection" not in given:
+            lines.append(b"connection: close\r\n")
+        lines.append(b"\r\n")
+        return b"".join(lines)
+
+    def _end(self) -> None:
+        self.is_over = True
+        self._link.answered()
 
     def break_off(self) -> None:
         """End the connection at once."""
-        self._state["abort"]()
+        self._link.abort()
+
+
+def _as_it_is(error: RequestError) -> RequestError:
+    return error
+
+
+def _chunk(piece: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b""  # an empty chunk would be the end
+
+
+def _nothing(piece: bytes) -> bytes:
+    del piece
+    return b""
+
+
+@functools.lru_cache(maxsize=64)
+def _about(media_type: str) -> bytes:
+    """The header lines that say what a body is; there are few of them."""
+    if media_type.startswith("text/") and "charset" not in media_type:
+        media_type += "; charset=utf-8"
+    return f"content-type: {media_type}\r\nx-content-type-options: nosniff\r\n".encode()
 
 
 # --- the body --------------------------------------------------------------------------------------------------------

@@ -29,8 +29,7 @@ from miniclaw_sessions.service.api.table import OPERATIONS
 from miniclaw_sessions.service.gateway import metrics
 from miniclaw_sessions.service.gateway.binding import Binding, content_reply, method_refusal
 from miniclaw_sessions.service.gateway.chat import DispatchedChats
-from miniclaw_sessions.service.gateway.exchange import ClientGone, Exchange, Receive, Reply, Send, read_body_in_time
-from miniclaw_sessions.service.gateway.exchange import Scope as RequestScope
+from miniclaw_sessions.service.gateway.exchange import ClientGone, Exchange, Reply, read_body_in_time
 from miniclaw_sessions.service.gateway.mcp import MCP, mcp_reply
 from miniclaw_sessions.service.gateway.page import FILES
 from miniclaw_sessions.service.gateway.responding import DispatchedResponses
@@ -77,7 +76,7 @@ def make_app(  # noqa: PLR0913, PLR0917 - what it is put together of
 
 
 class Gateway:
-    """ASGI: admits requests, has them answered, turns errors into replies, and writes down who did what.
+    """Admits requests, has them answered, turns errors into replies, and writes down who did what.
 
     Attributes:
         context: what the handlers work with.
@@ -101,9 +100,8 @@ class Gateway:
         self._metrics_scope = _METRICS_SCOPE.get(settings.listen.metrics)
         self._admitted: dict[Exchange, Caller] = {}
 
-    async def __call__(self, scope: RequestScope, receive: Receive, send: Send) -> None:
+    async def __call__(self, exchange: Exchange) -> None:
         """Answer one request."""
-        exchange = Exchange(scope, receive, send)
         with in_request(exchange.request_id), self.telemetry.request(exchange):
             try:
                 reply = await self._answer(exchange)

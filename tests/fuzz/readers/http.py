@@ -26,7 +26,7 @@ from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.service.gateway.http import make_app
 from miniclaw_sessions.service.gateway.listeners import listen_unix
-from miniclaw_sessions.service.gateway.server import EmbeddedServer
+from miniclaw_sessions.service.gateway.server import Server
 from tests.fuzz.mutations import damaged
 from tests.fuzz.reader import SECRET, Reader
 from tests.fuzz.seeds import conversation
@@ -300,7 +300,7 @@ async def _served(scratch: Any) -> AsyncIterator[SessionManager]:
         Dispatcher(manager, Assistant(Agent(provider), ModelSettings()), limits=ChannelSettings()) as dispatcher,
         anyio.create_task_group() as tasks,
     ):
-        server = EmbeddedServer(
+        server = Server(
             make_app(
                 manager,
                 dispatcher,

@@ -27,7 +27,7 @@ from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.service.gateway.http import Gateway, make_app
 from miniclaw_sessions.service.gateway.listeners import listen_tcp, listen_unix
 from miniclaw_sessions.service.gateway.security import AccessPolicy
-from miniclaw_sessions.service.gateway.server import EmbeddedServer
+from miniclaw_sessions.service.gateway.server import Server
 from miniclaw_sessions.service.gateway.token_table import TokenTable
 from miniclaw_sessions.testing.clock import FakeClock
 from miniclaw_sessions.testing.faults import FaultyStore
@@ -44,7 +44,7 @@ class Served:
     """A running server and clients for it: `unix` is trusted, `tcp` sends the token."""
 
     manager: SessionManager
-    server: EmbeddedServer
+    server: Server
     dispatcher: Dispatcher
     socket: Path
     port: int
@@ -76,7 +76,7 @@ class Served:
     async def idle(self) -> None:
         """Wait until no request is being answered."""
         with anyio.fail_after(60):
-            while tasks := self.server.server_state.tasks:
+            while tasks := self.server.state.tasks:
                 await asyncio.wait(tasks)
 
     async def is_alive(self) -> bool:
@@ -188,7 +188,7 @@ async def served(  # noqa: PLR0917 - fixtures
     ):
         app = make_app(manager, dispatcher, settings, policy, summarizer_of(agent.provider))
         documented = Documented(app)
-        server = EmbeddedServer(
+        server = Server(
             documented,
             max_connections=limits.max_connections,
             request_timeout_s=limits.request_timeout_s,

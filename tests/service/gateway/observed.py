@@ -30,7 +30,7 @@ from miniclaw_sessions.config import Settings
 from miniclaw_sessions.service.gateway.http import make_app
 from miniclaw_sessions.service.gateway.listeners import listen_tcp, listen_unix
 from miniclaw_sessions.service.gateway.security import AccessPolicy
-from miniclaw_sessions.service.gateway.server import EmbeddedServer
+from miniclaw_sessions.service.gateway.server import Server
 from miniclaw_sessions.service.gateway.telemetry import Spans, Telemetry
 from miniclaw_sessions.service.gateway.token_table import TokenTable
 from miniclaw_sessions.testing.clock import FakeClock
@@ -95,7 +95,7 @@ async def observed(
         tokens = TokenTable(TOKEN, [directory / "tokens.json"], SystemClock())
         policy = AccessPolicy.of(tokens, [f"127.0.0.1:{port}"], [])
         app = make_app(manager, dispatcher, settings, policy, summarizer_of(agent.provider), telemetry)
-        server = EmbeddedServer(app, max_connections=100, request_timeout_s=5.0, graceful_timeout_s=1.0)
+        server = Server(app, max_connections=100, request_timeout_s=5.0, graceful_timeout_s=1.0)
         tasks.start_soon(server.serve_until_stopped, [listener.socket for listener in listeners])
         await server.listening.wait()
         yield Observed(manager, dispatcher, client, tcp)

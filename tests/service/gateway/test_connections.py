@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from contextlib import AsyncExitStack
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from miniclaw_sessions.config import ListenSettings, ModelSettings
 from miniclaw_sessions.core.protocol.messages import Message
-from miniclaw_sessions.service.gateway.server import MAX_HEAD_BYTES, MAX_PIPELINED
+from miniclaw_sessions.service.gateway.connection import MAX_HEAD_BYTES, MAX_PIPELINED
 
 pytestmark = pytest.mark.anyio
 
@@ -111,6 +112,18 @@ async def test_the_last_request_of_a_connection_is_answered_and_nothing_behind_i
         assert reply.rpartition(b"HTTP/1.1 ")[2].lower().count(b"connection: close") == 1
 
 
+async def test_a_client_that_knows_no_chunks_gets_none(served: Any) -> None:
+    """What HTTP/1.0 asks for ends with its connection."""
+    said = json.dumps({"messages": [{"role": "user", "content": "x" * 60_000}] * 3}).encode()
+    head = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(said)
+    assert (await served.raw(head + said)).startswith(b"HTTP/1.1 201 ")
+    for path in (b"messages", b"transcript"):
+        reply = await served.raw(b"GET /v1/sessions/a_1/%b HTTP/1.0\r\n\r\n" % path)
+        head, _, body = reply.partition(b"\r\n\r\n")
+        assert b"chunked" not in head
+        assert body == (await served.unix.get(f"/v1/sessions/a_1/{path.decode()}")).content
+
+
 async def test_a_tunnel_is_refused(served: Any) -> None:
     assert (await served.raw(b"CONNECT example.com:443 HTTP/1.1\r\nhost: x\r\n\r\n")).startswith(b"HTTP/1.1 4")
     assert await served.is_alive()
@@ -174,8 +187,8 @@ async def test_an_idle_connection_is_answered_once_more_after_the_order_to_stop(
         assert b"connection: close" not in (await stream.receive()).lower()
         await new.send(GET[:10])
         served.server.stop()
-        while not served.server.server_state.connections or not all(
-            connection._is_last for connection in served.server.server_state.connections
+        while not served.server.state.connections or not all(
+            connection.is_last for connection in served.server.state.connections
         ):
             await anyio.lowlevel.checkpoint()
         for one, rest in ((stream, GET), (new, GET[10:])):
@@ -194,7 +207,7 @@ async def test_a_request_that_waits_in_the_socket_when_time_is_up_is_answered(
     async with await anyio.connect_unix(str(served.socket)) as stream:
         await stream.send(GET)
         await stream.receive()
-        (connection,) = [one for one in served.server.server_state.connections if one.cycle is not None]
+        (connection,) = [one for one in served.server.state.connections if one.exchange is not None]
         await stream.send(GET)
         connection.close_if_idle()  # nothing of it was read yet
         assert (await stream.receive()).startswith(b"HTTP/1.1 200 ")
@@ -246,7 +259,7 @@ async def test_replies_that_nobody_reads_are_bounded_and_end(served: Any) -> Non
     tracemalloc.start()
     try:
         async with AsyncExitStack() as readers:
-            tasks = served.server.server_state.tasks = AllTasks()
+            tasks = served.server.state.tasks = AllTasks()
             for _ in range(20):
                 await stalled_reader(served, readers)
             with anyio.fail_after(100):
@@ -265,16 +278,16 @@ async def test_who_does_not_read_short_replies_does_not_keep_a_connection(served
     session = await served.manager.get_or_create("a", "1")
     entry = await session.add_message(Message.user("x" * 60_000))
     request = f"GET /v1/sessions/a_1/entries/{entry.id} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
-    state = served.server.server_state
+    state = served.server.state
     async with await anyio.connect_unix(str(served.socket)) as stream:
         await stream.send(GET)
         await stream.receive()
-        (connection,) = [one for one in state.connections if one.cycle is not None]
+        (connection,) = [one for one in state.connections if one.exchange is not None]
         with anyio.fail_after(60):
             while not connection.transport.get_write_buffer_size():  # there waits what the socket does not take
-                answered = state.total_requests
+                answered = state.answered
                 await stream.send(request)
-                while state.total_requests == answered:
+                while state.answered == answered:
                     await anyio.lowlevel.checkpoint()
             if last == "end":
                 await stream.send_eof()

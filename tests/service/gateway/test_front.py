@@ -15,7 +15,7 @@ from miniclaw_sessions.service.api.operation import Stream, operation
 from miniclaw_sessions.service.api.service import Nothing
 from miniclaw_sessions.service.api.table import OPERATIONS
 from miniclaw_sessions.service.gateway.binding import MAX_UPLOADS, Asked, Binding
-from miniclaw_sessions.service.gateway.exchange import Exchange
+from miniclaw_sessions.service.gateway.exchange import Exchange, Request
 from tests.service.gateway.bodies import user
 
 pytestmark = pytest.mark.anyio
@@ -187,28 +187,51 @@ class TestBounded:
 
 async def test_what_makes_a_stream_has_ended_when_its_reply_is_over() -> None:
     """Also where the client goes away in the middle: what it holds, such as a place among large replies, is free."""
-    is_sent = anyio.Event()
 
-    async def receive() -> Any:
-        await is_sent.wait()
-        return {"type": "http.disconnect"}
+    class GoesAway(Client):
+        def write(self, data: bytes) -> None:
+            del data
+            self.exchange.lose()
 
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.body":
-            is_sent.set()
-            await anyio.sleep_forever()  # the client takes nothing more
+        async def taken(self) -> None:
+            if self.exchange.is_gone:
+                await anyio.sleep_forever()  # the client takes nothing more
 
-    assert await tasks_that_end_a_stream(receive, send) == [anyio.get_current_task().id]
+    assert await tasks_that_end_a_stream(GoesAway()) == [anyio.get_current_task().id]
 
 
 async def test_what_makes_a_stream_has_ended_where_not_even_the_head_of_its_reply_could_be_sent() -> None:
-    async def send(message: Any) -> None:
-        raise ConnectionResetError(message["type"])
+    class Broken(Client):
+        def write(self, data: bytes) -> None:
+            raise ConnectionResetError(len(data))
 
-    assert await tasks_that_end_a_stream(anyio.sleep_forever, send) == [anyio.get_current_task().id]
+    assert await tasks_that_end_a_stream(Broken()) == [anyio.get_current_task().id]
 
 
-async def tasks_that_end_a_stream(receive: Any, send: Any) -> list[int]:
+class Client:
+    """A connection whose other end is this test.
+
+    Attributes:
+        exchange: what is asked by it.
+    """
+
+    is_trusted = True
+    date = b""
+    exchange: Exchange
+
+    def write(self, data: bytes) -> None:
+        """Take it."""
+
+    async def taken(self) -> None:
+        """All is taken."""
+
+    def pause_reading(self) -> None:
+        """Nothing more is sent."""
+
+    resume_reading = answered = abort = pause_reading
+
+
+async def tasks_that_end_a_stream(client: Client) -> list[int]:
     """The ids of the tasks in which an endless stream has ended once its reply is over."""
     ended_in: list[int] = []
 
@@ -227,14 +250,7 @@ async def tasks_that_end_a_stream(receive: Any, send: Any) -> list[int]:
         del context, request
         return stream
 
-    scope = {
-        "method": "GET",
-        "raw_path": b"/endless",
-        "query_string": b"",
-        "headers": [],
-        "state": {"abort": lambda: None},
-    }
-    exchange = Exchange(scope, receive, send)
+    client.exchange = exchange = Exchange(Request("GET", "/endless"), client)
     binding = Binding((endless,), ListenSettings())
     asked = binding.find(exchange)
     assert isinstance(asked, Asked)

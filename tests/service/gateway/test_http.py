@@ -478,6 +478,6 @@ async def test_many_requests_on_one_connection_are_answered_in_order(served: Any
 
 async def test_tcp_answers_do_not_wait_for_nagle(served: Any) -> None:
     await served.tcp.get("/health")
-    sockets = [one.transport.get_extra_info("socket") for one in served.server.server_state.connections]
+    sockets = [one.transport.get_extra_info("socket") for one in served.server.state.connections]
     (by_tcp,) = [one for one in sockets if one.family == socket.AF_INET]
     assert by_tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1

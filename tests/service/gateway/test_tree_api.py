@@ -559,7 +559,7 @@ async def test_few_replies_that_hold_a_session_are_made_at_a_time_and_the_next_w
     for number in range(40):
         said = {"messages": [user(f"{number} " + "x" * 10_000)] * 10}
         assert (await served.unix.post("/v1/sessions/a_1/messages", json=said)).status_code == 201
-    context = served.server.config.app.context
+    context = served.app.context
     head = f"GET /v1/sessions/a_1/{path} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
     silent = []
     for _ in range(LARGE_REPLIES):
