@@ -135,12 +135,12 @@ class Conversation:
             entry: the entry.
             encoded: its JSON, if it was just made.
         """
-        state = self.state
+        state, timestamp = self.state, entry.timestamp
         state.last_sequence = entry.sequence
-        if entry.timestamp > state.updated_at:  # noqa: PLR1730 - the path of every append: max() costs twice
-            state.updated_at = entry.timestamp
-        if entry.timestamp > state.last_accessed:  # noqa: PLR1730 - same
-            state.last_accessed = entry.timestamp
+        if timestamp > state.updated_at:  # noqa: PLR1730 - the path of every append: max() costs twice
+            state.updated_at = timestamp
+        if timestamp > state.last_accessed:  # noqa: PLR1730 - same
+            state.last_accessed = timestamp
         if entry.idempotency_key is not None:
             self._remember_key(entry.idempotency_key, entry.id)
         if entry.parent_id != state.leaf_id and moves_leaf(entry) and not isinstance(entry, LeafMove):

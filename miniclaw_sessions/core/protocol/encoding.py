@@ -170,6 +170,18 @@ def _flatten(value: Any) -> dict[str, Any]:
 _EMPTY = Message(Role.OTHER)
 
 
+def encoded_text(entry: MessageEntry) -> tuple[MessageEntry, bytes]:
+    """`encoded_once` for a new entry with a message of plain text (`is_bare`): nothing in it needs another look.
+
+    Raises:
+        InvalidMessage: its text is one that JSON cannot hold.
+    """
+    try:
+        return entry, _encoder.encode(entry)
+    except ValueError as error:
+        raise InvalidMessage(f"a {type(entry).__name__} cannot be stored as JSON: {error}") from None
+
+
 def encoded_once(entry: E) -> tuple[E, bytes]:
     """An entry as its own bytes say it, and these bytes.
 

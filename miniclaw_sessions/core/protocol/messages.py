@@ -50,6 +50,7 @@ __all__ = [
     "is_bare",
     "message_from_dict",
     "message_of",
+    "text_message",
 ]
 
 ABORTED = "aborted"
@@ -223,13 +224,18 @@ def dated(given: Message | Mapping[str, Any], now: datetime) -> Message:
         InvalidMessage: as for `as_message`.
     """
     if type(given) is Message and is_bare(given):  # the usual case, without looking at each field
-        return construct(Message, given.role, given.content, now)
+        return text_message(given, now)
     message = as_message(given)
     if message.timestamp is None:
         return msgspec.structs.replace(message, timestamp=now)
     if message.timestamp.tzinfo is not UTC:
         return msgspec.structs.replace(message, timestamp=in_utc(message.timestamp))
     return message
+
+
+def text_message(given: Message, now: datetime) -> Message:
+    """A message that `is_bare`, with this time."""
+    return construct(Message, given.role, given.content, now)
 
 
 def is_bare(message: Message, timestamp: datetime | None = None) -> bool:

@@ -25,6 +25,7 @@ from miniclaw_sessions.core.protocol.encoding import (
     encode_json,
     encode_message,
     encoded_once,
+    encoded_text,
 )
 from miniclaw_sessions.core.protocol.entries import (
     INCOMPLETE,
@@ -38,7 +39,7 @@ from miniclaw_sessions.core.protocol.entries import (
     moves_leaf,
 )
 from miniclaw_sessions.core.protocol.keys import SessionKey
-from miniclaw_sessions.core.protocol.messages import Message, dated, is_bare
+from miniclaw_sessions.core.protocol.messages import Message, dated, is_bare, text_message
 from miniclaw_sessions.core.session.home import Home
 from miniclaw_sessions.core.session.reading import TreeReader
 from miniclaw_sessions.core.session.turn_lock import TurnLock
@@ -219,22 +220,28 @@ class Journal:
         """Accept a message; see `Session.append`."""
         if idempotency_key is not None and (known := self.known(idempotency_key)) is not None:
             return known
-        self._check_accepting()
+        if self.checkpoint.is_retired or self.queue.rejected is not None:
+            self._check_accepting()
         home, state = self.home, self.conversation.state
         now, last, place = home.clock.now(), state.last_sequence, state.leaf_sequence
-        entry, encoded = encoded_once(
+        if type(message) is Message and is_bare(message):  # the usual case: nothing in it needs another look
+            said, encode = text_message(message, now), encoded_text
+        else:
+            said, encode = dated(message, now), encoded_once
+        entry, encoded = encode(
             MessageEntry(
                 id=home.clock.new_id(),
                 parent_id=state.leaf_id,
                 timestamp=now,
                 sequence=last + 1,
                 parent_sequence=None if place == last or state.leaf_id is None else place,
-                message=dated(message, now),
+                message=said,
                 idempotency_key=idempotency_key,
             )
         )
-        self.check_entry(entry, len(encoded))
-        home.committer.check_room(len(encoded))
+        if (size := len(encoded)) > home.max_message_bytes:
+            self.check_entry(entry, size)
+        home.committer.check_room(size)
         self._accept(entry, encoded)
         self.queue.track((entry,))
         return entry

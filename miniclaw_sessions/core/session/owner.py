@@ -48,7 +48,9 @@ class Owner:
             raise WrongThread("sessions belong to the event loop of their manager; open another manager in this one")
 
 
-def guarded(owner_of: Callable[[Any], Owner | None], *, anywhere: Collection[str] = ()) -> Callable[[type[C]], type[C]]:
+def guarded(
+    owner_of: Callable[[Any], Owner | None], *, anywhere: Collection[str] = (), by_itself: Collection[str] = ()
+) -> Callable[[type[C]], type[C]]:
     """A class decorator: every public method, and entering and leaving, raises WrongThread where it does not belong.
 
     A coroutine raises when it is awaited, and not when it is called: `asyncio.run_coroutine_threadsafe` is given
@@ -57,13 +59,14 @@ def guarded(owner_of: Callable[[Any], Owner | None], *, anywhere: Collection[str
     Args:
         owner_of: the owner of an object of the class; None: no owner now.
         anywhere: the methods that only read what is in memory: they may be called from anywhere.
+        by_itself: the methods that begin with `Owner.check`: the most frequent ones, which a wrapper would slow down.
     """
 
     def guard(cls: type[C]) -> type[C]:
         for name in dir(cls):
             method = getattr_static(cls, name)
             is_public = not name.startswith("_") or name in _ENTERING
-            if is_public and isfunction(method) and name not in anywhere:
+            if is_public and isfunction(method) and name not in (*anywhere, *by_itself):
                 setattr(cls, name, _guarded(method, owner_of))
         return cls
 

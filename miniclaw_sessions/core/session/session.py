@@ -55,7 +55,11 @@ class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
 
-@guarded(attrgetter("journal.home.owner"), anywhere=("messages", "entries", "statistics", "unit", "turn"))
+@guarded(
+    attrgetter("journal.home.owner"),
+    anywhere=("messages", "entries", "statistics", "unit", "turn"),
+    by_itself=("append", "add_message"),
+)
 class Session:
     """A conversation that is held in memory, saved to the store and checkpointed to its file.
 
@@ -162,6 +166,7 @@ class Session:
             UnsavedLimit: too much waits for the store already.
             SessionDeleted: the session was deleted or has expired.
         """
+        self.journal.home.owner.check()
         return self.journal.append(message, idempotency_key=idempotency_key)
 
     def extend(
@@ -204,7 +209,9 @@ class Session:
             StoreUnavailable: the store cannot be written.
             InvalidMessage, UnsavedLimit, SessionDeleted: as for `append`.
         """
-        committer, journal = self.journal.home.committer, self.journal
+        journal = self.journal
+        journal.home.owner.check()
+        committer = journal.home.committer
         committer.check_store()
         while True:
             entry = None if idempotency_key is None else await journal.find_by_key(idempotency_key)

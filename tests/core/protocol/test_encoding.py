@@ -17,6 +17,8 @@ from miniclaw_sessions.core.protocol.encoding import (
     decode_message,
     encode_entry,
     encode_message,
+    encoded_once,
+    encoded_text,
     message_to_dict,
 )
 from miniclaw_sessions.core.protocol.entries import Custom, MessageEntry
@@ -30,7 +32,10 @@ from miniclaw_sessions.core.protocol.messages import (
     ThinkingPart,
     ToolCall,
     Usage,
+    dated,
+    is_bare,
     message_from_dict,
+    text_message,
 )
 from miniclaw_sessions.errors import InvalidMessage
 
@@ -74,6 +79,23 @@ def test_unknown_fields_and_roles_survive_untouched(unknown: dict[str, Any], rol
     assert json.loads(encode_message(message)) == original
     assert decode_message(encode_message(message)) == message
     assert decode_entry(encode_entry(entry_of(message))) == entry_of(message)
+
+
+@given(st.sampled_from(Role), text, st.none() | text.filter(bool))
+@example(Role.USER, 'a "message": in quotes \\ and \x00', "key")
+def test_the_short_way_of_a_plain_text_ends_where_the_long_way_ends(role: Role, content: str, key: str | None) -> None:
+    said = Message(role, content)
+    assert is_bare(said)
+    short, long = text_message(said, NOW), dated(said, NOW)
+    assert short == long
+    entry = msgspec.structs.replace(entry_of(short), idempotency_key=key)
+    assert encoded_text(entry) == encoded_once(entry)
+    assert decode_entry(encoded_text(entry)[1]) == entry
+
+
+def test_the_short_way_refuses_a_lone_surrogate_too() -> None:
+    with pytest.raises(InvalidMessage, match="surrogate"):
+        encoded_text(entry_of(text_message(Message.user("\ud800"), NOW)))
 
 
 @given(st.lists(st.tuples(text, objects), min_size=1, max_size=3))
