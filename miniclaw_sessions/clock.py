@@ -7,6 +7,7 @@ measured on the monotonic clock (rule R22).
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import itertools
 import time
@@ -94,7 +95,7 @@ def derived_ids(data: bytes) -> Callable[[], str]:
     return ids().__next__
 
 
-async def sleep_unless(clock: Clock, seconds: float, event: anyio.Event) -> bool:
+async def sleep_unless(clock: Clock, seconds: float, event: anyio.Event | asyncio.Event) -> bool:
     """Wait for this long, or until the event is set; whether the event came first."""
 
     async def wait_for_event() -> None:

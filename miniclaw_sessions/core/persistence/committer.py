@@ -199,9 +199,8 @@ class CommitQueue:
 
         Where nothing waits or is on its way, it is stored, by another process too, unless the session is rejected.
         """
-        newest = (self._waiting or self.sending or ())[-1:]
-        if newest:
-            return self.accepted - max(0, newest[0].sequence - sequence)
+        if entries := self._waiting or self.sending:
+            return self.accepted - max(0, entries[-1].sequence - sequence)
         return self.settled + (self.rejected is not None)
 
     def drop(self) -> int:
@@ -304,7 +303,7 @@ class Committer:
         self._delayed: dict[CommitQueue, None] = {}  # which the store could not write, and are tried again
         self._retry_at = self._hurried_at = 0.0
         self._retry_delay_s = FIRST_RETRY_S
-        self._wake = anyio.Event()
+        self._wake = asyncio.Event()  # anyio's cannot be cleared: each commit would need another
         self._hurry = anyio.Event()
         self._this_round, self._next_round = Round(None), Round(None)
         self._closing = False
@@ -365,7 +364,7 @@ class Committer:
         if queue.committed >= sequence:
             return
         number, known = queue.number_of(sequence), queue.failure
-        if queue in self._delayed:
+        if self._delayed and queue in self._delayed:
             self._retry_at = min(self._retry_at, self._hurried_at)
             self._wake.set()
         while queue.settled < number:
@@ -439,7 +438,7 @@ class Committer:
                 await sleep_unless(self._clock, max(0.0, self._retry_at - self._clock.monotonic()), self._wake)
             if self._delayed and self._clock.monotonic() >= self._retry_at:
                 self._retry_delayed()
-            self._wake = anyio.Event()
+            self._wake.clear()
             if self._queued:
                 await self._commit()
             if self._closing and (self.failure is not None or not (self._queued or self._in_conflict)):
@@ -479,48 +478,49 @@ class Committer:
             self._put_back(queues)
             raise
         else:
-            appended = self._arrived(queues, outcomes)
+            self._arrived(queues, outcomes)
             if self.commits.listeners:
+                both = zip(appends, outcomes, strict=True)
+                appended = [(one.head, one.entries) for one, outcome in both if outcome is None]
                 entries = sum(len(sent) for _, sent in appended)
                 self.commits.publish(Commit(appended, entries, self._clock.monotonic() - began))
         finally:
             self.busy_since, self._in_flight = None, []
             self._this_round.over()
 
-    def _arrived(
-        self, queues: Sequence[CommitQueue], outcomes: Sequence[StoreError | None]
-    ) -> list[tuple[SessionHead, Sequence[StoredEntry]]]:
-        """Note what became of each session. Returns those that the store took entries of, with these entries."""
-        appended: list[tuple[SessionHead, Sequence[StoredEntry]]] = []
+    def _arrived(self, queues: Sequence[CommitQueue], outcomes: Sequence[StoreError | None]) -> None:
+        """Note what became of each session."""
         if self.failure is not None:
             log.warning("the store takes messages again", action="commit.recovered")
             self.failure = None
         self._commits += 1
         for queue, outcome in zip(queues, outcomes, strict=True):
-            if isinstance(outcome, StoreUnavailable):
+            if outcome is None:
+                sent = self._decided(queue)
+                queue.arrived(sent)
+                self._committed += len(sent)
+                self.refusals.pop(queue.head.session_id, None)
+                if queue.failed_at is not None:
+                    queue.failed_at, queue.failure, self._retry_delay_s = None, None, FIRST_RETRY_S
+            elif isinstance(outcome, StoreUnavailable):
                 self._delay(queue, outcome)
-                continue
-            if isinstance(outcome, StoreConflict):  # it is resolved while the commits of all others go on
+            elif isinstance(outcome, StoreConflict):  # it is resolved while the commits of all others go on
                 assert self._tasks is not None  # noqa: S101 - nothing is committed outside of `run`
                 queue.put_back()
                 self._queued.pop(queue, None)
                 self._in_conflict[queue] = None
                 self._tasks.start_soon(self._resolve, queue, outcome, name=f"conflict of {queue.head.session_id}")
-                continue
-            sent, queue.sending = queue.sending or [], None
-            self._unsaved_entries -= len(sent)
-            for entry in sent:
-                self._unsaved_bytes -= len(entry.encoded)
-            if outcome is None:
-                queue.arrived(sent)
-                self.refusals.pop(queue.head.session_id, None)
-                appended.append((queue.head, sent))
-                if queue.failed_at is not None:
-                    queue.failed_at, queue.failure, self._retry_delay_s = None, None, FIRST_RETRY_S
-                self._committed += len(sent)
             else:
+                self._decided(queue)
                 self._reject(queue, outcome)
-        return appended
+
+    def _decided(self, queue: CommitQueue) -> list[StoredEntry]:
+        """What was on its way is not tried again, and counts no longer. Returns it."""
+        sent, queue.sending = queue.sending or [], None
+        self._unsaved_entries -= len(sent)
+        for entry in sent:
+            self._unsaved_bytes -= len(entry.encoded)
+        return sent
 
     async def _resolve(self, queue: CommitQueue, conflict: StoreConflict) -> None:
         """Wait until what waits of a session fits, and let it go with the next commit."""

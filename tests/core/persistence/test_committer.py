@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from anyio.lowlevel import checkpoint
 
+from miniclaw_sessions.core.events.listeners import Commit
 from miniclaw_sessions.core.persistence.committer import FIRST_RETRY_S, LAST_RETRY_S, CommitQueue, Committer, Shrunk
 from miniclaw_sessions.core.protocol.encoding import encode_entry
 from miniclaw_sessions.core.protocol.entries import MessageEntry
@@ -287,6 +288,8 @@ async def test_order_is_kept_through_failures_and_later_submissions() -> None:
 async def test_a_refused_session_does_not_fail_its_neighbours_and_leaves_no_gap() -> None:
     async with at_work() as bench:
         good, bad = commit_queue("good"), commit_queue("bad")
+        heard: list[Commit] = []
+        bench.committer.commits.subscribe(heard.append)
         await bench.store.append([Append(commit_queue("bad", "another").head, [stored(1)])])
         bench.store.gate = anyio.Event()
         bench.submit(bad, 1)
@@ -300,6 +303,7 @@ async def test_a_refused_session_does_not_fail_its_neighbours_and_leaves_no_gap(
         assert bench.failure() is None
         assert await bench.store.sequences("test_bad") == [1]
         assert bench.committer.counts == (0, 0, 1, 1, 1)
+        assert [(one.appended, one.entries) for one in heard] == [([(good.head, [stored(1)])], 1)]
 
 
 async def test_what_was_accepted_behind_a_refused_entry_is_refused_though_no_other_commit_comes() -> None:
