@@ -8,7 +8,8 @@ statements use SQLAlchemy's Core. `tables` describes how `entries` and `places` 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import lru_cache, partial
 from typing import Any
@@ -31,7 +32,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.exc import DatabaseError
+from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.stores.base import Append, SessionHead, StoredEntry, StoredHead, entries_to_add
@@ -96,8 +97,28 @@ def begin_reading(connection: Connection) -> None:
 
 
 def begin_writing(connection: Connection) -> None:
-    """Begin a transaction that writes: the file is locked at once, not at the first change."""
-    driver_of(connection).execute("BEGIN IMMEDIATE")
+    """Begin a transaction that writes, unless `writing` has: the file is locked at once, not at the first change."""
+    driver = driver_of(connection)
+    if not driver.in_transaction:
+        driver.execute(_BEGIN_WRITING)
+
+
+_BEGIN_WRITING = "BEGIN IMMEDIATE"
+
+
+@contextmanager
+def writing(connection: Connection) -> Iterator[None]:
+    """A transaction that writes, as `connection.begin()`. SQLAlchemy joins it at its first statement, if it has one."""
+    driver = driver_of(connection)
+    driver.execute(_BEGIN_WRITING)
+    try:
+        yield
+        (connection if connection.in_transaction() else driver).commit()
+    except BaseException:
+        with suppress(SQLAlchemyError, sqlite3.Error):  # the error that led here says more
+            connection.rollback()
+            driver.rollback()  # without a statement of SQLAlchemy's, or after it has given up
+        raise
 
 
 _PLACED_UP_TO = select(PLACED.c.up_to).scalar_subquery()

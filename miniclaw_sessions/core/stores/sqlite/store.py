@@ -494,7 +494,7 @@ class SQLiteStore(Store):
         try:
             if self._writer is None:
                 self._writer = _opened(self._writers, self._path).connect()
-            with self._writer.begin():
+            with statements.writing(self._writer):
                 (version,) = driver_of(self._writer).execute("PRAGMA data_version").fetchone()
                 if version != self._version:  # another program has changed it since the last transaction
                     self._known.forget()
