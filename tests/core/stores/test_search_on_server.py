@@ -10,12 +10,17 @@ import pytest
 
 from miniclaw_sessions.core.history.search import Search
 from miniclaw_sessions.core.stores.base import Append
+from miniclaw_sessions.core.stores.postgresql import search_sql
 from miniclaw_sessions.core.stores.postgresql.server import LOCK_S
 from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
 from miniclaw_sessions.errors import StoreUnavailable
 from miniclaw_sessions.testing import sample_entries, sample_head
 
 pytestmark = pytest.mark.anyio
+
+QUIET = """INSERT INTO sessions (session_id, channel, chat_id, incarnation, created_at, last_sequence, used_at, fence)
+    SELECT 'quiet_' || n, 'quiet', n, 'of quiet ' || n, now(), 1, now() - INTERVAL '30 minutes', 0
+    FROM generate_series(1, 3000) AS n"""
 
 
 async def say(store: PostgreSQLStore, chat: int, first: int, last: int, text: str) -> None:
@@ -52,6 +57,16 @@ async def test_what_a_gateway_left_is_indexed_by_another_one_and_each_entry_once
         assert await index_all(other) == 0
         assert len(await found(other, "needle")) == 120
     assert await rows_of(postgresql_url, "SELECT count(*) FROM search") == [(120,)]
+
+
+async def test_a_look_for_what_others_left_reads_no_session_that_was_not_used_lately(postgresql_url: str) -> None:
+    async with PostgreSQLStore(postgresql_url):
+        await rows_of(postgresql_url, QUIET)
+        await rows_of(postgresql_url, "ANALYZE sessions")
+        look = search_sql.BEHIND.text.replace("$1::FLOAT", "315.0").replace("$2::BIGINT", "1000")
+        plan = [line for (line,) in await rows_of(postgresql_url, f"EXPLAIN (ANALYZE) {look}")]
+        assert any("Index Cond: (used_at >" in line for line in plan), plan
+        assert not any("Rows Removed by Filter" in line for line in plan), plan
 
 
 async def test_gateways_that_index_at_the_same_time_miss_nothing(postgresql_url: str) -> None:

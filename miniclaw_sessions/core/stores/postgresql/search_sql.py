@@ -40,11 +40,14 @@ BEHIND = _statement(
     """
     SELECT s.session_id, s.last_sequence - coalesce(i.sequence, 0)
     FROM sessions AS s LEFT JOIN searched AS i ON i.session_id = s.session_id
-    WHERE s.used_at > clock_timestamp() - :seconds * INTERVAL '1 second' AND s.last_sequence > coalesce(i.sequence, 0)
+    WHERE s.used_at > now() - :seconds * INTERVAL '1 second' AND s.last_sequence > coalesce(i.sequence, 0)
     ORDER BY s.used_at DESC, s.session_id DESC LIMIT :limit
     """
 )
-"""Recently used sessions with entries that are not indexed, and the number of these."""
+"""Recently used sessions with entries that are not indexed, and the number of these.
+
+No index is used for a comparison with `clock_timestamp()`: each look would read every session.
+"""
 
 BEGIN = _statement(
     """
