@@ -1,13 +1,17 @@
-"""Commands whose parameters load nothing for what needs no conversion.
+"""Commands that load nothing for parameters that need no conversion, and little for their help.
 
 typer converts through pydantic, which takes longer to load than most commands take to run: texts and flags need no
-conversion.
+conversion. What draws its helps can draw Markdown and stack traces too, and loads a parser and a highlighter for them:
+our helps have neither.
 """
 
 from __future__ import annotations
 
 import re
+import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from typer._coercion import RuntimeParam, build_runtime_param, resolve_type_descriptor
@@ -50,8 +54,29 @@ def lightened(parameters: list[Any]) -> list[Any]:
     return parameters
 
 
+_NOT_DRAWN = {"rich.markdown": "Markdown", "rich.traceback": "Traceback"}
+
+
+def load_help() -> None:
+    """Load what draws helps; for what none of them has, modules stand in that have only the name that it imports."""
+    missing = [] if "typer.rich_utils" in sys.modules else [name for name in _NOT_DRAWN if name not in sys.modules]
+    for name in missing:
+        sys.modules[name] = ModuleType(name)
+        setattr(sys.modules[name], _NOT_DRAWN[name], None)
+    try:
+        import_module("typer.rich_utils")
+    finally:
+        for name in missing:
+            del sys.modules[name]  # who imports it now gets the real one
+
+
 class LightCommand(TyperCommand):
     """A command of this kind."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print its help."""
+        load_help()
+        super().format_help(ctx, formatter)
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Its parameters, with the option for help."""
@@ -60,6 +85,11 @@ class LightCommand(TyperCommand):
 
 class LightGroup(TyperGroup):
     """A group of commands of this kind."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print its help."""
+        load_help()
+        super().format_help(ctx, formatter)
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The options that may stand before a command's name, with the option for help."""

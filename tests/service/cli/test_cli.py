@@ -148,6 +148,17 @@ def test_the_version_and_the_list_of_commands_load_no_command() -> None:
     assert not {*commands, "asyncio", "sqlalchemy", "httpx2", "starlette", "structlog"} & modules_after("--help")
 
 
+def test_a_help_loads_no_parser_of_markdown_and_no_highlighter_and_leaves_them_to_who_needs_them() -> None:
+    code = (
+        "import sys; from miniclaw_sessions.service.cli import main; main(['show', '--help']); "
+        "heavy = {'markdown_it', 'pygments', 'rich.markdown', 'rich.traceback'} & {*sys.modules}; "
+        "from rich.markdown import Markdown; from rich.traceback import Traceback; "
+        "print(heavy, Markdown('*a*').markup, Traceback.__module__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "set() *a* rich.traceback"
+
+
 @pytest.mark.usefixtures("served")
 def test_a_command_that_asks_a_daemon_loads_no_store_no_manager_and_no_log(filled: Cli) -> None:
     loaded = modules_after("list", "--workspace", str(filled.workspace))
