@@ -46,12 +46,13 @@ BODIES: dict[str, Any] = {
     "create_conversation": {"metadata": {"topic": "birds"}},
     "update_conversation": {"metadata": {"topic": "birds"}},
     "create_response": {"model": "any", "input": "hello", "conversation": FOREIGN},
+    "create_completion": {"messages": [{"role": "user", "content": "hello"}], "metadata": {"session": FOREIGN}},
     "forget_sessions": {"user": "1", "dry_run": True},
     "export_person": {"user": "1"},
     "hold_session": {"reason": "case 12"},
     "create_items": {"items": [{"role": "user", "content": "hello"}]},
 }
-NOT_HERE = {"unarchive_session": 404, "acknowledge_losses": 200}
+NOT_HERE = {"unarchive_session": 404, "acknowledge_losses": 200, "get_model": 404}
 """What the owner is answered where there is nothing of the kind."""
 
 TELLS_NOTHING = {

@@ -11,6 +11,7 @@ from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.service.api.openai.stored_responses import RESPONSE, response_id
 from miniclaw_sessions.service.api.table import OPERATIONS
+from tests.service.gateway.conftest import EchoProvider
 
 pytestmark = pytest.mark.anyio
 
@@ -52,6 +53,7 @@ def filled(template: str, session_id: str, entry_id: str) -> str:
     path = template.replace("{session_id}", session_id).replace("{entry_id}", entry_id)
     item_id = f"msg_{entry_id.replace('-', '')}"
     path = path.replace("{conversation_id}", session_id).replace("{item_id}", item_id)
+    path = path.replace("{model_id}", EchoProvider.model)
     return path + QUERIES.get(template, "")
 
 
