@@ -494,12 +494,16 @@ class Committer:
             log.warning("the store takes messages again", action="commit.recovered")
             self.failure = None
         self._commits += 1
+        entries = size = 0
         for queue, outcome in zip(queues, outcomes, strict=True):
             if outcome is None:
-                sent = self._decided(queue)
+                sent, queue.sending = queue.sending or [], None
                 queue.arrived(sent)
-                self._committed += len(sent)
-                self.refusals.pop(queue.head.session_id, None)
+                entries += len(sent)
+                for entry in sent:
+                    size += len(entry.encoded)
+                if self.refusals:
+                    self.refusals.pop(queue.head.session_id, None)
                 if queue.failed_at is not None:
                     queue.failed_at, queue.failure, self._retry_delay_s = None, None, FIRST_RETRY_S
             elif isinstance(outcome, StoreUnavailable):
@@ -511,16 +515,11 @@ class Committer:
                 self._in_conflict[queue] = None
                 self._tasks.start_soon(self._resolve, queue, outcome, name=f"conflict of {queue.head.session_id}")
             else:
-                self._decided(queue)
+                queue.put_back()
                 self._reject(queue, outcome)
-
-    def _decided(self, queue: CommitQueue) -> list[StoredEntry]:
-        """What was on its way is not tried again, and counts no longer. Returns it."""
-        sent, queue.sending = queue.sending or [], None
-        self._unsaved_entries -= len(sent)
-        for entry in sent:
-            self._unsaved_bytes -= len(entry.encoded)
-        return sent
+        self._committed += entries
+        self._unsaved_entries -= entries
+        self._unsaved_bytes -= size
 
     async def _resolve(self, queue: CommitQueue, conflict: StoreConflict) -> None:
         """Wait until what waits of a session fits, and let it go with the next commit."""
