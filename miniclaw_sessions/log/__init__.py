@@ -83,6 +83,11 @@ def in_request(request_id: str) -> Iterator[None]:
         _request_id.reset(token)
 
 
+def name_request(request_id: str) -> None:
+    """Write this id into every record of this task from now on, and of the tasks that are begun in it."""
+    _request_id.set(request_id)
+
+
 def current_request() -> str:
     """The id of the request that is being answered; empty without one."""
     return _request_id.get()

@@ -82,10 +82,12 @@ class AuditLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def note(self, deed: Deed, scope: str) -> None:
-        """Write down what became of a request that needed this scope; it is written in the loop's next turn."""
-        if scope not in self._scopes:
-            return
+    def keeps(self, scope: str) -> bool:
+        """Whether requests that need this scope are written down."""
+        return scope in self._scopes
+
+    def note(self, deed: Deed) -> None:
+        """Write down what became of a request; it is written in the loop's next turn."""
         time = self._clock.now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
         outcome = _OUTCOMES.get(deed.status // 100, "done")
         line = msgspec.structs.replace(deed, action="audit", time=time, outcome=outcome)

@@ -350,15 +350,16 @@ class SessionManager:
         """
         self._require_open()
         key = SessionKey.of(channel, chat_id)
-        journal = await self._registry.fresh(key.session_id)
+        session_id = key.session_id
+        journal = await self._registry.fresh(session_id)
         if journal is None:
-            if self.settings.restore_archived and not await self._registry.exists(key.session_id):
-                await self._source.restore_if_archived(key.session_id)
+            if self.settings.restore_archived and not await self._registry.exists(session_id):
+                await self._source.restore_if_archived(session_id)
             given = {**(metadata or {}), **({} if agent_id is None else {"agent_id": agent_id})}
             journal = await self._registry.get_or_create(key, given)
         used_before = journal.last_accessed
         journal.checkpoint.touch()
-        await self._expiry.renewed(key.session_id, used_before)
+        await self._expiry.renewed(session_id, used_before)
         return Session.of(journal)
 
     get = reading.get

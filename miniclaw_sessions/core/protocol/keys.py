@@ -10,11 +10,12 @@ whole. Ids are compared code point by code point, never normalized (rule S3).
 from __future__ import annotations
 
 import hashlib
+import re
 import string
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from miniclaw_sessions.errors import InvalidKey
@@ -27,6 +28,7 @@ NAMED = "session"
 
 MAX_SESSION_ID_LENGTH = 200
 _HASH_TAIL_LENGTH = 65  # "~" and 64 hexadecimal digits
+_FORM = re.compile(rf"(?![.-])[A-Za-z0-9.@+=,_%~-]{{1,{MAX_SESSION_ID_LENGTH}}}")
 _PLAIN = frozenset(string.ascii_letters + string.digits + "-.@+=,")
 
 
@@ -49,6 +51,7 @@ class SessionKey(NamedTuple):
         return cls(sys.intern(_checked("channel", channel)), _checked("chat_id", chat_id))  # type: ignore[arg-type]
 
     @classmethod
+    @lru_cache(maxsize=1024)  # of the sessions that are asked for again and again
     def parse(cls, session_id: str) -> SessionKey:
         """The key of a session id.
 
@@ -101,12 +104,8 @@ class SessionKey(NamedTuple):
 
 def is_session_id(text: str) -> bool:
     """Whether the text has the form of a session id; such a session need not exist."""
-    return (
-        ("_" in text or "~" in text)  # shortening may cut off a long channel's underscore
-        and len(text) <= MAX_SESSION_ID_LENGTH
-        and text[0] not in ".-"
-        and all(character in _PLAIN or character in "_%~" for character in text)
-    )
+    # shortening may cut off a long channel's underscore
+    return ("_" in text or "~" in text) and _FORM.fullmatch(text) is not None
 
 
 def of_channel(channel: str) -> Callable[[str], bool]:

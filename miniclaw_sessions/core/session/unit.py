@@ -159,7 +159,7 @@ class Unit:
                 return self.wait_for(known)
         said = dated(message, self.journal.now())
         same_turn = not said.is_user if continues is None else continues
-        return self.add(MessageEntry, message=said, idempotency_key=idempotency_key, continues=same_turn)
+        return self._add(MessageEntry, message=said, idempotency_key=idempotency_key, continues=same_turn)
 
     def add_messages(
         self,
@@ -270,6 +270,10 @@ class Unit:
                 one than was demanded; nothing was accepted.
             InvalidMessage, UnsavedLimit, SessionDeleted: as for `Session.append`; nothing was accepted.
         """
+        self._accept(if_leaf, if_sequence, branch)
+        return self.entries
+
+    def _accept(self, if_leaf: str | None, if_sequence: int | None, branch: Branch | None = None) -> None:
         conversation = self.journal.conversation
         is_other_leaf = if_leaf is not None and (if_leaf or None) != conversation.state.leaf_id
         if is_other_leaf or if_sequence not in (None, conversation.state.last_sequence):
@@ -280,7 +284,6 @@ class Unit:
         self._receipt = self.journal.accept(
             self._entries, branch=branch, is_fixed=is_fixed, has_one_key=self._has_one_key
         )
-        return self.entries
 
     async def save(self, *, if_leaf: str | None = None, if_sequence: int | None = None) -> list[Entry]:
         """`accept`, and return when the entries are acknowledged: the store has committed them.
@@ -293,8 +296,9 @@ class Unit:
         """
         self.journal.home.committer.check_store()
         if self._entries:
-            self.accept(if_leaf=if_leaf, if_sequence=if_sequence)
-        await self.saved()
+            self._accept(if_leaf, if_sequence)
+        await self.journal.saved()
+        self._receipt.check()
         return self.entries
 
     async def saved(self) -> None:

@@ -159,7 +159,7 @@ class Operation(Generic[Q, R]):
         """The module that it is in: what belongs together."""
         return self.handler.__module__.rpartition(".")[2]
 
-    @property
+    @cached_property
     def uploads(self) -> bool:
         """Whether the body is taken piece by piece."""
         return self.fields.get(BODY) == Upload

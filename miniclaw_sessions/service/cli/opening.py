@@ -131,11 +131,13 @@ def _audited(client: Client, settings: LogSettings, stack: AsyncExitStack | Exit
     audit = stack.enter_context(AuditLog(settings, SystemClock()))
 
     def note(operation: Operation[Any, Any], context: Context, error: Exception | None) -> None:
+        if not audit.keeps(operation.scope):
+            return
         refused = None if error is None else as_request_error(error)
         status = 200 if error is None else 500 if refused is None else refused.status
         for session_id in (context.about, *context.also_about):
             deed = Deed(who="owner", token=None, operation=operation.name, session_id=session_id, status=status)
-            audit.note(deed, operation.scope)
+            audit.note(deed)
 
     transport.on_done = note
 

@@ -40,6 +40,7 @@ from miniclaw_sessions.service.gateway.exchange import (
     drain,
     parse_strictly,
     read_body,
+    values_of,
 )
 
 MAX_UPLOADS = 8
@@ -48,6 +49,7 @@ MAX_UPLOADS = 8
 DOCUMENT = "application/json"
 """The type of replies that are no streams of events, lines or files."""
 
+_RAW_HEADERS = {name: header.lower().encode() for name, header in HEADERS.items()}
 _DRAINED_BYTES = 268_435_456
 
 
@@ -58,34 +60,52 @@ class Asked(NamedTuple):
     names: Mapping[str, str]
 
 
+class _Route(NamedTuple):
+    """A path: which of its parts are names, and the operations there by method."""
+
+    names: dict[int, str]
+    methods: dict[str, Operation[Any, Any]]
+
+
+_NAME = "/"  # stands for any name in a path; no part of a path is that
+
+
 class Binding:
     """Operations by method and path, and what is done with a request for one of them."""
 
     def __init__(self, operations: Iterable[Operation[Any, Any]], limits: ListenSettings) -> None:
-        by_path: dict[str, dict[str, Operation[Any, Any]]] = {}
+        self._routes: dict[tuple[str, ...], _Route] = {}
+        shapes: dict[int, set[tuple[int, ...]]] = {}
         for one in operations:
-            methods = by_path.setdefault(one.path, {})
-            methods[one.method] = one
+            parts = one.path.split("/")
+            names = {place: part[1:-1] for place, part in enumerate(parts) if part.startswith("{")}
+            key = tuple(_NAME if place in names else part for place, part in enumerate(parts))
+            route = self._routes.setdefault(key, _Route(names, {}))
+            route.methods[one.method] = one
             if one.method == "GET":
-                methods["HEAD"] = one
-        self._paths: dict[int, list[tuple[re.Pattern[str], dict[str, Operation[Any, Any]]]]] = {}
-        for path, methods in by_path.items():  # by their parts, of which a name in the path is one, too
-            pattern = re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path))
-            self._paths.setdefault(path.count("/"), []).append((pattern, methods))
+                route.methods["HEAD"] = one
+            shapes.setdefault(len(parts), set()).add(tuple(names))
+        self._shapes = {count: sorted(places) for count, places in shapes.items()}  # of two that fit, the one in words
         self._limits = limits
         self._uploads = 0
 
     def find(self, exchange: Exchange) -> Asked | RequestError:
         """What is asked for; or that there is nothing at this path (404), or that it has no such method (405)."""
-        for pattern, methods in self._paths.get(exchange.path.count("/"), ()):
-            if (found := pattern.fullmatch(exchange.path)) is not None:
-                if (refused := method_refusal(exchange, methods)) is not None:
-                    return refused
-                operation = methods[exchange.method]
-                exchange.operation = operation.name
-                if operation.openai:
-                    exchange.form_of_errors = in_openai_form
-                return Asked(operation, found.groupdict())
+        parts = exchange.path.split("/")
+        for places in self._shapes.get(len(parts), ()):
+            words = parts.copy()
+            for place in places:
+                words[place] = _NAME
+            route = self._routes.get(tuple(words))
+            if route is None or not all(map(parts.__getitem__, places)):
+                continue
+            if (refused := method_refusal(exchange, route.methods)) is not None:
+                return refused
+            operation = route.methods[exchange.method]
+            exchange.operation = operation.name
+            if operation.openai:
+                exchange.form_of_errors = in_openai_form
+            return Asked(operation, {name: parts[place] for place, name in route.names.items()})
         return RequestError(404, "not_found", "there is nothing at this path; GET /docs lists what there is")
 
     async def reply(self, asked: Asked, exchange: Exchange, context: Context) -> Reply:
@@ -160,9 +180,11 @@ class Binding:
 
 def is_known(etag: str, exchange: Exchange) -> bool:
     """Whether the client has this version already, by its `If-None-Match` (RFC 9110, 13.1.2)."""
+    if exchange.method not in ("GET", "HEAD"):
+        return False
     known = exchange.header(b"if-none-match").decode("latin-1")
     tags = {tag.strip().removeprefix("W/") for tag in known.split(",")}
-    return exchange.method in ("GET", "HEAD") and not tags.isdisjoint({etag.removeprefix("W/"), "*"})
+    return not tags.isdisjoint({etag.removeprefix("W/"), "*"})
 
 
 def content_reply(content: Content, exchange: Exchange) -> Reply:
@@ -214,7 +236,8 @@ def fields_given(operation: Operation[Any, Any], exchange: Exchange, names: Mapp
     given: dict[str, Any] = {}
     for name, text in names.items():
         try:
-            given[name] = unquote(text, errors="strict")  # exactly once: an id may itself hold percent signs
+            # exactly once: an id may itself hold percent signs
+            given[name] = unquote(text, errors="strict") if "%" in text else text
         except UnicodeDecodeError:
             where = name.replace("_", " ")
             raise InvalidKey(f"the {where} in the path is not percent-encoded UTF-8") from None
@@ -231,20 +254,20 @@ def fields_given(operation: Operation[Any, Any], exchange: Exchange, names: Mapp
     if missing := [name for name in operation.required if name not in given]:
         raise invalid(f"the parameter {missing[0]!r} is missing", param=missing[0])
     for name in operation.in_headers:
-        if (value := _from_header(exchange, HEADERS[name])) is not None:
-            given[name] = value
+        if exchange.has(_RAW_HEADERS[name]):
+            given[name] = _from_header(exchange, name)
     return given
 
 
-def _from_header(exchange: Exchange, name: str) -> str | None:
-    """A header that may stand once; None where it does not."""
-    values = [value for one, value in exchange.headers if one == name.lower().encode()]
-    if len(values) > 1 or values == [b""]:
-        raise invalid(f"send {name} once, and not empty", param=name)
+def _from_header(exchange: Exchange, name: str) -> str:
+    """A header that may stand once."""
+    (value, *others), shown = values_of(exchange.headers, _RAW_HEADERS[name]), HEADERS[name]
+    if others or not value:
+        raise invalid(f"send {shown} once, and not empty", param=shown)
     try:
-        return values[0].decode() if values else None
+        return value.decode()
     except UnicodeDecodeError:
-        raise invalid(f"{name} is not UTF-8", param=name) from None
+        raise invalid(f"{shown} is not UTF-8", param=shown) from None
 
 
 def _from_query(name: str, text: str, kind: Any) -> Any:

@@ -11,6 +11,7 @@ import select
 import socket
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -101,6 +102,7 @@ class Connection(asyncio.Protocol):
         self.exchange: Exchange | None = None
         self._state = state
         self._loop = asyncio.get_running_loop()
+        self._context = copy_context()
         self._parser = _new_parser(self)
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
@@ -275,7 +277,8 @@ class Connection(asyncio.Protocol):
 
     def _answer(self, exchange: Exchange) -> None:
         self._answering = exchange
-        task = self._loop.create_task(self._answered_by_app(exchange))
+        # in a context of its own: the reply before it, which may have let it begin, had another name and span
+        task = self._loop.create_task(self._answered_by_app(exchange), context=self._context.copy())
         self._state.tasks.add(task)
         task.add_done_callback(self._state.tasks.discard)
 

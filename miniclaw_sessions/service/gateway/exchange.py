@@ -11,8 +11,8 @@ import asyncio
 import functools
 import json
 import math
+import os
 import re
-import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from http import HTTPStatus
@@ -63,6 +63,7 @@ _NOT_STRUCTURE = bytes(set(range(256)) - set(b"[]{},"))
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
 JSON = ("application/json",)
+_PLAIN_JSON = [b"application/json"]
 FILES = ("application/octet-stream", "application/x-ndjson", "application/json")
 """What a request's body may be: JSON for us to read, or a file of any kind."""
 
@@ -74,7 +75,7 @@ def values_of(headers: RawHeaders, name: bytes) -> list[bytes]:
 
 def request_id_of(given: bytes = b"") -> str:
     """The id that a client gave its request; one that is made, where it gave none, or one that could forge a log."""
-    return given.decode() if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+    return given.decode() if given and _REQUEST_ID.fullmatch(given) else f"req_{os.urandom(12).hex()}"
 
 
 class ClientGone(Exception):
@@ -205,6 +206,10 @@ class Exchange:
     def header(self, name: bytes) -> bytes:
         """The first header of this name; empty where it is missing."""
         return self._first.get(name, b"")
+
+    def has(self, name: bytes) -> bool:
+        """Whether there is a header of this name."""
+        return name in self._first
 
     # --- what happens on the connection ------------------------------------------------------------------------------
 
@@ -403,14 +408,16 @@ def body_refusal(headers: RawHeaders, accepted: Sequence[str] = JSON) -> Request
         headers: the request's.
         accepted: the media types, in lower case; where they are text, it is UTF-8.
     """
-    types = values_of(headers, b"content-type")
+    types, encodings = values_of(headers, b"content-type"), values_of(headers, b"content-encoding")
+    if types == _PLAIN_JSON and not encodings and accepted is JSON:
+        return None  # the usual case, without looking at its parts
     media_type, *parameters = (types[0] if len(types) == 1 else b"").lower().split(b";")
     pairs = [(name.strip(), value.strip(b' "')) for name, _, value in (p.partition(b"=") for p in parameters)]
     wrong_charset = any(name == b"charset" and value not in (b"utf-8", b"utf8") for name, value in pairs)
     if media_type.strip().decode("latin-1") not in accepted or wrong_charset:
         sentence = f"send the body as `Content-Type: {' or '.join(accepted)}`, in UTF-8"
         return RequestError(415, "unsupported_media_type", sentence, param="Content-Type", close=True)
-    if any(encoding.strip().lower() != b"identity" for encoding in values_of(headers, b"content-encoding")):
+    if any(encoding.strip().lower() != b"identity" for encoding in encodings):
         sentence = "send the body uncompressed"
         return RequestError(415, "unsupported_media_type", sentence, param="Content-Encoding", close=True)
     return None
@@ -423,17 +430,17 @@ async def read_body(exchange: Exchange, *, limit: int) -> bytes:
         RequestError: it is too long (413).
         ClientGone: it did not come to its end.
     """
-    chunks = exchange.pieces()
     declared = exchange.header(b"content-length")
     size = int(declared) if declared.isdigit() else 0
-    body = bytearray()
+    body = b""
     while size <= limit:
-        if not (chunk := await anext(chunks, b"")):  # pieces are never empty
-            return bytes(body)
-        body += chunk
+        piece = await exchange.piece()
+        body = body + piece if body else piece
         size = max(size, len(body))
-    if not exchange.header(b"expect"):  # a client that asked first need not send it
-        await drain(chunks, most=limit * _DRAIN_FACTOR)
+        if exchange.is_whole and size <= limit:
+            return body
+    if not exchange.has(b"expect"):  # a client that asked first need not send it
+        await drain(exchange.pieces(), most=limit * _DRAIN_FACTOR)
     raise RequestError(413, "body_too_large", f"the body is longer than {limit} bytes", close=True)
 
 

@@ -21,13 +21,13 @@ from miniclaw_sessions.config import ListenSettings, Settings
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.session.compacting import Summarizer
 from miniclaw_sessions.errors import NotPermitted
-from miniclaw_sessions.log import get_logger, in_request
+from miniclaw_sessions.log import get_logger, name_request
 from miniclaw_sessions.log.audit import AuditLog, Deed
 from miniclaw_sessions.service.api.context import OWNER, Caller, Context, Scope
 from miniclaw_sessions.service.api.error_table import RequestError, as_reply
 from miniclaw_sessions.service.api.table import OPERATIONS
 from miniclaw_sessions.service.gateway import metrics
-from miniclaw_sessions.service.gateway.binding import Binding, content_reply, method_refusal
+from miniclaw_sessions.service.gateway.binding import Asked, Binding, content_reply, method_refusal
 from miniclaw_sessions.service.gateway.chat import DispatchedChats
 from miniclaw_sessions.service.gateway.exchange import ClientGone, Exchange, Reply, read_body_in_time
 from miniclaw_sessions.service.gateway.mcp import MCP, mcp_reply
@@ -102,29 +102,38 @@ class Gateway:
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answer one request."""
-        with in_request(exchange.request_id), self.telemetry.request(exchange):
-            try:
-                reply = await self._answer(exchange)
-                self._write_down(exchange, reply.status)  # a stream may last for weeks, and the daemon be killed then
-                await exchange.reply(reply)
-            except ClientGone:
-                log.debug("a client went away before its request was complete", action="http.disconnected")
-            except Exception as error:  # noqa: BLE001 - this is the edge: every error becomes a reply
-                refused = exchange.form_of_errors(as_reply(error))
-                self._write_down(exchange, refused.status)
-                if exchange.status:
-                    exchange.break_off()
-                else:
-                    await exchange.reply(Reply.of_error(refused))
-            finally:
-                self._admitted.pop(exchange, None)
-                self._write_down(exchange, exchange.status)
+        name_request(exchange.request_id)
+        telemetry = self.telemetry
+        began, span = telemetry.now(), telemetry.asked(exchange)
+        try:
+            reply = await self._answer(exchange)
+            self._write_down(exchange, reply.status)  # a stream may last for weeks, and the daemon be killed then
+            await exchange.reply(reply)
+        except ClientGone:
+            log.debug("a client went away before its request was complete", action="http.disconnected")
+        except Exception as error:  # noqa: BLE001 - this is the edge: every error becomes a reply
+            refused = exchange.form_of_errors(as_reply(error))
+            self._write_down(exchange, refused.status)
+            if exchange.status:
+                exchange.break_off()
+            else:
+                await exchange.reply(Reply.of_error(refused))
+        except BaseException as error:
+            span.failed(type(error).__name__)
+            raise
+        finally:
+            self._admitted.pop(exchange, None)
+            self._write_down(exchange, exchange.status)
+            telemetry.answered(exchange, telemetry.now() - began, span)
 
     async def _answer(self, exchange: Exchange) -> Reply:
         if not exchange.is_trusted and is_preflight(exchange.method, exchange.headers):  # it shows no token
             if (refused := self._policy_of(exchange).elsewhere(exchange.headers)) is not None:
                 raise refused
             return Reply(200, b"", "text/plain", permission(exchange.headers))
+        asked = self._binding.find(exchange)
+        if isinstance(asked, Asked):
+            return await self._done(asked, exchange)
         if exchange.path == METRICS and self._metrics_scope is not None:
             return self._metrics(exchange, self._admit(exchange, self._metrics_scope))
         if exchange.path == MCP:
@@ -137,15 +146,15 @@ class Gateway:
             return content_reply(file, exchange)
         if (webhook := webhook_of(exchange, self.webhooks)) is not None:
             return await webhook_reply(exchange, webhook, self._limits)
-        asked = self._binding.find(exchange)
-        if isinstance(asked, RequestError):
-            self._admit(exchange, "read")  # strangers do not learn what there is
-            raise asked
+        self._admit(exchange, "read")  # strangers do not learn what there is
+        raise asked
+
+    async def _done(self, asked: Asked, exchange: Exchange) -> Reply:
         exchange.scope = asked.operation.scope
         caller = self._admit(exchange, exchange.scope)
         exchange.context = self.context.for_caller(caller)
-        for name in asked.names.keys() & {"session_id", "conversation_id"}:
-            exchange.context.note(unquote(asked.names[name]))
+        if (subject := asked.names.get("session_id") or asked.names.get("conversation_id")) is not None:
+            exchange.context.note(unquote(subject))
         caller.require(exchange.scope)
         return await self._binding.reply(asked, exchange, exchange.context)
 
@@ -185,7 +194,7 @@ class Gateway:
     def _write_down(self, exchange: Exchange, status: int) -> None:
         """Who did what, for the audit log: once for each request, when it is known what becomes of it."""
         context, exchange.context = exchange.context, None
-        if self.audit is not None and context is not None:
+        if self.audit is not None and context is not None and self.audit.keeps(exchange.scope):
             deed = Deed(
                 who=context.caller.name,
                 token=context.caller.token or None,
@@ -195,15 +204,15 @@ class Gateway:
                 request_id=exchange.request_id,
                 status=exchange.outcome or status,
             )
-            self.audit.note(deed, exchange.scope)
+            self.audit.note(deed)
             for session_id in context.also_about:
-                self.audit.note(msgspec.structs.replace(deed, session_id=session_id), exchange.scope)
+                self.audit.note(msgspec.structs.replace(deed, session_id=session_id))
 
     def expired(self, session_id: str) -> None:
         """Write down that a session went by the rules of the settings."""
-        if self.audit is not None:
+        if self.audit is not None and self.audit.keeps("admin"):
             deed = Deed(who="retention", token=None, operation="sweep", session_id=session_id, status=200)
-            self.audit.note(deed, "admin")
+            self.audit.note(deed)
 
     async def _mcp(self, exchange: Exchange) -> Reply:
         exchange.operation = "mcp"

@@ -179,22 +179,13 @@ class Telemetry(Watch):
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def request(self, exchange: Exchange) -> Iterator[None]:
-        """A request is answered in this block."""
-        began = self.now()
+    def asked(self, exchange: Exchange) -> Span:
+        """A request has come: the span of its answer, to be given to `answered`."""
         method = exchange.method if exchange.method in _METHODS else "_OTHER"
-        span = self.spans.start(method, {"http.request.method": method}, kind="server", caller=exchange.headers)
-        try:
-            yield
-        except BaseException as error:
-            span.failed(type(error).__name__)
-            raise
-        finally:
-            self._answered(exchange, self.now() - began, span)
-            span.end()
+        return self.spans.start(method, {"http.request.method": method}, kind="server", caller=exchange.headers)
 
-    def _answered(self, exchange: Exchange, seconds: float, span: Span) -> None:
+    def answered(self, exchange: Exchange, seconds: float, span: Span) -> None:
+        """It is answered, or given up."""
         route, status = exchange.operation, exchange.status
         if (series := self._series.get((route, status))) is None:  # looking labels up takes longer than counting
             requests, durations = self.metrics.requests, self.metrics.request_seconds
@@ -203,12 +194,9 @@ class Telemetry(Watch):
         series[1].observe(seconds)
         if status in _NOT_ALLOWED:
             self.metrics.refused.labels(exchange.scope, str(status)).inc()
-        span.set({"http.response.status_code": status})
-        if (operation := _OPERATIONS.get(route)) is not None:
-            span.rename(f"{exchange.method} {operation.path}")
-            span.set({"http.route": operation.path})
-        if status >= _SERVER_FAULT:
-            span.failed(str(status))
+        if span is not _NOTHING:
+            _describe(span, exchange)
+            span.end()
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -265,6 +253,16 @@ class Telemetry(Watch):
 
     def _flushed(self, flush: Flush) -> None:
         self.metrics.flush_seconds.observe(flush.seconds)
+
+
+def _describe(span: Span, exchange: Exchange) -> None:
+    """Say in a request's span what it was and how it was answered."""
+    span.set({"http.response.status_code": exchange.status})
+    if (operation := _OPERATIONS.get(exchange.operation)) is not None:
+        span.rename(f"{exchange.method} {operation.path}")
+        span.set({"http.route": operation.path})
+    if exchange.status >= _SERVER_FAULT:
+        span.failed(str(exchange.status))
 
 
 class _Turn:
