@@ -140,7 +140,12 @@ class TreeReader:
             return conversation.branch()
         collector = BranchCollector(at_most=max_tokens, size=count)
         return await read_branch(
-            self, self._session_id, conversation.state.leaf_id, conversation.state.leaf_sequence, collector
+            self,
+            self._session_id,
+            conversation.state.leaf_id,
+            conversation.state.leaf_sequence,
+            collector,
+            kept_from=conversation.kept_from if max_tokens is None else 0,
         )
 
     async def shown(self) -> tuple[list[Message], tuple[str, ...]]:

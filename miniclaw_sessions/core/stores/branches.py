@@ -38,25 +38,39 @@ LARGEST_PAGE = 1_024
 """The first page is small, because most walks are short; each further one is twice as large."""
 
 
-async def read_branch(
-    source: EntrySource, session_id: str, leaf_id: str | None, leaf_sequence: int, collector: BranchCollector
+async def read_branch(  # noqa: PLR0913 - the parts of the branch's end, and what is known of its beginning
+    source: EntrySource,
+    session_id: str,
+    leaf_id: str | None,
+    leaf_sequence: int,
+    collector: BranchCollector,
+    *,
+    kept_from: int = 0,
 ) -> Branch:
     """The branch that ends at an entry, as far as the collector needs it.
+
+    Args:
+        source: the source of entries.
+        session_id: the session.
+        leaf_id: the branch's last entry; None: the root.
+        leaf_sequence: its sequence.
+        collector: takes the entries.
+        kept_from: the sequence that the collector is likely to need all entries from; 0: that is not known.
 
     Raises:
         StoreError: the store cannot be read.
     """
     problems: list[str] = []
     if leaf_id is not None:
-        async for entry in walk_up(source, session_id, leaf_id, leaf_sequence, problems):
+        async for entry in walk_up(source, session_id, leaf_id, leaf_sequence, problems, kept_from=kept_from):
             collector.feed(entry)
             if collector.has_enough:
                 break
     return collector.branch(problems)
 
 
-async def walk_up(
-    source: EntrySource, session_id: str, entry_id: str, sequence: int, problems: list[str]
+async def walk_up(  # noqa: PLR0913 - the first entry, and what is known of the last one
+    source: EntrySource, session_id: str, entry_id: str, sequence: int, problems: list[str], *, kept_from: int = 0
 ) -> AsyncGenerator[Entry, None]:
     """The entry, its parent, and so on to the root.
 
@@ -66,11 +80,12 @@ async def walk_up(
         entry_id: the first entry of the walk.
         sequence: its sequence; 0 if that is not known.
         problems: problems on the way are added to it, one sentence each.
+        kept_from: the sequence that the walk is likely to go up to; 0: that is not known.
 
     Raises:
         StoreError: the store cannot be read.
     """
-    pages = _Pages(source, session_id)
+    pages = _Pages(source, session_id, kept_from, sequence)
     wanted: str | None = entry_id
     below: int | None = None  # the child's sequence
     while wanted is not None:
@@ -120,10 +135,12 @@ async def bring_window_up(conversation: Conversation, source: EntrySource) -> li
 class _Pages:
     """The page of the transcript that was read last."""
 
-    def __init__(self, source: EntrySource, session_id: str) -> None:
+    def __init__(self, source: EntrySource, session_id: str, kept_from: int, leaf_sequence: int) -> None:
         self._source = source
         self._session_id = session_id
-        self._size = FIRST_PAGE
+        self._kept_from = kept_from
+        wanted = leaf_sequence - kept_from + 1 if kept_from else FIRST_PAGE
+        self._size = min(max(wanted, FIRST_PAGE), LARGEST_PAGE)
         self._page: dict[int, StoredEntry] = {}
 
     def known(self, sequence: int, entry_id: str) -> StoredEntry | None:
@@ -154,7 +171,7 @@ class _Pages:
 
     async def _at(self, sequence: int) -> StoredEntry | None:
         if sequence not in self._page:
-            after = max(0, sequence - self._size)
+            after = max(0, sequence - self._size, self._kept_from - 1 if self._kept_from <= sequence else 0)
             page = await self._source.read(self._session_id, after=after, limit=sequence - after)
             self._page = {stored.sequence: stored for stored in page if stored.sequence <= sequence}
             self._size = min(2 * self._size, LARGEST_PAGE)

@@ -41,6 +41,18 @@ async def test_a_second_context_reads_nothing_again(bench: Bench) -> None:
         assert await told_by(session) == [*LETTERS, "i", "j", "k", "l", "m", "n"]
 
 
+async def test_a_first_context_reads_no_more_than_it_holds(bench: Bench) -> None:
+    bench.real = store = ReadStore()
+    bench.renew_store()
+    async with bench.opened(window=3) as session:
+        said = await session.add_messages([Message.user(f"{number}") for number in range(2_000)])
+        await session.tree.append_compaction("summary", said[-200].id)
+        await say(session, *LETTERS)
+        store.entries_read = 0
+        assert len(await told_by(session)) == 1 + 200 + len(LETTERS)
+        assert store.entries_read == 200 + 1 + len(LETTERS)
+
+
 async def test_what_left_the_window_before_it_was_seen_is_read(bench: Bench) -> None:
     async with bench.opened(window=3) as session:
         await say(session, *LETTERS)
@@ -104,7 +116,7 @@ def compact(session: Session) -> None:
 async def test_what_is_done_while_a_branch_is_read_is_in_the_next_context(
     bench: Bench, meanwhile: Callable[[Session], object]
 ) -> None:
-    bench.real = store = StoreThatIsReadSlowly()
+    bench.real = store = ReadStore()
     bench.renew_store()
     async with bench.opened(window=3) as session:
         await say(session, *LETTERS)
@@ -115,15 +127,17 @@ async def test_what_is_done_while_a_branch_is_read_is_in_the_next_context(
         assert await told_by(session) == expected != LETTERS
 
 
-class StoreThatIsReadSlowly(MemoryStore):
-    """A store with things to be done while it is read."""
+class ReadStore(MemoryStore):
+    """A store that counts the entries that are read, with things to be done meanwhile."""
 
     def __init__(self) -> None:
         super().__init__()
         self.while_reading: list[Callable[[], object]] = []
+        self.entries_read = 0
 
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         page = await super().read(session_id, after=after, limit=limit)
+        self.entries_read += len(page)
         while self.while_reading:
             self.while_reading.pop()()
         return page
