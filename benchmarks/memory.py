@@ -32,18 +32,18 @@ def _resident() -> int:
 
 
 def _run(place: Path) -> tuple[int, float]:
-    """Open them all as the daemon does, then append for a while with the collector watched."""
+    """Load them all in a manager as the daemon has it, then append for a while, with the collector watched."""
 
     async def main() -> tuple[int, float]:
         async with SessionManager(fresh(place.parent, "warm-up"), store="sqlite:", settings=SETTINGS):
             before = _resident()
         async with SessionManager(place, store="sqlite:", settings=SETTINGS) as manager:
             gc.collect()
-            used = _resident() - before
             gc.freeze()
-            gc.set_threshold(50_000, 20, 100)
+            gc.set_threshold(10_000, 250, 100)  # as the daemon does
             with collector_watched() as pauses:
                 summaries = await manager.list()
+                used = _resident() - before
                 for number in range(200_000 if len(summaries) > 5_000 else 20_000):
                     session = await manager.find(summaries[number % len(summaries)].session_id)
                     session.append(message(number))

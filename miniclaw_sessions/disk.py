@@ -386,7 +386,8 @@ class Directory:
 
     def remove_temporaries(self) -> int:
         """Delete half-written files that a crash left; only for the holder of the directory's lock."""
-        return self.remove(name for name in self.names() if is_temporary(name) and self._is_file(name))
+        found = sorted(name for name in os.listdir(self.fd) if name[0] == "." and is_temporary(name))
+        return self.remove(name for name in found if self._is_file(name))
 
     def sync(self) -> None:
         """Make creations, renames and deletions in this directory durable."""

@@ -40,7 +40,7 @@ class ManagerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """The manager's numbers at one moment; the counts are since it was opened.
 
     `sessions` are all of them, `cached` those in memory; `cache_evictions` and `cache_loads` count how often one left
-    and came back.
+    and was loaded from disk. `recovered` are those that were there at the start.
     """
 
     sessions: int

@@ -80,7 +80,7 @@ class Gateway(RuleBasedStateMachine):
 
     store: ClassVar[str] = "sqlite:"
     max_cached: ClassVar[int] = SessionSettings().max_cached
-    woken: ClassVar[int] = 0
+    evicted: ClassVar[int] = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Gateway(RuleBasedStateMachine):
 
     def close(self) -> bool:
         """Close the manager; whether everything was saved."""
-        type(self).woken += self.manager.statistics().cache_loads
+        type(self).evicted += self.manager.statistics().cache_evictions
         try:
             self.running.__exit__(None, None, None)
         except StoreError:
@@ -377,7 +377,7 @@ class Crowded(Gateway):
 @pytest.mark.parametrize("machine", [Gateway, Crowded])
 @pytest.mark.parametrize("store", sampled(["sqlite:", "jsonl:", "none:"], every=3))
 def test_every_history_ends_as_the_model_says(machine: type[Gateway], store: str) -> None:
-    gateway: Any = type(machine.__name__, (machine,), {"store": store, "woken": 0})
+    gateway: Any = type(machine.__name__, (machine,), {"store": store, "evicted": 0})
     chosen = settings(
         max_examples=max(2, settings().max_examples // 10),
         stateful_step_count=20,
@@ -386,4 +386,4 @@ def test_every_history_ends_as_the_model_says(machine: type[Gateway], store: str
     )
     run_state_machine_as_test(gateway, settings=chosen)
     if machine is not Crowded or chosen.max_examples >= ENOUGH:
-        assert (gateway.woken > 0) == (machine is Crowded), "sessions ought to sleep when there is room for one only"
+        assert (gateway.evicted > 0) == (machine is Crowded), "sessions ought to sleep when there is room for one only"

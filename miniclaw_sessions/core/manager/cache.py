@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import NamedTuple, Protocol
@@ -232,6 +232,11 @@ class SessionCache:
         self._on_disk.update(dict.fromkeys(session_ids, _NOT_KNOWN))
         self.knows_times = self.knows_times and len(self._on_disk) == before
 
+    def learn_uses(self, used: Mapping[str, float]) -> None:
+        """Note sessions that are on disk, and when each was last used, in seconds since the epoch; 0: not known."""
+        self._on_disk.update(used)
+        self.knows_times = self.knows_times and _NOT_KNOWN not in used.values()
+
     def learn_times(self, modified: Iterable[tuple[str, float]]) -> None:
         """Take the times of their files for those of which nothing better is known.
 
@@ -249,6 +254,14 @@ class SessionCache:
     def unknown(self) -> list[str]:
         """Those on disk of which it is not known when they were last used."""
         return [session_id for session_id, known in self._on_disk.items() if known == _NOT_KNOWN]
+
+    def newest_use(self) -> datetime | None:
+        """When a session was last used; None if there are none, or that is not known of those on disk."""
+        if not self.knows_times:
+            return None
+        in_memory = [journal.last_accessed for journal in self.in_memory()]
+        on_disk = [moment_of(max(self._on_disk.values()))] if self._on_disk else []
+        return max([*in_memory, *on_disk], default=None)
 
     def last_use(self, session_id: str, on_disk: datetime) -> datetime:
         """When a session that is being loaded was last used; its file has what was known when it was written."""

@@ -82,8 +82,9 @@ class Expiry:
         self._stop = anyio.Event()
         self._sweeping = anyio.Lock()
         self.is_to_be_purged = False
-        newest = max((journal.last_accessed for journal in registry.cache.in_memory()), default=None)
-        self._clock_guard = ClockGuard(clock, newest_access=newest, patience_s=settings.sweep_interval_s)
+        self._clock_guard = ClockGuard(
+            clock, newest_access=registry.cache.newest_use(), patience_s=settings.sweep_interval_s
+        )
         self._population = registry.mode.population(registry, self._retention, self._clock_guard)
         self.renewed = self._population.renewed
 
@@ -107,12 +108,13 @@ class Expiry:
         self.forgive_jump()
         self._stop.set()
 
-    def forgive_jump(self) -> None:
-        """If the wall clock jumped ahead since the last look, let no session age by it."""
+    def forgive_jump(self) -> bool:
+        """If the wall clock jumped ahead since the last look, let no session age by it, and return True."""
         expected, jump = self._clock_guard.jump()
         if jump:
             log.warning("the clock jumped; no session ages by it", action="clock.jumped", seconds=jump.total_seconds())
             self._population.forgive(jump, before=expected)
+        return bool(jump)
 
     async def sweep(self, *, dry_run: bool = False) -> SweepReport:
         """Expire idle sessions now; never one with an open turn, and none while the clock is in doubt.
@@ -124,7 +126,8 @@ class Expiry:
                 have been used since.
         """
         async with self._sweeping:
-            self.forgive_jump()
+            if self.forgive_jump():
+                await self._population.keep_forgiven()
             scanned, idle, held = await self._population.find_idle(self._clock.now())
             outdated, kept = await self._retention.outdated(
                 self._storage.archive, self._clock.now(), self._population.held

@@ -30,6 +30,9 @@ from miniclaw_sessions.log import get_logger
 LEARNED_AT_ONCE = 10_000
 """How many files' times are noted before others run."""
 
+LOADED_AT_ONCE = 100
+"""How many sessions are loaded for a list before others run."""
+
 log = get_logger(__name__)
 
 
@@ -100,8 +103,14 @@ class LocalMode:
         return await newest_of(await self.listing(), **part)
 
     async def load_listed(self, session_ids: Sequence[str], home: ManagedHome[Journal]) -> dict[str, Session]:
-        """Those of these sessions that there are, loaded if need be."""
-        return await load_each(home.load, session_ids)
+        """Those of these sessions that there are, loaded if need be, many at once."""
+        found: dict[str, Session] = {}
+        for end in range(len(session_ids), 0, -LOADED_AT_ONCE):  # so that the newest stays in memory longest
+            some = session_ids[max(0, end - LOADED_AT_ONCE) : end]
+            loaded = await home.load_together(some)
+            found |= await load_each(home.load, some)
+            del loaded  # held until here, or it might have been evicted before it was found
+        return found
 
     def population(self, home: ManagedHome[Journal], retention: Retention, guard: ClockGuard) -> Population:
         """Those in memory and those on disk."""
@@ -173,7 +182,7 @@ class LocalPopulation:
         idle += on_disk
         held = await self.held(idle)
         kept = frozenset(held)
-        return Looked(len(in_memory) + len(on_disk), [one for one in idle if one not in kept], held)
+        return Looked(len(in_memory) + len(listing.on_disk), [one for one in idle if one not in kept], held)
 
     async def held(self, session_ids: Sequence[str]) -> list[str]:
         """Those of these sessions that are under legal hold."""
@@ -235,6 +244,13 @@ class LocalPopulation:
         for journal in list(self._cache.in_memory()):
             journal.checkpoint.forgive(jump, before=before)
         self._cache.forgive(jump, before=before)
+
+    async def keep_forgiven(self) -> None:
+        """Load those on disk, if all fit into the memory: then the next flush writes their new times."""
+        if len(self._cache) <= self._cache.limit:
+            on_disk = self._cache.listing().on_disk
+            for start in range(0, len(on_disk), LOADED_AT_ONCE):
+                await self._home.load_together(on_disk[start : start + LOADED_AT_ONCE])
 
     async def renewed(self, session_id: str, used_before: datetime) -> None:
         """No other process expires it."""

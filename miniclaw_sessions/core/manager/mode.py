@@ -50,6 +50,10 @@ class Population(Protocol):
         """The wall clock jumped ahead: let no session age by it that was not used since `before`."""
         ...
 
+    async def keep_forgiven(self) -> None:
+        """After `forgive`: let the sessions be so young after a restart, too."""
+        ...
+
     async def renewed(self, session_id: str, used_before: datetime) -> None:
         """A session is used again: let every process that may expire it know.
 

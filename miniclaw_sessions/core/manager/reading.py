@@ -109,7 +109,7 @@ async def list_sessions(  # noqa: PLR0913 - each can be left out
 ) -> list[SessionSummary]:
     """All sessions, or those of one channel, the most recently used first. Creates and renews nothing.
 
-    Sessions on disk are loaded for it, about a millisecond each: name a limit where there may be many.
+    Sessions on disk are loaded for it, about a tenth of a millisecond each: name a limit where there may be many.
 
     Args:
         reader: whose sessions.

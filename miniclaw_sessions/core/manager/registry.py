@@ -19,8 +19,8 @@ Everything else happens between two awaits, where no other task runs.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -44,12 +44,14 @@ from miniclaw_sessions.core.persistence.storage import Storage
 from miniclaw_sessions.core.protocol.entries import INCOMPLETE
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.session import Journal, Owner, Session
+from miniclaw_sessions.core.session.journal import ACCESS_RESOLUTION
 from miniclaw_sessions.core.stores.base import Store
 from miniclaw_sessions.disk import is_no_space
 from miniclaw_sessions.errors import (
     ManagerClosed,
     SessionExists,
     SessionLimit,
+    SessionsError,
     StoreFull,
     StoreUnavailable,
     renewed,
@@ -129,11 +131,11 @@ class SessionRegistry:
         if self._closed:
             raise ManagerClosed("the session manager is not open; use `async with SessionManager(...)`")
 
-    def adopt(self, found: dict[str, Recovered], names: dict[str, None]) -> None:
-        """Take over what recovery found: sessions, and the names of those that stay on disk."""
+    def adopt(self, found: dict[str, Recovered], on_disk: dict[str, float]) -> None:
+        """Take over what recovery found: sessions, and those that stay on disk: see `Storage.on_disk`."""
         for one in found.values():
             self._admit(self.mode.journal(one.conversation, self), dirty=one.dirty)
-        self.cache.learn_names(names)
+        self.cache.learn_uses(on_disk)
 
     # --- looking up --------------------------------------------------------------------------------------------------
 
@@ -202,25 +204,22 @@ class SessionRegistry:
             if session_id in self._reserved:
                 await self._wait_until_free(session_id)
                 continue
-            self._reserved[session_id] = anyio.Event()
             try:
-                await self._make_room()
-                unfinished = await self._load_now(session_id)
+                await self._load_now([session_id])
             except _InTheMakingError:
-                self._release(session_id)
                 if self.clock.monotonic() >= patient_until:
                     return None
                 await self.clock.sleep(_LOOK_EVERY_S)
                 continue
-            except BaseException:
-                self._release(session_id)
-                raise
-            if unfinished is None:
-                self._release(session_id)
-            else:  # which frees the key
-                await self._background.complete(partial(self._discard, unfinished))
             break  # it is in memory now, or nowhere
         return self.cache.get(session_id)
+
+    async def load_together(self, session_ids: Sequence[str]) -> list[Journal]:
+        """Load those of these sessions that are on disk only, and return them; of what cannot be, `load` says why."""
+        asleep = [one for one in dict.fromkeys(session_ids) if self.cache.must_load(one) and one not in self._reserved]
+        with suppress(SessionsError):
+            return await self._load_now(asleep) if asleep else []
+        return []
 
     async def refresh(self, session_id: str) -> None:
         """Let a session that is in memory be as it is stored now; one that was deleted is forgotten.
@@ -288,33 +287,41 @@ class SessionRegistry:
     def _release(self, session_id: str) -> None:
         self._reserved.pop(session_id).set()
 
-    async def _load_now(self, session_id: str) -> Journal | None:
-        """Load a session into the cache, if there is one, and return None.
+    async def _load_now(self, session_ids: Sequence[str]) -> list[Journal]:
+        """Load sessions into the cache, as far as they exist, while their ids are reserved; unfinished ones go."""
+        self._reserved.update((one, anyio.Event()) for one in session_ids)
+        unfinished: list[Journal] = []
+        try:
+            await self._make_room()
+            found, report = await self._storage.load(session_ids)
+            self.require_open()  # after the last flush nothing may become dirty
+            self._storage.report.add(report)
+            journals = [one for key in session_ids if (one := self._loaded(key, found.pop(key, None))) is not None]
+            self.cache.learn_names(found)  # a file of another program may turn out to be another session
+            unfinished = [one for one in journals if one.is_unfinished]
+        finally:
+            for session_id in {*session_ids}.difference(one.session_id for one in unfinished):
+                self._release(session_id)
+        if unfinished:
+            await self._background.complete(partial(self._discard_all, unfinished))
+        return [one for one in journals if not one.is_unfinished]
 
-        A session that was never finished is returned instead, and is not in the cache: the caller discards it.
-
-        Raises:
-            _InTheMakingError: another process is putting it together.
-        """
-        found, report = await self._storage.load(session_id)
-        self.require_open()
-        self._storage.report.add(report)
-        recovered = found.pop(session_id, None)
-        self.cache.learn_names(found)  # a file of another program may turn out to be another session
+    def _loaded(self, session_id: str, recovered: Recovered | None) -> Journal | None:
+        """The journal of a session that was loaded; it is cached now, unless the session was never finished."""
         if recovered is None:
             self.cache.remove(session_id)  # another program deleted its files
             return None
-        conversation = recovered.conversation
-        conversation.state.last_accessed = self.cache.last_use(session_id, conversation.state.last_accessed)
-        if recovered.is_held and INCOMPLETE in conversation.state.metadata:
+        state = recovered.conversation.state
+        on_disk, state.last_accessed = state.last_accessed, self.cache.last_use(session_id, state.last_accessed)
+        if recovered.is_held and INCOMPLETE in state.metadata:
             raise _InTheMakingError
-        journal = self.mode.journal(conversation, self)
-        if INCOMPLETE in journal.conversation.state.metadata:
+        journal = self.mode.journal(recovered.conversation, self)
+        if journal.is_unfinished:
             self.cache.remove(session_id)
-            return journal
-        self.cache.loads += 1
-        self._admit(journal, dirty=recovered.dirty)
-        return None
+        else:
+            self.cache.loads += 1
+            self._admit(journal, dirty=recovered.dirty or state.last_accessed - on_disk >= ACCESS_RESOLUTION)
+        return journal
 
     async def _reload(self, refused: Journal) -> Journal | None:
         """The store refused a session's entries: go on from what the store has, as a new object for the same key.
@@ -333,7 +340,7 @@ class SessionRegistry:
                 head.key, incarnation=head.incarnation, created_at=head.created_at, capacity=self._settings.window
             )
             if stored is None or stored.last_sequence < refused.queue.committed:  # it has lost what it had acknowledged
-                found, report = await self._storage.load(session_id)
+                found, report = await self._storage.load([session_id])
                 self._storage.report.add(report)
                 conversation = found[session_id].conversation if session_id in found else conversation
             else:
@@ -469,7 +476,7 @@ class SessionRegistry:
 
     async def remove_unfinished(self) -> None:
         """Finish what a crash interrupted: half a fork or half an import is no session."""
-        for journal in [one for one in self.cache.in_memory() if INCOMPLETE in one.conversation.state.metadata]:
+        for journal in [one for one in self.cache.in_memory() if one.is_unfinished]:
             purpose = journal.conversation.state.metadata[INCOMPLETE]
             log.warning("unfinished", action="session.unfinished", session_id=journal.session_id, purpose=purpose)
             self.cache.remove(journal.session_id)
@@ -560,6 +567,10 @@ class SessionRegistry:
             )
         finally:
             self._release(session_id)
+
+    async def _discard_all(self, journals: Iterable[Journal]) -> None:
+        for journal in journals:
+            await self._discard(journal)
 
     async def _clear(self, session_id: str) -> None:
         """Make sure that nothing unfinished is left under a key: a new session would continue it.

@@ -1,6 +1,7 @@
-"""Startup: load all snapshots, bring them up to the store, heal either side from the other.
+"""Startup: check all snapshots, bring them up to the store, heal either side from the other.
 
-The rules (the log in the store is the truth, the file is its checkpoint):
+A file that is as it was written and agrees with the store is only checked at the start; its session is loaded at its
+first use. All others are loaded. The rules (the log in the store is the truth, the file is its checkpoint):
 
 - a snapshot that is behind its store is brought up by folding in the entries that it lacks;
 - a snapshot that is damaged goes to quarantine, whole, and the session is rebuilt from the store;
@@ -13,8 +14,9 @@ nothing (rule R16). Loading renews no session's time to live and makes nothing d
 All this is about a directory, which one process has. A database that several processes share is asked for a session at
 its first use, and heals nothing (`sharing.database`); it uses `join` and `catch_up` from here.
 
-Where more sessions exist than may be in memory, the start learns only their names, from the directory and the store,
-and reads the files that the store does not know. Each of the others goes through the same rules when it is loaded.
+Where more sessions exist than may be in memory, the start does not even check their files: it learns the names, from
+the directory and the store, and reads the files that the store does not know. A session goes through the same rules
+when it is loaded later.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from miniclaw_sessions.core.history.branch import rejoined
 from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.history.state import Snapshot
 from miniclaw_sessions.core.persistence.losses import Loss, Losses
-from miniclaw_sessions.core.persistence.snapshot_file import DamagedSnapshot, decode_snapshot
+from miniclaw_sessions.core.persistence.snapshot_file import DamagedSnapshot, FileHead, decode_snapshot
 from miniclaw_sessions.core.persistence.snapshots import SUFFIX, Snapshots
 from miniclaw_sessions.core.protocol.encoding import decode_entry
 from miniclaw_sessions.core.protocol.entries import METADATA, Custom, Entry, LeafMove, MessageEntry, place_of_parent
@@ -76,6 +78,10 @@ class Progress(msgspec.Struct, frozen=True):
     total: int
 
 
+def _recovering(done: int, total: int) -> Progress:
+    return Progress("recovering", done, total)
+
+
 class Recovered(msgspec.Struct, frozen=True):
     """One session as it was found.
 
@@ -111,11 +117,11 @@ class RecoveryReport(msgspec.Struct, kw_only=True):
 
 
 class Recovery:
-    """One run of it: `run` for all sessions, or `load` for one.
+    """One run of it: `run` for all sessions, or `load` for some.
 
     Attributes:
         sessions: those that were loaded, by their id.
-        on_disk: the ids of those of which only the names were read.
+        on_disk: those that were not loaded, and when each was last used, in seconds since the epoch; 0: not known.
         report: what was found and done.
     """
 
@@ -144,7 +150,7 @@ class Recovery:
         self._lost: dict[str, Loss] = {}
         self._others: frozenset[str] = frozenset()  # files that are there and not read
         self.sessions: dict[str, Recovered] = {}
-        self.on_disk: dict[str, None] = {}
+        self.on_disk: dict[str, float] = {}
         self.report = RecoveryReport()
 
     async def run(self) -> None:
@@ -162,8 +168,7 @@ class Recovery:
             names = await self._snapshots.names()
             with _collector_paused():
                 if len(names) <= self._max_cached:
-                    await self._load_files(names)
-                    await self._settle_loaded({stored.head.session_id: stored async for stored in self._store.heads()})
+                    await self._check_files(names)
                 else:
                     await self._learn_names(names)
             await self._snapshots.clean()
@@ -174,8 +179,8 @@ class Recovery:
             ) from error
         self.report.seconds = self._clock.monotonic() - started
 
-    async def load(self, session_id: str) -> None:
-        """Load one session, by the same rules; `sessions` is empty if it does not exist.
+    async def load(self, session_ids: Sequence[str]) -> None:
+        """Load some sessions, by the same rules; `sessions` has those of them that exist.
 
         The file of another program may turn out to be another session than its name says, which is loaded then.
 
@@ -183,32 +188,48 @@ class Recovery:
             SnapshotUnreadable, SchemaTooNew, QuarantineFull, StoreError: as for `run`; nothing was changed.
         """
         try:
-            async for chunk in self._snapshots.read([session_id + SUFFIX], tighten=True):
+            async for chunk in self._snapshots.read([one + SUFFIX for one in session_ids], tighten=True):
                 for found in chunk:
                     self._load(found)
             await self._set_damaged_aside()
-            for name in {session_id, *self._loaded}:
-                snapshot, stored = self._loaded.pop(name, None), await self._store.head(name)
-                if snapshot is not None or stored is not None:
-                    await self._settle(name, snapshot, stored)
+            ids = dict.fromkeys([*session_ids, *self._loaded])
+            heads = await self._store.versions(ids)
+            for session_id in ids:
+                await self._settle(session_id, self._loaded.pop(session_id, None), heads.get(session_id))
             await self._write_back()
         except OSError as error:
             raise SnapshotUnreadable(
-                f"session {session_id} cannot be loaded from {self._snapshots.path}: {error.strerror or error}. "
+                f"{', '.join(session_ids)} cannot be loaded from {self._snapshots.path}: {error.strerror or error}. "
                 "Nothing is lost; mend the directory or the disk and try again."
             ) from error
 
+    async def _check_files(self, names: Sequence[str]) -> None:
+        """Look at all files and at the store; load only the sessions of which the two do not say the same."""
+        files = await self._snapshots.heads(names, lambda done: self._on_progress(_recovering(done, len(names))))
+        stored = {one.head.session_id: one async for one in self._store.heads()}
+        for session_id, file in files.items():
+            if self._agree(file, stored.get(session_id)):
+                self.on_disk[session_id] = file.last_accessed
+                self.report.messages += min(file.messages, self._capacity)
+        self.report.from_snapshots = len(self.on_disk)
+        others = [name for name in names if name.removesuffix(SUFFIX) not in self.on_disk]
+        self._others = frozenset(names).difference(others) if others else frozenset()
+        await self._load_files(others)
+        await self._settle_loaded({one: head for one, head in stored.items() if one not in self.on_disk})
+
+    def _agree(self, file: FileHead, stored: StoredHead | None) -> bool:
+        if stored is None:
+            return file.last_sequence == 0 or not self._store.keeps_entries
+        return (stored.head.incarnation, stored.last_sequence) == (file.incarnation, file.last_sequence)
+
     async def _learn_names(self, names: Sequence[str]) -> None:
         """Which sessions there are; those that only a file knows are given to the store, as if it had been lost."""
-        on_disk = self.on_disk
-        on_disk.update(dict.fromkeys(await self._store.session_ids()))
-        strange = []
-        for name in names:
-            session_id = name.removesuffix(SUFFIX)
-            if session_id not in on_disk and (self._store.keeps_entries or not is_session_id(session_id)):
-                strange.append(name)
-            else:
-                on_disk[session_id] = None
+        self.on_disk = on_disk = dict.fromkeys(await self._store.session_ids(), 0.0)
+        strange = [name for name in names if name.removesuffix(SUFFIX) not in on_disk]
+        if not self._store.keeps_entries:
+            ours = {name: name.removesuffix(SUFFIX) for name in strange if is_session_id(name.removesuffix(SUFFIX))}
+            on_disk.update(dict.fromkeys(ours.values(), 0.0))
+            strange = [name for name in strange if name not in ours]
         async for _ in self._snapshots.read(names[:1]):
             pass  # what keeps every file from being read, such as a wrong key, stops the start
         self._others = frozenset(names).difference(strange) if strange else frozenset()
@@ -216,7 +237,7 @@ class Recovery:
             await self._load_files(strange[start : start + BATCH])
             heads = [await self._store.head(one) for one in self._loaded if one in on_disk]
             await self._settle_loaded({one.head.session_id: one for one in heads if one is not None})
-            on_disk.update(dict.fromkeys(self.sessions))
+            on_disk.update(dict.fromkeys(self.sessions, 0.0))
             self.sessions.clear()
 
     # --- the files ---------------------------------------------------------------------------------------------------
@@ -232,7 +253,7 @@ class Recovery:
                     for found in chunk:
                         self._load(found)
                     done += len(chunk)
-                    self._on_progress(Progress("recovering", done, len(names)))
+                    self._on_progress(_recovering(done, len(names)))
         except ExceptionGroup as group:  # whichever it was, the file's own error says what to do
             raise first_cause(group) from None
 

@@ -5,16 +5,16 @@ no `tool_calls` where there are none, no `schema_version`) and the document's sa
 they lack is made up once. Unknown fields are written back as they came.
 
 Our files end in `,"crc32":"0a1b2c3d"}`: the CRC-32 of the file without that field, in hexadecimal. A file that
-contradicts it is damaged. One that agrees is as it was written, and the start leaves its messages packed
-(`history.window.Packed`). One without it, of another program, of an older version, or reformatted by a person who
-edited it, is validated message by message.
+contradicts it is damaged. One that agrees is as it was written: a start reads no more of it than `FileHead`, and its
+messages stay packed (`history.window.Packed`) until the session is used. One without it, of another program, of an
+older version, or reformatted by a person who edited it, is validated message by message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -31,10 +31,11 @@ from miniclaw_sessions.core.history.state import (
 )
 from miniclaw_sessions.core.history.window import Kept, Packed
 from miniclaw_sessions.core.protocol.encoding import decode_message, encode_message
-from miniclaw_sessions.core.protocol.entries import place_of_parent
+from miniclaw_sessions.core.protocol.entries import INCOMPLETE, place_of_parent
 from miniclaw_sessions.core.protocol.json_values import STORED_DEPTH, check_json, instant, parse_json
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message, Role, message_from_dict
+from miniclaw_sessions.core.protocol.parts import Instant
 from miniclaw_sessions.errors import InvalidKey, InvalidMessage, SchemaTooNew, SessionsError
 
 T = TypeVar("T")
@@ -47,10 +48,41 @@ class DamagedSnapshot(SessionsError):
     """A snapshot file does not hold a session; the text is the reason, without any of its content."""
 
 
+class FileHead(NamedTuple):
+    """What a start reads of a file that is as it was written.
+
+    Attributes:
+        session_id, incarnation, last_sequence: as in `State`.
+        last_accessed: the same, in seconds since the epoch.
+        messages: how many messages it has.
+    """
+
+    session_id: str
+    incarnation: str
+    last_sequence: int
+    last_accessed: float
+    messages: int
+
+
+class _Head(msgspec.Struct, gc=False):
+    """The fields of `State` that make a `FileHead`; the others are skipped."""
+
+    session_id: str
+    last_accessed: Instant
+    schema_version: int
+    incarnation: str
+    last_sequence: int
+    sequences: msgspec.Raw = NO_MESSAGES
+    metadata: dict[str, Any] = {}
+
+
 _NULL = b',"tool_calls":null}'
+_MESSAGES = b',"messages":['
+_BEHIND_MESSAGES = b'],"schema_version":'
 _CRC = b',"crc32":"'
 _CRC_BYTES = len(_CRC) + len(b'0a1b2c3d"}')
 _decoder = msgspec.json.Decoder(State)
+_head_decoder = msgspec.json.Decoder(_Head)
 _pieces_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _message_decoder = msgspec.json.Decoder(Message)
 _encoder = msgspec.json.Encoder()
@@ -166,6 +198,27 @@ def decode_snapshot(data: bytes, *, stem: str, now: datetime, new_id: Callable[[
         return _assemble(file, key, kept)
     except (InvalidKey, InvalidMessage) as error:
         raise DamagedSnapshot(str(error)) from None
+
+
+def head_of(data: bytes, *, stem: str) -> FileHead | None:
+    """The head of a session's file whose name is `stem` + ".json"; None if only `decode_snapshot` can judge the file.
+
+    Its messages are skipped: where their checksum agrees, they are as they were written.
+    """
+    begin, end = data.find(_MESSAGES), data.rfind(_BEHIND_MESSAGES)
+    if not 0 < begin < end:
+        return None
+    # the same texts within a message or the metadata stand deeper: what is left then is no JSON
+    without_messages = b"%s%s%s" % (data[:begin], _MESSAGES, data[end:])
+    try:
+        head = _head_decoder.decode(without_messages) if _check_checksum(data) else None
+    except (DamagedSnapshot, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    if head is None or head.session_id != stem or head.schema_version > SCHEMA_VERSION or INCOMPLETE in head.metadata:
+        return None
+    numbers = bytes(head.sequences)
+    messages = 0 if numbers == bytes(NO_MESSAGES) else numbers.count(b",") + 1
+    return FileHead(stem, head.incarnation, head.last_sequence, head.last_accessed.timestamp(), messages)
 
 
 def _check_checksum(data: bytes) -> bool:

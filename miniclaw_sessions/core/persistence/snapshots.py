@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import islice
@@ -17,6 +18,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TypeVar
 
+import anyio
 from anyio import CapacityLimiter, to_thread
 
 from miniclaw_sessions.clock import Clock
@@ -24,17 +26,20 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.history.state import Snapshot
 from miniclaw_sessions.core.persistence.checkpoints import Written
 from miniclaw_sessions.core.persistence.quarantine import Quarantine
-from miniclaw_sessions.core.persistence.snapshot_file import encode_snapshot
+from miniclaw_sessions.core.persistence.snapshot_file import FileHead, encode_snapshot, head_of
 from miniclaw_sessions.disk import Directory, FileContent, NotRegular, TooLarge
 from miniclaw_sessions.encryption import OVERHEAD, DamagedSeal, KeyRing, is_sealed, of_snapshot, refuse_sealed
-from miniclaw_sessions.errors import SnapshotUnreadable
+from miniclaw_sessions.errors import SnapshotUnreadable, first_cause
 
 SUFFIX = ".json"
 CHUNK = 512
-"""How many files one worker-thread step writes: more of them share a sync, fewer are sooner done."""
+"""How many files one worker-thread step writes, or looks at: more of them share a sync, fewer are sooner done."""
 
 READ_CHUNK = 32
 """How many files one step reads: their bytes are in memory together, and leave holes in it when they go."""
+
+READERS = 4
+"""How many threads read files at the same time: a cold disk answers several faster than one after the other."""
 
 SNAPSHOT_REST = 2 << 20
 """Bytes that a session file takes at the most beside its messages, metadata and compaction."""
@@ -62,6 +67,7 @@ class Snapshots:
         self._most_read = max_bytes + (OVERHEAD if encryption else 0)
         self._encryption = encryption
         self._limiter = CapacityLimiter(1)  # one writer: an older snapshot can never overtake a newer one (R9)
+        self._readers = CapacityLimiter(READERS)  # a file is replaced as a whole: reading it waits for no writer
         self._running = Lock()  # the same for a step that asyncio's own cancellation has left behind in its thread
         is_absent = read_only and not path.exists()  # as in the backup of a workspace without sessions
         self._directory = _AbsentDirectory(path) if is_absent else Directory(path, is_ours=not read_only)
@@ -96,12 +102,11 @@ class Snapshots:
             SnapshotUnreadable: the directory cannot be listed.
         """
         try:
-            names = await self._in_thread(self._directory.names)
+            return await self._in_thread(self._names)
         except OSError as error:
             raise SnapshotUnreadable(
                 f"cannot list {self.path}: {error.strerror}. Nothing was changed; mend the directory and start again."
             ) from error
-        return [name for name in names if _is_session_file(name)]
 
     async def modified(self) -> list[tuple[str, float]]:
         """The session ids that have a file, and when each was last used as it says, in seconds since the epoch.
@@ -118,7 +123,8 @@ class Snapshots:
     def some_names(self) -> list[str]:
         """One of the names, if there are any. Blocks, however many there are, for a moment only."""
         with os.scandir(self._directory.fd) as found:
-            return list(islice(filter(_is_session_file, (entry.name for entry in found)), 1))
+            names = (entry.name for entry in found)
+            return list(islice((name for name in names if name.endswith(SUFFIX) and name[0] != "."), 1))
 
     async def read(self, names: Sequence[str], *, tighten: bool = False) -> AsyncIterator[list[FileContent]]:
         """The files' bytes, a chunk at a time, each name once; `tighten` makes those private that are not.
@@ -132,7 +138,7 @@ class Snapshots:
         """
         for start in range(0, len(names), READ_CHUNK):
             chunk = names[start : start + READ_CHUNK]
-            found = await self._in_thread(partial(self._read, chunk, tighten=tighten))
+            found = await to_thread.run_sync(partial(self._read, chunk, tighten=tighten), limiter=self._readers)
             for name, _, error in found:
                 if error is not None and not isinstance(error, (NotRegular, TooLarge, FileNotFoundError)):
                     raise SnapshotUnreadable(
@@ -140,6 +146,36 @@ class Snapshots:
                         "and nothing was changed; mend its permissions or the disk and start again."
                     ) from error
             yield [one for one in found if not isinstance(one.error, FileNotFoundError)]
+
+    async def heads(self, names: Sequence[str], on_done: Callable[[int], None]) -> dict[str, FileHead]:
+        """The heads of those files that are as they were written, by session id; makes those private that are not.
+
+        All else is left out: `read` gives it, or says why it cannot be read.
+
+        Args:
+            names: of the files.
+            on_done: called now and then with the number of files that were read.
+
+        Raises:
+            WrongKey, KeyNeeded, NotEncrypted, SchemaTooNew: a file is not encrypted with a key that is held.
+        """
+        heads: dict[str, FileHead] = {}
+        done = 0
+
+        async def look(chunk: Sequence[str]) -> None:
+            nonlocal done
+            found = await to_thread.run_sync(self._heads, chunk, limiter=self._readers)
+            heads.update((head.session_id, head) for head in found)
+            done += len(chunk)
+            on_done(done)
+
+        try:
+            async with anyio.create_task_group() as tasks:
+                for start in range(0, len(names), CHUNK):
+                    tasks.start_soon(look, names[start : start + CHUNK], name="read session files")
+        except ExceptionGroup as group:
+            raise first_cause(group) from None
+        return heads
 
     async def set_aside(self, name: str, reason: str) -> str:
         """Quarantine one file; its new name."""
@@ -153,9 +189,22 @@ class Snapshots:
         found = self._directory.read_many(names, limit=self._most_read, tighten=tighten)
         return [one if one.data is None else one._replace(data=self._opened(one.name, one.data)) for one in found]
 
+    def _names(self) -> list[str]:
+        return [name for name in self._directory.names() if name.endswith(SUFFIX) and name[0] != "."]
+
+    def _heads(self, names: Sequence[str]) -> list[FileHead]:
+        """One file after the other: the bytes of many at once would cost more than reading them."""
+        heads = []
+        for name in names:
+            with suppress(OSError):  # `read` gives or raises it
+                data = self._opened(name, self._directory.read(name, limit=self._most_read, tighten=True))
+                if (head := head_of(data, stem=name.removesuffix(SUFFIX))) is not None:
+                    heads.append(head)
+        return heads
+
     def _opened(self, name: str, data: bytes) -> bytes:
         """A file's content, decrypted if there are keys; as it is if it is damaged."""
-        what = str(self.path / name)
+        what = f"{self.path}/{name}"
         if self._encryption is None:
             refuse_sealed(data, what)
             return data
@@ -212,10 +261,6 @@ def largest_snapshot(settings: SessionSettings) -> int:
     """How many bytes a snapshot gets: the setting, but enough to read our own."""
     least = settings.max_metadata_bytes + settings.max_message_bytes + SNAPSHOT_REST
     return max(settings.snapshot_max_bytes, least)
-
-
-def _is_session_file(name: str) -> bool:
-    return name.endswith(SUFFIX) and not name.startswith(".")
 
 
 class _AbsentDirectory(Directory):

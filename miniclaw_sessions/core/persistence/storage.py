@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -22,13 +22,14 @@ class Storage(Protocol):
     Attributes:
         store: the transcripts, once it is open.
         sessions: the recovered sessions; their new owner empties this.
-        on_disk: the ids of the sessions of which only the names were read.
+        on_disk: the sessions that were not loaded, and when each was last used, in seconds since the epoch; 0: that
+            is not known.
         report: what recovery found and did.
     """
 
     store: WatchedStore
     sessions: dict[str, Recovered]
-    on_disk: dict[str, None]
+    on_disk: dict[str, float]
     report: RecoveryReport
 
     async def __aenter__(self) -> Self:
@@ -69,8 +70,8 @@ class Storage(Protocol):
         """
         ...
 
-    async def load(self, session_id: str) -> tuple[dict[str, Recovered], RecoveryReport]:
-        """Load one session, and return what was done for it."""
+    async def load(self, session_ids: Sequence[str]) -> tuple[dict[str, Recovered], RecoveryReport]:
+        """Load some sessions, and return those of them that exist, and what was done for them."""
         ...
 
     async def was_mirrored(self, session_id: str) -> bool:

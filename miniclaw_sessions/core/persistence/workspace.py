@@ -66,7 +66,7 @@ class Workspace:
     Attributes:
         checkpoints, store: both sides, once it is open.
         sessions: the recovered sessions; their new owner empties this.
-        on_disk: the ids of the sessions of which only the names were read.
+        on_disk: the sessions that were not loaded: see `Recovery`.
         report: what recovery found and did.
     """
 
@@ -74,7 +74,7 @@ class Workspace:
     store: WatchedStore
     _losses: Losses
     sessions: dict[str, Recovered]
-    on_disk: dict[str, None]
+    on_disk: dict[str, float]
     report: RecoveryReport
 
     def __init__(  # noqa: PLR0913 - one argument per thing that it is made of
@@ -131,10 +131,10 @@ class Workspace:
         """Close the store and let the directory go."""
         await self._stack.aclose()
 
-    async def load(self, session_id: str) -> tuple[dict[str, Recovered], RecoveryReport]:
-        """Load one session from disk; see `Recovery.load`."""
+    async def load(self, session_ids: Sequence[str]) -> tuple[dict[str, Recovered], RecoveryReport]:
+        """Load some sessions from disk; see `Recovery.load`."""
         recovery = self._recovery(self.store)
-        await recovery.load(session_id)
+        await recovery.load(session_ids)
         return recovery.sessions, recovery.report
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, TypeVar
 
@@ -174,6 +174,10 @@ class ManagedHome(Home[J], Protocol[J]):
 
     async def load(self, session_id: str) -> J | None:
         """The live session, loaded if it is not in memory; None if it does not exist."""
+        ...
+
+    async def load_together(self, session_ids: Sequence[str]) -> list[J]:
+        """Load those of these sessions that are on disk only, in one go, and return them; `load` finds them then."""
         ...
 
     async def remove(self, journal: J, *, kind: EndKind = "deleted", if_sequence: int | None = None) -> bool:

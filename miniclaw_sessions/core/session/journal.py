@@ -170,6 +170,11 @@ class Journal:
         return self.checkpoint.is_retired
 
     @property
+    def is_unfinished(self) -> bool:
+        """Whether it is being made, or its making was cut off."""
+        return INCOMPLETE in self.conversation.state.metadata
+
+    @property
     def reader(self) -> TreeReader:
         """Its tree."""
         return TreeReader(self.home.store, self.queue, self.conversation, self.home.branch_memory)

@@ -69,7 +69,7 @@ class Database:
         self._read_only = read_only
         self._stack = AsyncExitStack()
         self.sessions: dict[str, Recovered] = {}
-        self.on_disk: dict[str, None] = {}
+        self.on_disk: dict[str, float] = {}
         self.report = RecoveryReport()
         self._mirrored: set[str] = set()  # of which it is known that it is written down
         self.archive = ArchiveTable(server, encryption)
@@ -135,16 +135,16 @@ class Database:
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 
-    async def load(self, session_id: str) -> tuple[dict[str, Recovered], RecoveryReport]:
-        """Load one session, in one round trip unless it is far behind its checkpoint."""
-        report = RecoveryReport()
-        for one in await self.store.load([session_id]):
+    async def load(self, session_ids: Sequence[str]) -> tuple[dict[str, Recovered], RecoveryReport]:
+        """Load some sessions, in one round trip unless one is far behind its checkpoint."""
+        found, report = dict[str, Recovered](), RecoveryReport()
+        for one in await self.store.load(session_ids):
             joined = await self.join(one)
             report.rebuilt += one.checkpoint is None
             turn = one.stored.turn
             is_held = turn is not None and not turn.is_over
-            return {session_id: Recovered(joined.conversation, is_far_behind(one), is_held)}, report
-        return {}, report
+            found[one.stored.head.session_id] = Recovered(joined.conversation, is_far_behind(one), is_held)
+        return found, report
 
     async def join(self, one: StoredSession) -> Joined:
         """What a session leads to: its checkpoint, and behind it the entries; without one, all of its entries."""

@@ -104,6 +104,9 @@ class SharedPopulation:
         """Uses are dated by the server, which may have jumped as well: people get a while to come back."""
         self._guard.distrust()
 
+    async def keep_forgiven(self) -> None:
+        """Nothing was changed."""
+
     async def renewed(self, session_id: str, used_before: datetime) -> None:
         """Let the others know at once of the use of a session that had been idle for long."""
         ttl = self._retention.of_id(session_id).ttl

@@ -53,7 +53,7 @@ log = get_logger(__name__)
 STEP_DEADLINE_S = 60.0
 """One commit, or one piece of a flush, that takes longer than this has hung: the watchdog is not pinged any more."""
 
-_COLLECT_AFTER = (50_000, 50, 100)
+_COLLECT_AFTER = (10_000, 250, 100)
 _SWITCH_INTERVAL_S = 0.001
 
 

@@ -46,10 +46,10 @@ _COUNTERS = {
     "snapshots_written": "Snapshots written.",
     "evicted_from_window": "Messages that left a window.",
     "cache_evictions": "Sessions that left the memory.",
-    "cache_loads": "Sessions that were loaded again.",
+    "cache_loads": "Sessions that were loaded from disk.",
     "quarantined": "Damaged files set aside.",
     "expired": "Sessions that expired.",
-    "recovered": "Sessions loaded at the start.",
+    "recovered": "Sessions that were there at the start.",
 }
 
 _FAST_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)

@@ -6,7 +6,7 @@ import gc
 import os
 import shutil
 import weakref
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,10 @@ from miniclaw_sessions.core.manager.reading import read_transcript
 from miniclaw_sessions.core.persistence.snapshots import Snapshots
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.stores.base import StoredHead
+from miniclaw_sessions.core.stores.sqlite.store import SQLiteStore
 from miniclaw_sessions.disk import Directory
-from miniclaw_sessions.errors import SessionLimit, SessionNotFound, SnapshotUnreadable, StoreFull
+from miniclaw_sessions.errors import SchemaTooNew, SessionLimit, SessionNotFound, SnapshotUnreadable, StoreFull
 from miniclaw_sessions.testing import FakeClock
 from tests.sampled import sampled
 
@@ -208,6 +210,39 @@ async def test_a_sleeping_session_is_forked_and_exported_like_any_other(stored: 
         fork = await (await manager.find("chat_0")).fork("chat_fork")
         assert [message.text for message in fork.messages()] == ["first 0"]
         assert len([entry async for entry in read_transcript(manager, "chat_1")]) == 1
+
+
+@pytest.mark.parametrize("max_cached", [1000, 3])
+async def test_a_list_loads_sleeping_sessions_together(
+    stored: Home, monkeypatch: pytest.MonkeyPatch, max_cached: int
+) -> None:
+    async with stored.manager() as manager:
+        await stored.fill(manager, 20)
+    questions = list[int]()
+    versions = SQLiteStore.versions
+
+    async def noted(store: SQLiteStore, session_ids: Collection[str]) -> Mapping[str, StoredHead]:
+        questions.append(len(session_ids))
+        return await versions(store, session_ids)
+
+    monkeypatch.setattr(SQLiteStore, "versions", noted)
+    async with stored.manager(max_cached=max_cached) as manager:
+        questions.clear()
+        assert len(await manager.list()) == 20
+        assert questions == [20]
+        assert manager.statistics().cache_loads == 20
+
+
+async def test_one_session_that_cannot_be_loaded_hides_no_other_one(stored: Home) -> None:
+    async with stored.manager() as manager:
+        await stored.fill(manager, 6)
+        fields = {**orjson.loads(stored.file.read_bytes()), "schema_version": 99}
+    del fields["crc32"]
+    stored.file.write_bytes(orjson.dumps(fields))
+    async with stored.manager() as manager:
+        with pytest.raises(SchemaTooNew):
+            await manager.list()
+        assert await texts(manager, 1) == ["first 1"]
 
 
 # --- in order --------------------------------------------------------------------------------------------------------

@@ -492,6 +492,31 @@ async def test_a_jump_forward_while_running_expires_nobody(home: Home) -> None:
         assert await names(manager) == {"2"}
 
 
+async def test_a_jump_forward_is_forgiven_for_good_to_sessions_that_sleep(home: Home) -> None:
+    async with home.open() as manager:
+        await say(manager)
+        await home.clock.advance(10 * DAY)
+    async with home.open() as manager:
+        home.clock.jump(YEARS)
+        assert (await manager.sweep()).expired == 0
+        await say(manager, chat_id="2")  # so that the next start believes the clock
+    async with home.open() as manager:
+        assert (await manager.sweep()).expired == 0
+        await home.clock.advance(19 * DAY)
+        assert (await manager.sweep()).expired == 0
+        await home.clock.advance(2 * DAY)
+        assert (await manager.sweep()).expired == 1
+        assert await names(manager) == {"2"}
+
+
+async def test_sleeping_sessions_count_as_looked_at_by_a_sweep(home: Home) -> None:
+    async with home.open() as manager:
+        await say(manager)
+        await say(manager, chat_id="2")
+    async with home.open() as manager:
+        assert (await manager.sweep()).scanned == 2
+
+
 async def test_a_jump_backward_while_running_expires_nobody_and_flushing_goes_on(home: Home) -> None:
     async with home.open(flush_interval_s=30) as manager:
         await say(manager)

@@ -11,12 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
 
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.history.state import Snapshot
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.manager.reading import read_transcript
+from miniclaw_sessions.core.persistence import recovery
+from miniclaw_sessions.core.persistence.snapshot_file import decode_snapshot
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall
 from miniclaw_sessions.core.stores.base import Store
 from miniclaw_sessions.core.stores.memory import MemoryStore
@@ -95,6 +99,52 @@ async def test_when_both_agree_nothing_is_read_written_or_dirty(home: Home) -> N
         assert (manager.recovery.from_snapshots, manager.recovery.brought_up, manager.recovery.rebuilt) == (1, 0, 0)
         assert home.faults.calls["read"] == home.faults.calls["append"] == 0
     assert home.files() == before
+
+
+async def test_a_start_decodes_no_sound_file_and_asks_the_store_once(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        await home.say("1", "2", chat_id=str(number))
+    decoded = []
+
+    def decode(data: bytes, *, stem: str, **given: Any) -> Snapshot:
+        decoded.append(stem)
+        return decode_snapshot(data, stem=stem, **given)
+
+    monkeypatch.setattr(recovery, "decode_snapshot", decode)
+    home.faults.calls.clear()
+    async with home.open() as manager:
+        assert (decoded, home.faults.calls["heads"], home.faults.calls["head"]) == ([], 1, 0)
+        assert texts(await manager.get("telegram", "3")) == ["1", "2"]
+        assert decoded == ["telegram_3"]
+
+
+async def test_a_start_knows_the_sessions_that_it_has_not_loaded(home: Home) -> None:
+    for number in range(3):
+        await home.say("1", "2", chat_id=str(number))
+        await home.clock.advance(60)
+    async with home.open() as manager:
+        numbers = manager.statistics()
+        assert (numbers.sessions, numbers.recovered, numbers.cached) == (3, 3, 0)
+        assert (len(manager), manager.recovery.from_snapshots, manager.recovery.messages) == (3, 3, 6)
+        assert [row.chat_id for row in await manager.list()] == ["2", "1", "0"]
+        assert (await manager.continue_recent()).key.chat_id == "2"
+        assert manager.statistics().dirty == 0
+
+
+async def test_what_looks_like_the_rest_of_a_file_within_messages_and_metadata_is_not_taken_for_it(home: Home) -> None:
+    arguments = {"ids": [1], "schema_version": 1, "incarnation": "other", "last_sequence": 7}
+    async with home.open() as manager:
+        session = await manager.get_or_create("telegram", "1", metadata={"note": {"messages": [1], **arguments}})
+        await session.add_message(Message.user("1"))
+        other = await manager.get_or_create("telegram", "2")
+        await other.add_message(msgspec.structs.replace(Message.user("2"), extra={"more": arguments}))
+    async with home.open() as manager:
+        assert (manager.recovery.from_snapshots, manager.recovery.brought_up, manager.statistics().dirty) == (2, 0, 0)
+        (message,) = (await manager.get("telegram", "2")).messages()
+        assert (message.text, message.extra) == ("2", {"more": arguments})
+        assert (await manager.get("telegram", "1")).metadata["note"] == {"messages": [1], **arguments}
 
 
 async def test_a_damaged_file_that_cannot_be_moved_is_a_clear_error_and_stays(

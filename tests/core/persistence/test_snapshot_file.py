@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from miniclaw_sessions.core.history.conversation import Conversation
 from miniclaw_sessions.core.history.state import SCHEMA_VERSION, Snapshot, State, Totals
 from miniclaw_sessions.core.history.window import Packed, Window, keep
-from miniclaw_sessions.core.persistence.snapshot_file import DamagedSnapshot, decode_snapshot, encode_snapshot
-from miniclaw_sessions.core.protocol.entries import Compaction, MessageEntry
+from miniclaw_sessions.core.persistence.snapshot_file import DamagedSnapshot, decode_snapshot, encode_snapshot, head_of
+from miniclaw_sessions.core.protocol.entries import INCOMPLETE, Compaction, MessageEntry
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message, Role, TextPart, ToolCall
 from miniclaw_sessions.errors import InvalidMessage, SchemaTooNew
@@ -313,6 +313,47 @@ def test_times_in_the_future_are_accepted_as_they_are() -> None:
     snapshot = load(fields)
     assert snapshot.state.last_accessed.year == 9998
     assert load(encode_snapshot(snapshot)) == snapshot
+
+
+def with_state(**changes: Any) -> bytes:
+    snapshot = real_snapshot()
+    return encode_snapshot(replace(snapshot, state=replace(snapshot.state, **changes)))
+
+
+# --- the head --------------------------------------------------------------------------------------------------------
+
+
+def test_the_head_of_a_file_is_what_the_whole_file_says() -> None:
+    snapshot = real_snapshot()
+    head = head_of(REAL, stem="telegram_123456789")
+    assert head is not None
+    state = snapshot.state
+    assert head[:3] == (state.session_id, state.incarnation, state.last_sequence)
+    assert (head.last_accessed, head.messages) == (state.last_accessed.timestamp(), len(snapshot.kept))
+
+
+@pytest.mark.parametrize(
+    ("data", "stem"),
+    [
+        (REAL, "telegram_1"),
+        (PLAIN, "telegram_123456789"),
+        (SAMPLE.encode(), "telegram_123456789"),
+        (REAL[:-1], "telegram_123456789"),
+        (b"", "telegram_123456789"),
+        (encode_snapshot(real_snapshot(metadata={INCOMPLETE: "fork"})), "telegram_123456789"),
+        (with_state(schema_version=SCHEMA_VERSION + 1), "telegram_123456789"),
+        (encode_snapshot(real_snapshot(metadata={"a": {"b": [1], "schema_version": 1}})), "telegram_123456789"),
+    ],
+)
+def test_a_file_that_must_be_decoded_to_be_judged_has_no_head(data: bytes, stem: str) -> None:
+    assert head_of(data, stem=stem) is None
+
+
+def test_no_bit_flips_in_a_file_that_has_a_head() -> None:
+    for bit in range(8 * (len(REAL) - CHECKSUM_BYTES)):
+        data = bytearray(REAL)
+        data[bit // 8] ^= 1 << bit % 8
+        assert head_of(bytes(data), stem="telegram_123456789") is None, f"bit {bit}"
 
 
 # --- the checksum ----------------------------------------------------------------------------------------------------

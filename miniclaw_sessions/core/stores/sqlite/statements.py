@@ -140,8 +140,8 @@ _HEADS: Select[int, str, str, str, str, datetime, int] = select(
     _NEWEST_PLACED,
 )
 _SESSION_IDS = select(SESSIONS.c.session_id).order_by(SESSIONS.c.session_id)
-_HEAD = _HEADS.where(SESSIONS.c.session_id == bindparam("session_id"))
 _HEADS_AFTER = _HEADS.where(SESSIONS.c.session_id > bindparam("after")).order_by(SESSIONS.c.session_id).limit(PAGE)
+_HEADS_OF = _HEADS.where(SESSIONS.c.session_id.in_(bindparam("session_ids", expanding=True)))
 _POSITIONS = select(SESSIONS.c.session_id, SESSIONS.c.id, SESSIONS.c.incarnation, _NEWEST_PLACED).where(
     SESSIONS.c.session_id.in_(bindparam("session_ids", expanding=True))
 )
@@ -372,10 +372,12 @@ def session_ids(connection: Connection) -> list[str]:
     return list(connection.execute(_SESSION_IDS).scalars())
 
 
-def head(connection: Connection, session_id: str) -> StoredHead | None:
-    """One session, or None."""
-    row = connection.execute(_HEAD, {"session_id": session_id}).one_or_none()
-    return None if row is None else _stored_head(row, _newest_in_tail(connection))
+def heads_of(connection: Connection, session_ids: Sequence[str]) -> list[StoredHead]:
+    """Those of these sessions that exist."""
+    tail = _newest_in_tail(connection)
+    pages = [session_ids[start : start + PAGE] for start in range(0, len(session_ids), PAGE)]
+    found = [row for page in pages for row in connection.execute(_HEADS_OF, {"session_ids": page})]
+    return [_stored_head(row, tail) for row in found]
 
 
 def entries_after(connection: Connection, session_id: str, after: int, limit: int | None) -> list[StoredEntry]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from os.path import samestat
@@ -203,12 +203,18 @@ class SQLiteStore(Store):
 
     async def head(self, session_id: str) -> StoredHead | None:
         """One session, or None."""
-        stored = await self._read(partial(statements.head, session_id=session_id))
-        if stored is not None and not _is_named_rightly(stored):
-            raise StoreCorrupt(
-                f"cannot use session {session_id} in {self._path}: its row is damaged, it says {stored.head.key}"
-            )
-        return stored
+        return (await self.versions([session_id])).get(session_id)
+
+    async def versions(self, session_ids: Collection[str]) -> Mapping[str, StoredHead]:
+        """Those of these sessions that exist, in one query."""
+        found = await self._read(partial(statements.heads_of, session_ids=[*session_ids]))
+        for stored in found:
+            if not _is_named_rightly(stored):
+                raise StoreCorrupt(
+                    f"cannot use session {stored.head.session_id} in {self._path}: its row is damaged, it says "
+                    f"{stored.head.key}"
+                )
+        return {stored.head.session_id: stored for stored in found}
 
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         """The entries after a sequence, oldest first."""
