@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from miniclaw_sessions import SessionManager
+from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.core.stores import open_store
 from miniclaw_sessions.core.stores.base import StoredEntry, is_damaged
 from miniclaw_sessions.core.stores.sqlite.store import SQLiteStore
@@ -138,6 +139,29 @@ async def test_a_start_and_a_conversation_go_on(tmp_path: Path) -> None:
     async with home.open(None) as manager:
         assert await told(manager) == SESSIONS * MESSAGES - lost
         await home.say(manager, 0, 1)
+
+
+@pytest.mark.parametrize("value", ["'x'", *sampled(["X'00'", "1.5"], every=2)])
+@pytest.mark.parametrize("table", ["entries", "places"])
+async def test_a_sequence_that_is_no_number_costs_its_own_entry_alone(tmp_path: Path, table: str, value: str) -> None:
+    home, killed = Home(tmp_path / "w"), Home(tmp_path / "killed")
+    async with home.open(None) as manager:
+        for chat_id in range(SESSIONS):
+            await home.say(manager, chat_id, 5)
+        shutil.copytree(home.workspace, killed.workspace)  # as a kill leaves it: no index has its entries
+    damaged = home if table == "places" else killed
+    with closing(sqlite3.connect(damaged.workspace / "sessions.db", isolation_level=None)) as other:
+        assert other.execute(f"UPDATE {table} SET sequence = {value} WHERE session = 2 AND sequence = 3").rowcount
+    async with damaged.open(None) as manager:
+        await manager.check()  # a start that has not met it goes on with it
+    async with damaged.open(None) as manager:
+        for chat_id in range(SESSIONS):
+            session = await manager.find(f"telegram_{chat_id}")
+            history = (await session.tree.get_transcript()).entries
+            said = {entry.message.text.rpartition("/")[2] for entry in history if hasattr(entry, "message")}
+            is_whole = table == "places" or chat_id != 1
+            assert said == {"0", "1", "2", "3", "4"} - (set() if is_whole else {"1"})
+            await session.add_message(Message.user("it goes on"))
 
 
 async def test_the_damage_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -134,6 +134,40 @@ async def test_a_page_that_only_leads_to_others_costs_no_row(tmp_path: Path, tab
     assert await salvaged(path) == whole
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "channel = 'x'",
+        *sampled(["session_id = 'x'", "chat_id = X'00FF'", "created_at = 'x'", "incarnation = NULL"], every=4),
+        "NULL",
+    ],
+)
+async def test_a_session_whose_own_row_is_damaged_keeps_its_entries(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "sessions.db"
+    whole = await filled(path, sessions=3, entries=50)
+    root = root_page(path, "sessions")
+    if damage == "NULL":  # and with it all the others that are on its page
+        data = bytearray(path.read_bytes())
+        data[(root - 1) * PAGE : root * PAGE] = bytes(PAGE)
+        path.write_bytes(data)
+    else:
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("PRAGMA writable_schema = ON")
+            connection.execute("UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', '') WHERE name = 'sessions'")
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(f"UPDATE sessions SET {damage} WHERE id = 2")
+    assert await salvaged(path) == whole
+
+
+async def test_a_session_whose_row_is_gone_is_not_made_again_of_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    whole = await filled(path, sessions=3, entries=50)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM entries WHERE session = 2")
+        connection.execute("UPDATE sessions SET channel = 'x' WHERE id = 2")
+    assert await salvaged(path) == {name: entries for name, entries in whole.items() if name != "telegram_1"}
+
+
 async def test_what_was_deleted_does_not_come_back_from_pages_that_the_log_replaces(tmp_path: Path) -> None:
     path, copy = tmp_path / "sessions.db", tmp_path / "copy.db"
     whole = await filled(path, sessions=100, entries=50)

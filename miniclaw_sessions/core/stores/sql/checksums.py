@@ -64,13 +64,28 @@ def was_entry(entry: StoredEntry, stored: StoredEntry, checksum: int | None, row
 def entry_of_row(  # noqa: PLR0913, PLR0917 - the columns
     sequence: int, entry_id: str, encoded: bytes, key: str | None, checksum: int | None, row: int
 ) -> StoredEntry:
-    """The entry in a row of `entries`, marked as `damaged` if the row contradicts its checksum."""
+    """The entry in a row of `entries`, marked as `damaged` if the row contradicts its checksum.
+
+    Raises:
+        StoreCorrupt: nobody can say which entry it was.
+    """
     try:
         if is_sound(row, sequence, entry_id, key, encoded, checksum):
             return StoredEntry(sequence, entry_id, encoded, key)
     except (TypeError, ValueError, AttributeError):  # a column has a value of a wrong type
-        return damaged(StoredEntry(sequence, str(entry_id), repr(encoded).encode()))
+        return damaged(StoredEntry(sequence_in(sequence), str(entry_id), repr(encoded).encode()))
     return damaged(StoredEntry(sequence, entry_id, encoded, key if isinstance(key, str) else None))
+
+
+def sequence_in(value: object) -> int:
+    """A sequence, as a row has it.
+
+    Raises:
+        StoreCorrupt: it is no number. Others would compare it with numbers, and fail in their midst.
+    """
+    if type(value) is not int:
+        raise StoreCorrupt("the sequence of an entry is damaged; start again, and what can be read is kept")
+    return value
 
 
 def unreadable(error: Exception, path: Path) -> StoreCorrupt:

@@ -13,9 +13,10 @@ from miniclaw_sessions.core.stores.sql.checksums import entry_of_row
 from miniclaw_sessions.core.stores.sql.failures import is_damage
 
 _PLACES = """
-SELECT sequence, position FROM places WHERE session = :session AND sequence > :after
+SELECT sequence, position FROM places WHERE session = :session AND sequence > :after AND typeof(sequence) = 'integer'
 UNION ALL SELECT sequence, position FROM entries
 WHERE position > (SELECT up_to FROM placed) AND session = :session AND sequence > :after
+AND typeof(sequence) = 'integer'
 ORDER BY 1
 """
 _ROW = "SELECT * FROM entries WHERE position = ?"  # older versions have fewer columns

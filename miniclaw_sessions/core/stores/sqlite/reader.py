@@ -26,7 +26,7 @@ from miniclaw_sessions.core.stores.base import SessionHead, StoredEntry, StoredH
 from miniclaw_sessions.core.stores.checking import check_transcripts
 from miniclaw_sessions.core.stores.files import ReadOnlyStore
 from miniclaw_sessions.core.stores.reading import find_by_reading
-from miniclaw_sessions.core.stores.sql.checksums import entry_of_row, unreadable
+from miniclaw_sessions.core.stores.sql.checksums import entry_of_row, sequence_in, unreadable
 from miniclaw_sessions.core.stores.sql.failures import store_error, unknown_schema
 from miniclaw_sessions.core.stores.sqlite.damaged_pages import read_row_by_row
 from miniclaw_sessions.core.stores.sqlite.files import connect, database_files, integrity_problems, version_in
@@ -248,7 +248,7 @@ def _heads(connection: sqlite3.Connection, which: str, given: str) -> list[Store
     for row, session_id, channel, chat_id, incarnation, created_at, last in rows:
         began = datetime.fromisoformat(f"{created_at}+00:00")
         head = SessionHead(session_id, SessionKey(str(channel), str(chat_id)), str(incarnation), began)
-        heads.append(StoredHead(head, tail.get(row, last)))
+        heads.append(StoredHead(head, sequence_in(tail.get(row, last))))
     return heads
 
 

@@ -2,7 +2,8 @@
 
 SQLite aborts at the first damaged page. Here the log is read by position, and reading goes on behind damage. Only rows
 that agree with their checksum are taken; rows of older versions have no checksum, and are taken if they can be decoded.
-A lost entry keeps its sequence, so that a branch goes on behind it.
+A lost entry keeps its sequence, so that a branch goes on behind it. A session whose own row is lost goes on with its
+entries, as long as anything tells its id.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
+from miniclaw_sessions.clock import derived_id
 from miniclaw_sessions.core.protocol.encoding import decode_entry
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.stores.base import LOST, SessionHead, StoredEntry, StoredHead
@@ -33,7 +35,7 @@ from miniclaw_sessions.core.stores.sqlite.files import PAGE_BYTES, connect, empt
 from miniclaw_sessions.core.stores.sqlite.migrations import create
 from miniclaw_sessions.core.stores.sqlite.pages import Pages
 from miniclaw_sessions.encryption import is_sealed
-from miniclaw_sessions.errors import InvalidMessage, StoreUnavailable
+from miniclaw_sessions.errors import InvalidKey, InvalidMessage, StoreUnavailable
 
 _MOST_LOST = 1 << 30
 _LENGTH = 28
@@ -43,6 +45,7 @@ _SEARCHED = 1 << 32
 
 _ENTRIES = "SELECT * FROM entries WHERE rowid >= ? ORDER BY rowid"  # the names of columns may be damaged
 _SESSIONS = "SELECT * FROM sessions WHERE rowid >= ? ORDER BY rowid"
+_IDS = "SELECT id, session_id FROM sessions INDEXED BY sqlite_autoindex_sessions_1 ORDER BY session_id"
 _FEWEST_COLUMNS = 5
 _UNREADABLE = (sqlite3.Error, UnicodeError, TypeError, ValueError, OverflowError, AttributeError)
 
@@ -119,20 +122,14 @@ class Salvage:
 
     def _look(self) -> None:
         with closing(connect(self._path, writing=False)) as connection, Pages(self._path) as pages:
-            heads: dict[int, SessionHead] = {}
-            end = _end(connection, "sqlite_sequence", "seq", "sessions", "rowid")
-            for row, _ in _all_rows(connection, pages, _SESSIONS, end):
-                head = _head(row)
-                if head is not None:
-                    heads.setdefault(row[0], head)
-            where: dict[int, dict[int, int]] = defaultdict(dict)
-            end = _end(connection, "placed", "up_to", "entries", "rowid")
-            for row, cell in _all_rows(connection, pages, _ENTRIES, end):
-                if row[1] in heads and type(row[2]) is int and row[2] not in where[row[1]] and _entry(row) is not None:
-                    where[row[1]][row[2]] = row[0]
-                    if cell is not None:
-                        self._cells[row[0]] = cell
-            places = _places(connection)
+            heads, rest = _heads(connection, pages)
+            where, first = self._find_entries(connection, pages)
+            ids, places = _ids(connection), _places(connection)
+        known_ids = {head.session_id for head in heads.values()}
+        for number in first.keys() - heads.keys():  # one without entries may have been deleted
+            head = _head_of_rest(rest.get(number, ()), ids.get(number), first[number])
+            if head is not None and head.session_id not in known_ids:
+                heads[number] = head
         for number, head in heads.items():
             found = where[number]
             known = places[number]
@@ -140,6 +137,22 @@ class Salvage:
             expected = known | set(range(max(known, default=0) + 1, max(found, default=0) + 1))
             self._where[head.session_id] = dict(sorted({**dict.fromkeys(expected), **found}.items()))
             self._heads[head.session_id] = head
+
+    def _find_entries(
+        self, connection: sqlite3.Connection, pages: Pages
+    ) -> tuple[dict[int, dict[int, int]], dict[int, StoredEntry]]:
+        """Where the sound entries are, by the number of their session's row and their sequence; and each first one."""
+        where: dict[int, dict[int, int]] = defaultdict(dict)
+        first: dict[int, StoredEntry] = {}
+        end = _end(connection, "placed", "up_to", "entries", "rowid")
+        for row, cell in _all_rows(connection, pages, _ENTRIES, end):
+            entry = _entry(row) if type(row[2]) is int and row[2] not in where[row[1]] else None
+            if entry is not None:
+                where[row[1]][row[2]] = row[0]
+                first.setdefault(row[1], entry)
+                if cell is not None:
+                    self._cells[row[0]] = cell
+        return where, first
 
     async def session_ids(self) -> list[str]:
         """The ids of the same sessions, in order: the others have lost even their ids."""
@@ -167,6 +180,29 @@ class Salvage:
                 entry = None if row is None else _entry(row)
                 entries.append(entry or StoredEntry(sequence, f"lost-{sequence}", LOST))
         return entries
+
+
+def _heads(connection: sqlite3.Connection, pages: Pages) -> tuple[dict[int, SessionHead], dict[int, tuple[Any, ...]]]:
+    """The heads of the sessions by the numbers of their rows; and the damaged rows."""
+    heads: dict[int, SessionHead] = {}
+    rest: dict[int, tuple[Any, ...]] = {}
+    end = _end(connection, "sqlite_sequence", "seq", "sessions", "rowid")
+    for row, _ in _all_rows(connection, pages, _SESSIONS, end):
+        head = _head(row)
+        if head is None:
+            rest.setdefault(row[0], row)
+        else:
+            heads.setdefault(row[0], head)
+    return heads, rest
+
+
+def _ids(connection: sqlite3.Connection) -> dict[int, str]:
+    """The ids of the sessions by the numbers of their rows, as far as the index has them from either end."""
+    found: dict[int, str] = {}
+    for order in ("", " DESC"):
+        with suppress(*_UNREADABLE):
+            found |= {number: one for number, one in connection.execute(_IDS + order) if isinstance(one, str)}
+    return found
 
 
 def _places(connection: sqlite3.Connection) -> dict[int, set[int]]:
@@ -262,6 +298,31 @@ def _head(row: tuple[Any, ...]) -> SessionHead | None:
         return SessionHead(session_id, key, str(incarnation), datetime.fromisoformat(created_at).replace(tzinfo=UTC))
     except _UNREADABLE:
         return None
+
+
+def _head_of_rest(row: tuple[Any, ...], session_id: str | None, first: StoredEntry) -> SessionHead | None:
+    """The head of a session whose row is damaged, or gone, from what is left of it, its id, and its first entry.
+
+    If the incarnation is lost, the session gets a new one, which is the same at each start.
+    """
+    _, its_id, channel, chat_id, incarnation, created_at = (*row, *[None] * 6)[:6]
+    keys = [partial(SessionKey.parse, one) for one in (session_id, its_id) if isinstance(one, str)]
+    if isinstance(channel, str) and isinstance(chat_id, str):
+        keys.append(partial(SessionKey.of, channel, chat_id))
+    key = None
+    for make in keys:
+        with suppress(*_UNREADABLE, InvalidKey):
+            key = key or make()
+    if key is None:
+        return None
+    began = datetime.fromtimestamp(0, UTC)
+    with suppress(*_UNREADABLE, InvalidMessage):
+        began = decode_entry(first.encoded).timestamp
+    with suppress(*_UNREADABLE):
+        began = datetime.fromisoformat(created_at).replace(tzinfo=UTC)
+    if not isinstance(incarnation, str):
+        incarnation = derived_id(f"{key.session_id} {first.entry_id}")
+    return SessionHead(key.session_id, key, incarnation, began)
 
 
 def _entry(row: tuple[Any, ...]) -> StoredEntry | None:

@@ -36,7 +36,7 @@ from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.stores.base import Append, SessionHead, StoredEntry, StoredHead, entries_to_add
-from miniclaw_sessions.core.stores.sql.checksums import checksum_of, entry_of_row, was_entry
+from miniclaw_sessions.core.stores.sql.checksums import checksum_of, entry_of_row, sequence_in, was_entry
 from miniclaw_sessions.core.stores.sqlite.files import integrity_problems
 from miniclaw_sessions.core.stores.sqlite.tables import ENTRIES, KEYS, METADATA, PLACED, PLACES, SESSIONS
 from miniclaw_sessions.errors import StoreConflict, StoreCorrupt, StoreError
@@ -304,7 +304,7 @@ def _look_up(connection: Connection, session_ids: Sequence[str], known: Known) -
             found[session_id] = Position(*fields)
     tail = _newest_in_tail(connection) if found else {}
     for position in found.values():
-        position.last_sequence = tail.get(position.row, position.last_sequence)
+        position.last_sequence = sequence_in(tail.get(position.row, position.last_sequence))
     known.positions.update(found)
 
 
@@ -423,7 +423,7 @@ def keys_of(connection: Connection, session_id: str) -> list[str]:
 def _stored_head(row: Row[int, str, str, str, str, datetime, int], tail: Mapping[int, int]) -> StoredHead:
     number, session_id, channel, chat_id, incarnation, created_at, placed = row
     head = SessionHead(session_id, SessionKey(str(channel), str(chat_id)), str(incarnation), created_at)
-    return StoredHead(head, tail.get(number, placed))
+    return StoredHead(head, sequence_in(tail.get(number, placed)))
 
 
 def look(connection: Connection) -> None:
