@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, suppress
-from functools import partial
 
 import msgspec
 from anyio import to_thread
@@ -26,6 +25,7 @@ from miniclaw_sessions.errors import (
     NotArchived,
     SchemaTooNew,
     SessionExists,
+    SessionHeld,
     StoreCorrupt,
 )
 from miniclaw_sessions.log import get_logger
@@ -97,9 +97,20 @@ async def forget_copies(registry: SessionRegistry, archive: Archive, session_id:
 async def forget_copy(registry: SessionRegistry, archive: Archive, file: str) -> bool:
     """Delete one archived file once no task restores it. Returns False if it was gone by then.
 
-    Raises ManagerClosed and StoreUnavailable.
+    Raises:
+        SessionHeld: its chat has a session again, which is under legal hold.
+        ManagerClosed, StoreError, ...: as `SessionRegistry.load`, and where the file cannot be deleted.
     """
-    return await registry.alone_with(session_of(file), partial(archive.delete, file))
+    session_id = session_of(file)
+    await registry.load(session_id)  # nothing is loaded while the file goes
+
+    async def forget() -> bool:
+        journal = registry.cache.get(session_id)
+        if journal is not None and journal.legal_hold is not None:
+            raise SessionHeld(session_id, journal.legal_hold)
+        return await archive.delete(file)
+
+    return await registry.alone_with(session_id, forget)
 
 
 def _head_in(line: bytes, session_id: str) -> SessionHead | None:

@@ -20,11 +20,12 @@ import msgspec
 
 from miniclaw_sessions.clock import Clock, sleep_unless
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.core.manager.archived import forget_copy
 from miniclaw_sessions.core.manager.registry import SessionRegistry
 from miniclaw_sessions.core.persistence.archive import session_of
 from miniclaw_sessions.core.persistence.retention import ClockGuard, Retention
 from miniclaw_sessions.core.persistence.storage import Storage
-from miniclaw_sessions.errors import SessionsError
+from miniclaw_sessions.errors import SessionHeld, SessionsError
 from miniclaw_sessions.log import get_logger
 
 FIRST_SWEEP_S = 600.0
@@ -146,7 +147,8 @@ class Expiry:
             for session_id in gone:
                 self._registry.events.swept.publish(session_id)
             self.is_to_be_purged = self.is_to_be_purged or len(gone) > archived
-            forgotten = await self._forget(outdated)
+            forgotten, kept = await self._forget(outdated)
+            held = list(dict.fromkeys([*held, *kept]))
             if self.is_to_be_purged:
                 await self._purge()
             report = SweepReport(
@@ -162,12 +164,18 @@ class Expiry:
             log.info("swept", action="sweep.done", **numbers, held=len(held), forgotten=len(forgotten))
             return report
 
-    async def _forget(self, names: Sequence[str]) -> list[str]:
-        """Delete archived files. Returns those that are gone; the next sweep does what cannot be done now."""
-        gone = []
+    async def _forget(self, names: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Delete archived files; the next sweep does what cannot be done now.
+
+        Returns:
+            Those that are gone; and the ids of the sessions that were put under legal hold since the files were chosen.
+        """
+        gone, held = list[str](), list[str]()
         for name in names:
             try:
-                await self._storage.archive.delete(name)
+                await forget_copy(self._registry, self._storage.archive, name)
+            except SessionHeld as error:
+                held.append(error.session_id)
             except SessionsError as error:
                 session_id = session_of(name)
                 sentence = "an archived session could not be deleted; it is tried again"
@@ -175,7 +183,7 @@ class Expiry:
             else:
                 self._registry.events.swept.publish(session_of(name))
                 gone.append(name)
-        return gone
+        return gone, held
 
     async def _purge(self) -> None:
         """Leave nothing of what is gone for good in the store's log; the next sweep does what cannot be done now."""

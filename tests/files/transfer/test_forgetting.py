@@ -17,7 +17,9 @@ import pytest
 
 from miniclaw_sessions.config import RetentionSettings, SessionSettings
 from miniclaw_sessions.core.manager import SessionManager, open_readonly, reading
+from miniclaw_sessions.core.manager.local import LocalPopulation
 from miniclaw_sessions.core.manager.reading import Reader
+from miniclaw_sessions.core.persistence.archive import ArchiveDirectory
 from miniclaw_sessions.core.protocol.entries import LEGAL_HOLD, SUSPENDED
 from miniclaw_sessions.core.protocol.keys import KeyBounds
 from miniclaw_sessions.core.protocol.messages import Message
@@ -384,6 +386,63 @@ async def test_the_archive_keeps_a_copy_of_what_is_in_use_again_and_held(home: H
             assert (swept.held, swept.forgotten) == (["law_1"], [])
         await manager.hold("law_1", None)
         assert name in (await manager.sweep()).forgotten
+
+
+@IN_FILES
+async def test_the_archive_keeps_a_copy_of_what_is_held_while_a_sweep_runs(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with home.open(ttl_days=2, archive_days=5, restore_archived=False) as manager:
+        await say(manager, "law", "1", "evidence")
+        await home.wait(manager, 4)
+        assert (await manager.sweep()).archived == 1
+        (name,) = await manager.archive.names()
+        await say(manager, "law", "1", "again")
+        await home.clock.advance(6 * DAY)
+        remove = LocalPopulation.remove
+
+        async def meanwhile(population: LocalPopulation, idle: list[str]) -> dict[str, int]:
+            await manager.hold("law_1", "case 12")
+            return await remove(population, idle)
+
+        monkeypatch.setattr(LocalPopulation, "remove", meanwhile)
+        swept = await manager.sweep()
+        assert (swept.sessions, swept.held, swept.forgotten) == ([], ["law_1"], [])
+        assert await manager.archive.names() == [name]
+
+
+async def test_an_archived_copy_stays_where_its_session_is_held_since_it_was_chosen(home: Home) -> None:
+    async with home.open(restore_archived=False) as manager:
+        await say(manager, "telegram", "1", WORDS)
+        await home.wait(manager, 40)
+        await manager.sweep()
+        await say(manager, "telegram", "1", "anew")
+        chosen = await found(manager, user="1")
+        await manager.hold("telegram_1", "case 12")
+        done = await forget(manager, chosen)
+        assert (done.gone, len(done.held), len(done.changed)) == ([], 1, 1)
+        assert len(await manager.archive.names()) == 1
+
+
+@IN_FILES
+async def test_a_hold_that_comes_while_a_session_is_archived_keeps_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with home.open() as manager:
+        await say(manager, "law", "1", "evidence")
+        await home.wait(manager, 40)
+        write = ArchiveDirectory.write
+
+        async def meanwhile(archive: ArchiveDirectory, *asked: Any) -> str:
+            name = await write(archive, *asked)
+            await manager.hold("law_1", "case 12")
+            return name
+
+        monkeypatch.setattr(ArchiveDirectory, "write", meanwhile)
+        assert (await manager.sweep()).sessions == []
+        assert await manager.archive.names() == []
+        with pytest.raises(SessionHeld):
+            await manager.delete("law_1")
 
 
 async def test_what_was_seen_is_still_meant_when_it_has_expired_since_and_not_when_it_has_grown(home: Home) -> None:
