@@ -48,7 +48,7 @@ def listed(cursor: str | None) -> dict[str, Any]:
     return {"tools": tools()}
 
 
-def called(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:  # noqa: C901, PLR0911 - one case for each
+def called(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:  # noqa: C901, PLR0911, PLR0912 - one case for each
     text = json.dumps(arguments)
     match HOW:
         case "hangs":
@@ -68,6 +68,9 @@ def called(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:  # no
             return {"content": name}
         case "fails":
             return {"content": [{"type": "text", "text": "the disk is full"}], "isError": True}
+        case "counts":
+            with Path(sys.argv[2]).open("a") as file:
+                file.write(f"{name} {text}\n")
         case "changes":
             Path(sys.argv[2]).touch()
             say(method="notifications/tools/list_changed")
