@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,14 @@ import pytest
 from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import Assistant
-from miniclaw_sessions.agent.calls import MAX_ARGUMENTS, REFUSED
+from miniclaw_sessions.agent.calls import MAX_ARGUMENTS, REFUSED, Approval
 from miniclaw_sessions.agent.hooks import Generation, Hooks
 from miniclaw_sessions.channels.base import Answered, Incoming, Last, NotAnswered, Outgoing, Reason
 from miniclaw_sessions.channels.delivery import event_document
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.core.protocol.entries import Custom
 from miniclaw_sessions.core.protocol.messages import ToolCall
+from miniclaw_sessions.core.session.turn import Place
 from miniclaw_sessions.errors import NothingToResume
 from miniclaw_sessions.service.api.chat import Chat, chat, list_approvals
 from miniclaw_sessions.service.api.context import Context
@@ -30,6 +31,7 @@ from miniclaw_sessions.service.client.transport import LocalTransport
 from miniclaw_sessions.service.gateway.chat import DispatchedChats
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.channels.rooms import Room, deleting_tool
+from tests.texts import texts
 
 pytestmark = pytest.mark.anyio
 
@@ -101,6 +103,39 @@ async def test_the_answer_comes_after_a_restart_and_counts_once_however_often_it
         assert isinstance(last, NotAnswered)
         assert last.reason is Reason.DUPLICATE
     assert len(made) == 1
+
+
+async def test_a_yes_that_two_gateways_are_given_makes_one_call(
+    postgresql_url: str, tmp_path: Path, made: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, looked, both = Approval._look, 0, anyio.Event()
+
+    async def together(approval: Approval) -> Place:
+        nonlocal looked
+        place = await look(approval)
+        looked += 1
+        if looked == 2:
+            both.set()
+        await both.wait()
+        return place
+
+    async with AsyncExitStack() as stack:
+        rooms, managers = [Room(), Room()], list[SessionManager]()
+        for number, room in enumerate(rooms):
+            manager = await stack.enter_async_context(SessionManager(tmp_path / str(number), store=postgresql_url))
+            agent = Agent(ScriptedProvider([CALL, "It is gone."][number:]), tools=[deleting_tool(made)])
+            dispatcher = await stack.enter_async_context(Dispatcher(manager, Assistant(agent)))
+            stack.callback(dispatcher.cut_off, 0.0)
+            stack.callback(room.close)
+            dispatcher.serve(room)
+            managers.append(manager)
+        assert await answer(rooms[0], "delete x", "m1") == QUESTION
+        assert texts(await managers[1].get_or_create("room", 1)) == ["delete x", ""]
+        monkeypatch.setattr(Approval, "_look", together)
+        async with anyio.create_task_group() as tasks:
+            for number, room in enumerate(rooms):
+                tasks.start_soon(answer, room, "/approve", f"yes {number}")
+    assert made == [{"path": "x"}]
 
 
 CALL_ALL = Message.assistant("", (ToolCall("call_0", "delete", '{"path": "ALL"}'),))
