@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from miniclaw_sessions.agent.agent import Agent
@@ -174,3 +175,50 @@ def test_whoever_speaks_is_told_until_when() -> None:
     assert told == (
         "The budget of this chat for today is spent; it goes on at 2026-03-02 00:00 UTC. Your message is kept."
     )
+
+
+async def test_of_fifty_turns_at_once_each_token_is_counted_and_the_next_one_is_refused(tmp_path: Path) -> None:
+    """In fifty chats all have begun before one is paid for; in one chat they come one after the other."""
+    model, all_asked = Costly(), anyio.Event()
+    generate = model.generate
+
+    async def together(messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
+        if model.asked + 1 == 50:
+            all_asked.set()
+        async for event in generate(messages, tools):
+            await all_asked.wait()
+            yield event
+
+    model.generate = together  # type: ignore[method-assign]
+    async with SessionManager(tmp_path) as manager:
+        agent = agent_with(model, manager, unit="tokens", channel_day=1_000, chat_day=1_000)
+        refused = 0
+
+        async def ask(chat: int) -> None:
+            nonlocal refused
+            try:
+                await agent.reply(HELLO, session=await manager.get_or_create("telegram", chat))
+            except BudgetSpent:
+                refused += 1
+
+        async with anyio.create_task_group() as tasks:
+            for chat in range(50):
+                tasks.start_soon(ask, chat)
+        assert (model.asked, refused) == (50, 0)
+        assert agent.budgets is not None
+        spent = await agent.budgets.of(await manager.get_or_create("telegram", 51))
+        assert [one.spent for one in spent if one.spans_chats] == [5_000, 5_000]
+        await ask(51)
+        assert (model.asked, refused) == (50, 1)
+
+        async def ask_elsewhere() -> None:
+            nonlocal refused
+            try:
+                await agent.reply(HELLO, session=await manager.get_or_create("slack", 1))
+            except BudgetSpent:
+                refused += 1
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(50):
+                tasks.start_soon(ask_elsewhere)
+        assert (model.asked, refused) == (60, 41)

@@ -247,6 +247,32 @@ async def test_too_many_requests_are_answered_with_429_and_the_seconds_to_wait(s
     assert (await served.unix.get("/v1/sessions")).status_code == 200
 
 
+async def test_a_rate_holds_over_all_connections_of_a_token_however_they_ask(served: Any) -> None:
+    token = make_token(
+        served.socket.parent / "tokens.json", "busy", "write", rate=0.001
+    )  # one request in a quarter of an hour
+    statuses: list[int] = []
+
+    async def ask(number: int) -> None:
+        async with client_with(served, token) as client:
+            if number % 3 == 0:
+                reply = await client.post("/v1/chat", json={"channel": "web", "chat_id": number, "message": "hello"})
+            elif number % 3 == 1:
+                reply = await client.get("/v1/sessions/web_x")
+            else:
+                reply = await client.post("/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "ping"})
+            statuses.append(reply.status_code)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(40):
+            tasks.start_soon(ask, number)
+    assert sum(status != 429 for status in statuses) == 1
+    shown = f"Host: 127.0.0.1:{served.port}\r\nAuthorization: Bearer {token}\r\n"
+    pipelined = 19 * f"GET /v1/sessions/web_x HTTP/1.1\r\n{shown}\r\n"
+    last = f"GET /v1/sessions/web_x HTTP/1.1\r\n{shown}Connection: close\r\n\r\n"
+    assert (await served.raw((pipelined + last).encode(), by_tcp=True)).count(b"HTTP/1.1 429") == 20
+
+
 def test_a_row_of_the_file_says_who_it_is() -> None:
     row = Token(name="a", sha256="ab" * 32, scope="read", created_at=NOW)
     assert (row.caller.name, row.caller.scope, row.caller.bounds, row.caller.token) == ("a", "read", None, "abababab")
