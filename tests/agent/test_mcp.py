@@ -204,6 +204,11 @@ async def test_a_command_that_is_none_is_told_so() -> None:
             "gave no result: it sent more than 2000 messages without a request",
             marks=pytest.mark.proof,  # it takes a second
         ),
+        pytest.param(
+            "floods_and_listens",  # each of its questions is answered
+            "gave no result: it sent more than 2000 messages without a request",
+            marks=pytest.mark.proof,
+        ),
         ("no_result", "gave no result: what it sends is not as MCP has it: content: Input should be"),
         ("fails", "the disk is full"),
     ],
@@ -244,6 +249,17 @@ async def test_tools_that_are_none_are_left_out_each_with_a_reason() -> None:
 async def test_too_many_tools_are_not_all_offered() -> None:
     async with open_servers({"bad": bad("many_tools")}) as servers:
         assert len(servers()) == 128
+
+
+async def test_a_list_that_grows_to_ten_thousand_tools_takes_none_away_that_is_allowed_by_name(tmp_path: Path) -> None:
+    settings = bad("grows", str(tmp_path / "grown"), allow=("echo", "delete", "young"), approve=("d*",))
+    async with open_servers({"bad": settings}) as servers:
+        assert [tool.name for tool in servers()] == ["bad_echo", "bad_delete", "bad_young"]
+        with capture_logs() as logs:
+            await called(servers)
+            await until(lambda: any("has no tool 'young'" in str(one.get("detail")) for one in logs))
+        assert [(tool.name, tool.needs_approval) for tool in servers()] == [("bad_echo", False), ("bad_delete", True)]
+        assert await called(servers) == "echo {}"
 
 
 async def test_a_tool_that_is_another_one_after_the_yes_is_not_called(session: Session, tmp_path: Path) -> None:

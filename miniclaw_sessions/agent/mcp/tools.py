@@ -18,7 +18,7 @@ from miniclaw_sessions.errors import AgentError, ConfigError
 from miniclaw_sessions.printable import printable
 
 MAX_TOOLS = 128
-"""Tools of one server; what it lists beyond is left out."""
+"""Tools of one server; what it lists beyond, of those that the settings allow, is left out."""
 
 MAX_DESCRIPTION = 4_000
 """Characters of a tool's description; the rest is cut off."""
@@ -53,9 +53,10 @@ def offer(
     """
     tools: dict[str, Tool] = {}
     problems: list[str] = []
-    for one in listed[:MAX_TOOLS]:
-        if not _is_one_of(one.name, settings.allow) or _is_one_of(one.name, settings.deny):
-            continue
+    allowed = [
+        one for one in listed if _is_one_of(one.name, settings.allow) and not _is_one_of(one.name, settings.deny)
+    ]
+    for one in allowed[:MAX_TOOLS]:
         try:
             tool = _tool(server, settings, one, call)
         except ConfigError as error:
@@ -64,7 +65,7 @@ def offer(
         if tool.name in tools:
             problems.append(f"it has two tools that are both called {tool.name}; the second is left out")
         tools.setdefault(tool.name, tool)
-    if len(listed) > MAX_TOOLS:
+    if len(allowed) > MAX_TOOLS:
         problems.append(f"it has more than {MAX_TOOLS} tools; the others are left out")
     names = {one.name for one in listed}
     for option in ("allow", "deny", "approve"):  # a misspelt name would let pass what was to be asked for

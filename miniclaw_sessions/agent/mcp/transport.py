@@ -17,7 +17,7 @@ from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import streamable_http_client
 from mcp.os.posix.utilities import terminate_posix_process_tree
 from mcp.shared.message import SessionMessage
-from mcp.types import jsonrpc_message_adapter
+from mcp.types import JSONRPCRequest, jsonrpc_message_adapter
 
 from miniclaw_sessions.errors import AgentError
 from miniclaw_sessions.secret import Secret
@@ -26,7 +26,7 @@ MAX_MESSAGE_BYTES = 8 * 2**20
 """How large one message of a server may be, and one reply over HTTP."""
 
 MAX_UNASKED = 2_000
-"""How many messages a program may send while nothing is sent to it."""
+"""How many messages a program may send while nothing is asked of it; an answer to it is no question."""
 
 _GRACE_S = 2.0
 _TAIL_BYTES = 2_000
@@ -134,7 +134,8 @@ class Program:
                     if process.stdin is not None:
                         text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
                         await process.stdin.send(text.encode() + b"\n")
-                    self._unasked = 0
+                    if isinstance(message.message, JSONRPCRequest):
+                        self._unasked = 0
 
     async def _listen_to_errors(self, process: Process) -> None:
         """Keep the end of its error output, which may say why it did not start."""

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 HOW = sys.argv[1]
@@ -16,6 +17,11 @@ PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgG
 def say(**message: Any) -> None:
     sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
     sys.stdout.flush()
+
+
+def flood() -> None:
+    while True:
+        say(id="again", method="ping")
 
 
 def tools() -> list[dict[str, Any]]:
@@ -43,6 +49,12 @@ def tools() -> list[dict[str, Any]]:
 def listed(cursor: str | None) -> dict[str, Any]:
     if HOW == "endless_listing":
         return {"tools": tools(), "nextCursor": str(int(cursor or 0) + 1)}
+    if HOW == "grows" and Path(sys.argv[2]).exists():
+        begin = int(cursor or 0)
+        page = [{"name": f"tool_{number}", "inputSchema": SCHEMA} for number in range(begin, begin + 1_000)]
+        return {"tools": page, "nextCursor": str(begin + 1_000)} if begin < 9_000 else {"tools": [*page, *tools()]}
+    if HOW == "grows":
+        return {"tools": [*tools(), {"name": "young", "inputSchema": SCHEMA}]}
     if HOW == "no_list":
         return {"tools": [{"name": "echo", "inputSchema": {"type": "string"}}]}
     return {"tools": tools()}
@@ -62,8 +74,7 @@ def called(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:  # no
         case "huge_result":
             return {"content": [{"type": "text", "text": "z" * 5_000_000}]}
         case "floods":
-            while True:
-                say(id=len(text), method="ping")
+            flood()
         case "no_result":
             return {"content": name}
         case "fails":
@@ -71,7 +82,10 @@ def called(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:  # no
         case "counts":
             with Path(sys.argv[2]).open("a") as file:
                 file.write(f"{name} {text}\n")
-        case "changes":
+        case "floods_and_listens":
+            Thread(target=flood, daemon=True).start()
+            return None
+        case "changes" | "grows":
             Path(sys.argv[2]).touch()
             say(method="notifications/tools/list_changed")
         case "shows":
@@ -103,7 +117,7 @@ def main() -> None:  # noqa: C901 - same
         sys.stdout.flush()
     for line in sys.stdin:
         asked = json.loads(line)
-        if HOW in ("another_protocol", "silent") or "id" not in asked:
+        if HOW in ("another_protocol", "silent") or "id" not in asked or "method" not in asked:
             continue
         method, given, result = asked["method"], asked.get("params", {}), None
         if method == "initialize":
