@@ -235,7 +235,8 @@ def error_of(status: int, document: Any) -> errors.SessionsError:
     error = known.__new__(known)
     Exception.__init__(error, sentence)  # not the class's own: its sentence is the other side's
     for name, value in details.items():
-        setattr(error, name, value)
+        if not hasattr(Exception, name):  # nobody else decides what an error is made of
+            setattr(error, name, value)
     return error
 
 

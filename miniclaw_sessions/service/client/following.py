@@ -41,6 +41,7 @@ _PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
 _GONE = frozenset({"deleted", "expired"})
 _FOR_NOW = (Unreachable, ManagerClosed, StoreUnavailable)
+_NO_DAEMON = "what answers is no daemon of this version"
 _TOO_MANY = frozenset({"too_many_connections", "timeout", "too_many_requests"})
 
 
@@ -91,6 +92,36 @@ async def resumed(
             raise failure
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+class _Entries(msgspec.Struct):
+    """New entries; of which some may come whole."""
+
+    session_id: str
+    sequence: int
+    entries: list[dict[str, Any]]
+
+
+_SHAPES: dict[str, type[msgspec.Struct]] = {**live.OF_ALL, "entries": _Entries}
+
+
+def said_by(event: ServerSentEvent, shape: type[msgspec.Struct] | None = None) -> dict[str, Any]:
+    """What an event says.
+
+    Args:
+        event: one with data.
+        shape: what it must have at least; None: it is not known.
+
+    Raises:
+        SessionsError: no daemon of this version says that.
+    """
+    try:
+        if shape is not None:
+            msgspec.json.decode(event.data, type=shape)
+        data: dict[str, Any] = msgspec.json.decode(event.data, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise SessionsError(f"an event {event.kind!r} cannot be understood ({error}); {_NO_DAEMON}") from error
+    return data
 
 
 class SessionEvent(NamedTuple):
@@ -156,7 +187,7 @@ class SessionEvents:
                     self._listed.clear()
                 if not event.data:
                     continue
-                data = msgspec.json.decode(event.data, type=dict[str, Any])
+                data = said_by(event, _SHAPES.get(event.kind))
                 async with aclosing(kinds.get(event.kind, self._other)(event.kind, data)) as happened:
                     async for one in happened:
                         yield one
@@ -194,16 +225,18 @@ class SessionEvents:
         yield SessionEvent("created", session_id)
 
     async def _other(self, kind: str, data: dict[str, Any]) -> AsyncGenerator[SessionEvent, None]:
+        if not isinstance(session_id := data.get("session_id"), str):
+            return  # a later daemon's, of something else
         if kind in _GONE:
-            self.ends.pop(data["session_id"], None)
-        yield SessionEvent(kind, data["session_id"], None, data)
+            self.ends.pop(session_id, None)
+        yield SessionEvent(kind, session_id, None, data)
 
     async def _entries(self, _: str, data: dict[str, Any]) -> AsyncGenerator[SessionEvent, None]:
         """The entries up to a sequence that were not given yet: those that came with the event, and others read."""
         session_id, last, described = data["session_id"], data["sequence"], data["entries"]
         end = self.ends.setdefault(session_id, End("", 0))
         for one in described:
-            if one["sequence"] == end.sequence + 1 and "entry" in one:
+            if one.get("sequence") == end.sequence + 1 and "entry" in one:
                 end.sequence += 1
                 yield SessionEvent("entry", session_id, decode_entry(msgspec.json.encode(one["entry"])))
         while end.sequence < last:
@@ -212,9 +245,11 @@ class SessionEvents:
                 return
             for encoded in page.entries:
                 entry = decode_entry(bytes(encoded))
+                if entry.sequence <= end.sequence:
+                    raise SessionsError(f"the entries of session {session_id} come in no order; {_NO_DAEMON}")
                 end.sequence = entry.sequence
                 yield SessionEvent("entry", session_id, entry)
-            if page.next is None:
+            if page.next is None or not page.entries:
                 end.sequence = max(end.sequence, last)  # what is missing is damaged
 
     async def _page(self, session_id: str, after: int) -> EntriesReply | None:

@@ -47,7 +47,7 @@ from miniclaw_sessions.service.api.shapes import (
     UsageReply,
 )
 from miniclaw_sessions.service.api.tree import Compact, CompactionReply, GoTo, MovedReply, SetLabel, TreeReply
-from miniclaw_sessions.service.client.following import resumed
+from miniclaw_sessions.service.client.following import resumed, said_by
 from miniclaw_sessions.service.client.transport import Transport
 
 if TYPE_CHECKING:
@@ -361,13 +361,13 @@ class ClientSession:
             return live.FollowSession(self.session_id, after=first, incarnation=info.incarnation, last_event_id=place)
 
         async with aclosing(resumed(self._transport, live.follow_session, ask)) as events:
-            async for kind, data, place in events:
-                if kind == "gone":
+            async for event in events:
+                if event.kind == "gone":
                     return
-                if kind == "entry":
-                    yield decode_entry(data)
-                elif data and place is None:
-                    yield ChatEvent(kind, msgspec.json.decode(data, type=dict[str, Any]))
+                if event.kind == "entry":
+                    yield decode_entry(event.data)
+                elif event.data and event.place is None:
+                    yield ChatEvent(event.kind, said_by(event))
 
     async def export(self, form: str = transfer.DEFAULT_FORMAT) -> AsyncGenerator[bytes, None]:
         """The session in the format of this name, piece by piece."""

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from miniclaw_sessions.errors import ConfigError, SessionsError, Unreachable
+from miniclaw_sessions.errors import ConfigError, SessionHeld, SessionsError, Unreachable
 from miniclaw_sessions.service.api.error_table import RequestError
 from miniclaw_sessions.service.api.messages import AddMessages, add_messages
 from miniclaw_sessions.service.api.service import Nothing, statistics
@@ -436,6 +436,16 @@ async def test_what_is_another_program_is_said_to_be_one(short_path: Path) -> No
     async with serving(short_path, OK) as (_, connections):
         with pytest.raises(SessionsError, match="no daemon of this version"):
             await HttpTransport(connections, "there").call(statistics, Nothing())
+
+
+async def test_an_error_of_a_server_that_lies_is_an_error_and_nothing_else(short_path: Path) -> None:
+    lies = b'"message": 5, "args": 1, "__class__": "x", "__cause__": "y", "reason": "z"'
+    body = b'{"error": {"type": "session_held", %b}}' % lies
+    reply = b"HTTP/1.1 409 Conflict\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    async with serving(short_path, reply) as (_, connections):
+        with pytest.raises(SessionHeld, match="5") as raised:
+            await HttpTransport(connections, "there").call(statistics, Nothing())
+    assert vars(raised.value) == {"reason": "z"}
 
 
 @pytest.mark.parametrize(("key", "times"), [("k", 2), (None, 1)])

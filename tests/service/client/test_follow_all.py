@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from pathlib import Path
 
 import anyio
 import anyio.lowlevel
@@ -10,11 +11,15 @@ import pytest
 
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.errors import SessionsError
 from miniclaw_sessions.service.api.shapes import ChatEvent
 from miniclaw_sessions.service.client import Client
 from miniclaw_sessions.service.client.following import End, SessionEvent, SessionEvents
+from miniclaw_sessions.service.client.http import HttpTransport
+from tests.service.client.test_connection import serving
 
 pytestmark = pytest.mark.anyio
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 
 
 def said(event: SessionEvent) -> tuple[str, str]:
@@ -73,6 +78,54 @@ async def test_a_session_that_was_made_anew_is_told_from_its_beginning(client: C
     await (await client.get_or_create("a", "1")).add_message(Message.user("anew"))
     async with client.follow_all(ends={"a_1": End(incarnation, 2)}) as events:
         assert await up_to(events, ("anew", "a_1")) == [("anew", "a_1"), ("created", "a_1"), ("deleted", "a_1")]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "event: entries\ndata: nonsense",
+        "event: entries\ndata: []",
+        'event: entries\ndata: {"session_id": 5}',
+        'event: entries\ndata: {"session_id": "a_1", "sequence": "9", "entries": []}',
+        'event: entries\ndata: {"session_id": "a_1", "sequence": 1, "entries": [{"sequence": 1, "entry": {}}]}',
+        "event: session\ndata: {}",
+        'event: created\ndata: {"session_id": "a_1"}',
+        'event: ready\ndata: {"resumed": 1}',
+        "event: deleted\ndata: {}",
+    ],
+)
+async def test_an_event_that_no_daemon_says_is_an_error_in_words(short_path: Path, said: str) -> None:
+    async with serving(short_path, STREAM + f"{said}\n\n".encode(), then_close=True) as (_, connections):
+        client = Client(HttpTransport(connections, "there"))
+        async with client.follow_all(ends={}) as events:
+            with anyio.fail_after(60), pytest.raises(SessionsError):
+                await anext(aiter(events))
+
+
+ENTRY = """{"type": "custom", "id": "x", "parent_id": null, "timestamp": "2026-01-01T00:00:00Z", "sequence": 1,
+    "custom_type": "y", "data": {}}"""
+
+
+@pytest.mark.parametrize("entries", ["", ENTRY], ids=["none", "one"])
+async def test_a_daemon_that_gives_the_same_entries_for_ever_is_not_asked_for_ever(
+    short_path: Path, entries: str
+) -> None:
+    said = b'event: entries\ndata: {"session_id": "a_1", "sequence": 9, "entries": []}\n\n'
+    page = f'{{"entries": [{entries}], "next": 1, "previous": null}}'.encode()
+    reply = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(page), page)
+    events = STREAM + said + b'event: turn_started\ndata: {"session_id": "a_1"}\n\n'
+    async with serving(short_path, events, reply) as (server, connections):
+        client = Client(HttpTransport(connections, "there"))
+        async with client.follow_all(ends={}) as followed:
+            told = aiter(followed)
+            with anyio.fail_after(60):
+                if entries:
+                    assert (await anext(told)).kind == "entry"
+                    with pytest.raises(SessionsError, match="come in no order"):
+                        await anext(told)
+                else:
+                    assert (await anext(told)).kind == "turn_started"
+        assert len(server.heads) == 2 + bool(entries)
 
 
 @pytest.mark.parametrize("client", ["over HTTP"], indirect=True)
