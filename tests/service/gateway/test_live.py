@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import anyio
 import pytest
@@ -74,6 +75,34 @@ async def test_an_id_that_is_no_sequence_is_refused(served: Any, place: str) -> 
     await say(served, "one")
     reply = await served.unix.get("/v1/sessions/telegram_1/follow", headers={"Last-Event-ID": place})
     assert (reply.status_code, reply.json()["error"]["param"]) == (422, "Last-Event-ID")
+
+
+@pytest.mark.parametrize("place", ["9" * 16, str(2**53 - 1), "0" * 16])
+async def test_a_place_that_is_beyond_everything_ends_at_once_and_nothing_is_kept_for_it(
+    served: Any, place: str
+) -> None:
+    await say(served, "one")
+    async with told(served.unix, "/v1/sessions/telegram_1/follow", last_event_id=place) as events:
+        assert (await anext(events))[0] == ("entry" if int(place) == 0 else "gone")
+    await served.idle()
+    assert served.manager.events.followers == 0
+
+
+@pytest.mark.parametrize(
+    "place", ["x", ":", "9" * 60_000, "\u2028", "0:0", "null", "-1", "{}", "a" * 12 + ":" + "0" * 16]
+)
+async def test_an_invented_place_among_all_events_resumes_nothing_and_costs_nobody_anything(
+    served: Any, place: str
+) -> None:
+    await say(served, "one")
+    path = f"/v1/events?{urlencode({'after': place})}"
+    async with told(served.unix, "/v1/events") as others, told(served.unix, path) as events:
+        name, own, said = await anext(events)
+        assert (name, said["resumed"]) == ("ready", False)
+        assert own is not None
+        await anext(others)
+        await say(served, "two")
+        assert [(await anext(one))[2]["sequence"] for one in (events, others)] == [2, 2]
 
 
 async def test_everybody_who_watches_sees_the_answer_as_it_comes_and_is_stopped(served: Any) -> None:
