@@ -123,7 +123,8 @@ async def test_a_yes_that_two_gateways_are_given_makes_one_call(
         rooms, managers = [Room(), Room()], list[SessionManager]()
         for number, room in enumerate(rooms):
             manager = await stack.enter_async_context(SessionManager(tmp_path / str(number), store=postgresql_url))
-            agent = Agent(ScriptedProvider([CALL, "It is gone."][number:]), tools=[deleting_tool(made)])
+            replies: list[Message | str] = [CALL, "It is gone."]
+            agent = Agent(ScriptedProvider(replies[number:]), tools=[deleting_tool(made)])
             dispatcher = await stack.enter_async_context(Dispatcher(manager, Assistant(agent)))
             stack.callback(dispatcher.cut_off, 0.0)
             stack.callback(room.close)

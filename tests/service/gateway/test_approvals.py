@@ -131,11 +131,13 @@ async def holding(here: Asking, name: str, scope: str, **bounds: Any) -> AsyncIt
 
 
 async def test_a_yes_is_taken_of_whoever_may_speak_in_the_chat_and_of_nobody_else(short_path: Path) -> None:
-    with_socket = {"MINICLAW_LISTEN_TCP": "127.0.0.1:0"}
-    async with asking(short_path, **with_socket) as here:
+    async with asking(short_path, MINICLAW_LISTEN_TCP="127.0.0.1:0") as here:
         waiting = await here.asked("1")
-        refused = [("reader", "read", {}), ("elsewhere", "write", {"channels": ("mail",)})]
-        refused.append(("other", "admin", {"channels": ("web",), "chat_prefix": "2"}))
+        refused: list[tuple[str, str, dict[str, Any]]] = [
+            ("reader", "read", {}),
+            ("elsewhere", "write", {"channels": ("mail",)}),
+            ("other", "admin", {"channels": ("web",), "chat_prefix": "2"}),
+        ]
         for name, scope, bounds in refused:
             async with holding(here, name, scope, **bounds) as client:
                 assert (await here.chat(client=client, approvals={waiting: True})).status_code == 403

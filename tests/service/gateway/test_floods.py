@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -82,7 +83,8 @@ async def flooded(directory: Path, **environ: str) -> AsyncIterator[Flooded]:
     token.touch(mode=0o600)
     token.write_text(TOKEN)
     listen = {"TCP": "127.0.0.1:0", "TOKEN_FILE": str(token), "REQUEST_TIMEOUT_S": "3", **environ}
-    async with Process(directory, **{f"MINICLAW_LISTEN_{name}": value for name, value in listen.items()}) as daemon:
+    named: dict[str, Any] = {f"MINICLAW_LISTEN_{name}": value for name, value in listen.items()}
+    async with Process(directory, **named) as daemon:
         ready = await daemon.notice("READY=1")
         here = Flooded(daemon, int(ready.rpartition(":")[2].split(",")[0].split()[0]))
         await here.is_well()
