@@ -235,7 +235,7 @@ def error_of(status: int, document: Any) -> errors.SessionsError:
     error = known.__new__(known)
     Exception.__init__(error, sentence)  # not the class's own: its sentence is the other side's
     for name, value in details.items():
-        if not hasattr(Exception, name):  # nobody else decides what an error is made of
+        if not hasattr(Exception, name):  # not its class, cause or arguments
             setattr(error, name, value)
     return error
 

@@ -67,7 +67,7 @@ def entry_of_row(  # noqa: PLR0913, PLR0917 - the columns
     """The entry in a row of `entries`, marked as `damaged` if the row contradicts its checksum.
 
     Raises:
-        StoreCorrupt: nobody can say which entry it was.
+        StoreCorrupt: its sequence is lost, too.
     """
     try:
         if is_sound(row, sequence, entry_id, key, encoded, checksum):

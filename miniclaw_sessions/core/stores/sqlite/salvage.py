@@ -3,7 +3,7 @@
 SQLite aborts at the first damaged page. Here the log is read by position, and reading goes on behind damage. Only rows
 that agree with their checksum are taken; rows of older versions have no checksum, and are taken if they can be decoded.
 A lost entry keeps its sequence, so that a branch goes on behind it. A session whose own row is lost goes on with its
-entries, as long as anything tells its id.
+entries, as long as anything has its id.
 """
 
 from __future__ import annotations
