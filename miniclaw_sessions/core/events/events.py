@@ -76,7 +76,8 @@ class Events(Topics):
         """The entries of a session as they are acknowledged, in order and once, whichever process has written them.
 
         They come in lists; one is empty when nothing has come for 15 seconds. What other processes store comes 0.3
-        seconds later at most. It ends when the session is deleted. Leave it with `aclosing`.
+        seconds later at most, or one second where nothing has happened for a minute. It ends when the session is
+        deleted. Leave it with `aclosing`.
 
         Args:
             session_id: which session.

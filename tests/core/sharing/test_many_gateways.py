@@ -6,7 +6,8 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import msgspec
 import pytest
 
 from miniclaw_sessions import Message, SessionManager, SessionSettings, ToolCall
+from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.core.history.conversation import REMEMBERED_KEYS
 from miniclaw_sessions.core.protocol.entries import Custom, LeafMove, MessageEntry, SessionInfo
 from miniclaw_sessions.core.protocol.keys import SessionKey
@@ -417,6 +419,53 @@ async def test_a_message_that_is_brought_to_every_gateway_is_answered_once(datab
                 said = texts_of((await manager.get_or_create("telegram", chat)).messages())
                 assert said == ["a", "answer to a", "b", "answer to b", "c", "answer to c"]
         assert (await managers[0].check()).problems == []
+
+
+class Apart(SystemClock):
+    """Its wall clock is an hour ahead, or behind."""
+
+    def __init__(self, hours: int) -> None:
+        super().__init__()
+        self._apart = timedelta(hours=hours)
+
+    def now(self) -> datetime:
+        return super().now() + self._apart
+
+
+async def test_gateways_whose_clocks_are_an_hour_apart_keep_one_order_and_answer_each_message_once(
+    database: str, tmp_path: Path
+) -> None:
+    async with (
+        SessionManager(tmp_path / "ahead", store=database, clock=Apart(1)) as ahead,
+        SessionManager(tmp_path / "behind", store=database, clock=Apart(-1)) as behind,
+    ):
+        answers = list[str]()
+
+        async def answer(manager: SessionManager, question: str) -> None:
+            session = await manager.get_or_create("telegram", 1)
+            with suppress(DuplicateMessage):
+                async with session.turn(Message.user(question), idempotency_key=question) as turn:
+                    await anyio.lowlevel.checkpoint()
+                    turn.append(Message.assistant(f"answer to {question}"))
+                answers.append(question)
+
+        for question in "abcd":
+            async with anyio.create_task_group() as tasks:
+                for manager in (ahead, behind):
+                    tasks.start_soon(answer, manager, question, name=f"answer {question}")
+        expected = [text for question in "abcd" for text in (question, f"answer to {question}")]
+        assert answers == list("abcd")
+        for manager in (ahead, behind):
+            assert texts_of((await manager.get_or_create("telegram", 1)).messages()) == expected
+            assert [row.session_id for row in await manager.list()] == ["telegram_1"]
+            assert (await manager.sweep()).expired == 0
+        async with aclosing(behind.events.follow("telegram_1", after=0)) as tail:
+            (first, *_) = await anext(tail)
+            assert first.sequence == 1
+            await (await ahead.get_or_create("telegram", 1)).add_message(Message.user("e"))
+            with anyio.fail_after(60):
+                while not any(isinstance(one, MessageEntry) and one.message.text == "e" for one in await anext(tail)):
+                    pass
 
 
 async def test_turns_of_two_gateways_in_one_chat_come_one_after_the_other(database: str, tmp_path: Path) -> None:

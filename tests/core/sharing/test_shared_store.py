@@ -344,14 +344,14 @@ async def test_the_limit_of_sessions_counts_those_of_all_gateways(database: Data
 # --- expiry ----------------------------------------------------------------------------------------------------------
 
 
-async def test_sweeps_of_several_gateways_remove_and_archive_each_session_once(database: Database) -> None:
-    async with database.managers(3, restore_archived=False) as managers:
-        for chat in range(12):
-            await say(managers[chat % 3], chat, "hello")
+async def test_sweeps_of_ten_gateways_remove_and_archive_each_session_once(database: Database) -> None:
+    async with database.managers(10, restore_archived=False) as managers:
+        for chat in range(30):
+            await say(managers[chat % 10], chat, "hello")
         await say(managers[0], "busy", "hello")
         for manager in managers:
             await manager.flush()
-        await database.make_idle(*(f"telegram_{chat}" for chat in range(12)))
+        await database.make_idle(*(f"telegram_{chat}" for chat in range(30)))
         [(size,)] = await database.execute(
             "SELECT sum(octet_length(encoded)) FROM entries WHERE session_id != 'telegram_busy'"
         )
@@ -366,7 +366,7 @@ async def test_sweeps_of_several_gateways_remove_and_archive_each_session_once(d
         async with anyio.create_task_group() as tasks:
             for number, manager in enumerate(managers):
                 tasks.start_soon(sweep, manager, name=f"sweep {number}")
-        assert sorted(gone) == sorted(f"telegram_{chat}" for chat in range(12))
+        assert sorted(gone) == sorted(f"telegram_{chat}" for chat in range(30))
         assert sum(freed) == size
         archived = await database.execute("SELECT session_id, count(*) FROM archive GROUP BY session_id")
         assert sorted(archived) == sorted((session_id, 1) for session_id in gone)

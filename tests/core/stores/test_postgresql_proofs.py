@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import re
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,12 +21,13 @@ import pytest
 import structlog
 from anyio import to_thread
 
+from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.config import PostgreSQLSettings
 from miniclaw_sessions.core.stores.base import Append, StoredEntry
-from miniclaw_sessions.core.stores.postgresql import catalog_sql, statements
+from miniclaw_sessions.core.stores.postgresql import catalog_sql, search_sql, statements
 from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
 from miniclaw_sessions.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
-from miniclaw_sessions.testing import sample_entries, sample_head
+from miniclaw_sessions.testing import FakeClock, sample_entries, sample_head
 from tests.crash.filesystem import MEBIBYTE, MountSpace, reason_not_to_mount
 from tests.postgresql import OWNER, PostgreSQLServer, running_rack, running_server
 from tests.service.gateway.daemons import Process
@@ -164,6 +168,41 @@ async def health_is(client: httpx2.AsyncClient, status: str) -> None:
             await client.post("/v1/flush")
 
 
+async def test_what_is_said_to_a_server_that_is_away_for_ten_minutes_is_there_once_when_it_comes_back() -> None:
+    clock, ten_minutes = FakeClock(datetime.now(UTC)), anyio.Event()
+
+    async def pass_time() -> None:
+        for seconds in itertools.count():
+            if seconds == 600:
+                ten_minutes.set()
+            await anyio.sleep(0.002)
+            await clock.advance(1)
+
+    with running_server() as server:
+        async with SessionManager(store=server.url(), clock=clock) as manager, anyio.create_task_group() as tasks:
+            session = await manager.get_or_create("telegram", 1)
+            await session.add_message(Message.user("before"))
+            await to_thread.run_sync(server.stop, signal.SIGQUIT)
+            tasks.start_soon(pass_time)
+            for _ in range(3):  # it is brought again, as a channel does that heard no acknowledgement
+                with pytest.raises(StoreUnavailable):
+                    await session.add_message(Message.user("meanwhile"), idempotency_key="meanwhile")
+            assert not manager.health().ok
+            await ten_minutes.wait()
+            await to_thread.run_sync(server.start)
+            with anyio.fail_after(60):
+                while not manager.health().ok:
+                    with suppress(StoreError):
+                        await manager.flush()
+            again = await session.add_message(Message.user("meanwhile"), idempotency_key="meanwhile")
+            await session.add_message(Message.user("afterwards"))
+            tasks.cancel_scope.cancel()
+        async with SessionManager(store=server.url()) as manager:
+            said = (await manager.get("telegram", 1)).messages()
+            assert [message.text for message in said] == ["before", "meanwhile", "afterwards"]
+            assert again.sequence == 2
+
+
 MANY = """
 INSERT INTO sessions (session_id, channel, chat_id, incarnation, created_at, last_sequence, used_at, fence)
     SELECT 'many_' || n, 'many', n, 'first', now(), 2, now() - n * INTERVAL '1 s', 0 FROM generate_series(1, 100000) n;
@@ -189,6 +228,7 @@ async def test_every_statement_on_the_path_of_a_message_goes_by_a_key_among_a_hu
         hot = [
             *statements.GO_ON.values(),
             statements.BEGIN,
+            statements.CLAIM,
             statements.VERSIONS,
             statements.LOCKED_HEAD,
             statements.LOCKED_FOR_DELETION,
@@ -208,6 +248,7 @@ async def test_every_statement_on_the_path_of_a_message_goes_by_a_key_among_a_hu
             catalog_sql.READ_CHECKPOINTS,
             catalog_sql.IDLE,
         ]
+        hot += [search_sql.BEHIND, search_sql.BEGIN, search_sql.LOCKED, search_sql.LACKING, search_sql.MOVE]
         for number, statement in enumerate(hot):
             await connection.execute(f"PREPARE hot{number} AS {statement.text}")
             nothing = ", ".join(["NULL"] * len(statement.names))
