@@ -397,6 +397,12 @@ def test_a_client_loads_neither_a_manager_nor_an_http_package() -> None:
     assert not of_these(loaded, {*others, *(f"{PACKAGE}.{room}" for room in rooms)})
 
 
+def test_a_daemon_loads_nothing_that_only_a_terminal_or_a_follower_needs() -> None:
+    loaded = loaded_by(f"import {PACKAGE}.service.gateway.daemon, {PACKAGE}.core.stores.sqlite.store")
+    others = {"structlog", "rich", "typer", "click", "pygments", f"{PACKAGE}.service.client"}
+    assert not of_these(loaded, others)
+
+
 def test_a_sqlite_file_needs_neither_a_mapper_nor_the_dialect_of_a_server() -> None:
     loaded = loaded_by(f"import {PACKAGE}.core.stores.sqlite.store")
     assert not of_these(loaded, {"alembic", "asyncpg", "sqlalchemy.orm", "sqlalchemy.dialects.postgresql"})

@@ -286,6 +286,15 @@ async def test_tools_are_chosen_by_name_and_pattern_of_all_that_there_are(tmp_pa
 
 
 @pytest.mark.anyio
+async def test_tools_of_ours_are_found_without_reading_what_every_package_declares(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plugins, "entry_points", lambda **_: pytest.fail("the packages were read"))
+    async with open_agent(Settings()) as agent:
+        assert [tool.name for tool in agent.tools] == ["time", "calculator"]
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -131,7 +131,8 @@ _HOOKS = ("before_generation", "after_generation", "before_tool", "after_tool")
 def _tools(settings: Settings, manager: Reader | None) -> list[Tool]:
     """The tools that `model.tools` selects, in its order."""
     tables = settings.plugins.get("tools", {})
-    known = dict.fromkeys([*_TOOLS, *declared("tools"), *tables])
+    are_known = {*_TOOLS, *tables}.issuperset(settings.model.tools)  # then no file of every package need be read
+    known = dict.fromkeys([*_TOOLS, *(() if are_known else declared("tools")), *tables])
     chosen: dict[str, None] = {}
     for pattern in settings.model.tools:
         found = [name for name in known if fnmatchcase(name, pattern)]

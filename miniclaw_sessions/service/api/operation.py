@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_type_hints
 
 import msgspec
 import orjson
@@ -172,6 +173,18 @@ class Operation(Generic[Q, R]):
     def about(self) -> str:
         """What it does, in one paragraph."""
         return (self.handler.__doc__ or "").strip()
+
+
+async def in_one_piece(operation: Operation[Any, R], reply: Any) -> R:
+    """What a handler has replied, put together where it is made in pieces."""
+    if not isinstance(reply, Stream):
+        return cast("R", reply)
+    encoded = bytearray()
+    async with aclosing(reply.chunks) as chunks:
+        async for chunk in chunks:
+            encoded += chunk
+    decoded: R = msgspec.json.decode(encoded, type=operation.reply)
+    return decoded
 
 
 def operation(  # noqa: PLR0913 - one argument per column of the table

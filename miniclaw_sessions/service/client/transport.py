@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from miniclaw_sessions.errors import ReadOnlyWorkspace
 from miniclaw_sessions.service.api.context import Context
-from miniclaw_sessions.service.api.operation import Operation, Stream
+from miniclaw_sessions.service.api.operation import Operation, in_one_piece
 from miniclaw_sessions.service.api.shapes import ChatEvent, ChatRequest
 
 Q = TypeVar("Q", bound=msgspec.Struct)
@@ -80,18 +80,6 @@ class LocalTransport:
     def chat(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[ChatEvent]]:
         """Answers chats in this process."""
         return self.context.answering().ask(request)
-
-
-async def in_one_piece(operation: Operation[Any, R], reply: Any) -> R:
-    """What a handler has replied, put together where it is made in pieces."""
-    if not isinstance(reply, Stream):
-        return cast("R", reply)
-    encoded = bytearray()
-    async with aclosing(reply.chunks) as chunks:
-        async for chunk in chunks:
-            encoded += chunk
-    decoded: R = msgspec.json.decode(encoded, type=operation.reply)
-    return decoded
 
 
 def _ignore(operation: Operation[Any, Any], context: Context, error: Exception | None) -> None:

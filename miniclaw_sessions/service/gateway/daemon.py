@@ -27,7 +27,14 @@ from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.channels.registry import make_channels
 from miniclaw_sessions.clock import SystemClock
-from miniclaw_sessions.config import ListenSettings, LoadedSettings, Settings, TelemetrySettings, socket_path
+from miniclaw_sessions.config import (
+    FollowSettings,
+    ListenSettings,
+    LoadedSettings,
+    Settings,
+    TelemetrySettings,
+    socket_path,
+)
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.persistence.recovery import Progress
 from miniclaw_sessions.encryption import load_keys
@@ -36,9 +43,9 @@ from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.log.audit import AuditLog
 from miniclaw_sessions.log.records import configure_logging
 from miniclaw_sessions.secret import read_secret
+from miniclaw_sessions.service.api.context import Context
 from miniclaw_sessions.service.gateway.admission import access_policy, make_token, print_address
 from miniclaw_sessions.service.gateway.exit_status import ExitStatus
-from miniclaw_sessions.service.gateway.following import keep_up
 from miniclaw_sessions.service.gateway.http import Gateway, make_app
 from miniclaw_sessions.service.gateway.listeners import AddressInUseError, Listener, inherited, listen_tcp, listen_unix
 from miniclaw_sessions.service.gateway.notify import Notifier, watchdog
@@ -138,7 +145,7 @@ async def _live(
                     announce = partial(print_address, listeners, loaded, os.environ)
                     life = Life(settings.listen, signals, phase, reload, announce)
                     async with anyio.create_task_group() as followers:
-                        followers.start_soon(keep_up, app.context, settings.follow, name="other programs' sessions")
+                        followers.start_soon(_follow, app.context, settings.follow, name="other programs' sessions")
                         followers.start_soon(dispatcher.supervise, name="dispatcher")
                         await _serve(app, manager, dispatcher, listeners, life)
                         followers.cancel_scope.cancel()
@@ -146,6 +153,14 @@ async def _live(
     if opening.cancelled_caught:
         log.info("stopped before it was ready; nothing was accepted", action="daemon.stopped")
     return status
+
+
+async def _follow(context: Context, settings: FollowSettings) -> None:
+    """Keep up with other programs, if the settings name some."""
+    if settings.programs:
+        from miniclaw_sessions.service.gateway.following import keep_up  # noqa: PLC0415 - loads the client, too
+
+        await keep_up(context, settings)
 
 
 async def _serve(

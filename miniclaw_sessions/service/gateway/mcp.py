@@ -16,8 +16,7 @@ from miniclaw_sessions.config import ListenSettings
 from miniclaw_sessions.errors import to_install
 from miniclaw_sessions.service.api.context import Context
 from miniclaw_sessions.service.api.error_table import RequestError, as_reply
-from miniclaw_sessions.service.api.operation import Operation
-from miniclaw_sessions.service.client.transport import in_one_piece
+from miniclaw_sessions.service.api.operation import Operation, in_one_piece
 from miniclaw_sessions.service.gateway.exchange import (
     Exchange,
     Reply,
