@@ -1,7 +1,8 @@
 """Moving, sealing, copying, putting back, emptying, archiving, mending and indexing, ended at each of their calls.
 
-The process is killed instead of a system call that changes something, and then the power is cut: what it had not synced
-is gone. Whatever was there is there, or the work says that it is to be done again, and then it is.
+The process is killed instead of a system call that changes something, or the disk is full from that call on; and then
+the power is cut: what had not been synced is gone. Whatever was there is there, or the work says that it is to be done
+again, and then it is.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pytest
 from tests.crash.acknowledgements import read_acknowledgements
 from tests.crash.evidence import Evidence
 from tests.crash.filesystem import LoopFilesystem
-from tests.crash.injection import FAULTS, KILL, OPENS, Case, injecting, points_of, traced
+from tests.crash.injection import FAULTS, KILL, OPENS, Case, Duration, count_injected, injecting, points_of, traced
 from tests.crash.launcher import Launcher
 from tests.crash.trials import end, has_line, wait_until
 from tests.crash.upkeep import WORKS
@@ -41,7 +42,7 @@ def launcher() -> Iterator[Launcher]:
 
 
 class Outcome(NamedTuple):
-    """Whether the kill struck, and what is wrong with what it left."""
+    """Whether the fault struck, and what is wrong with what it left."""
 
     is_struck: bool
     problems: list[str]
@@ -64,12 +65,14 @@ class Play:
         self._beginning.mkdir(mode=0o700)
         anyio.run(WORKS[work].prepare, self._beginning, store)
 
-    def cases(self) -> list[Case]:
-        """Every call that changes something, of the thread that makes most of its kind."""
+    def cases(self, fault: str) -> list[Case]:
+        """The fault at every call that changes something, of the thread that makes most of its kind."""
         undisturbed = self.perform(None)
         assert undisturbed.problems == [], "\n".join(undisturbed.problems)
         points = points_of(undisturbed.trace, self._root)
-        return [Case(call, KILL, number) for call in CHANGING for number in range(1, points[call] + 1)]
+        lasting = Duration.ONCE if fault == KILL else Duration.UNTIL_THE_CUT
+        calls = [call for call in CHANGING if fault in FAULTS[call]]
+        return [Case(call, fault, number, lasting) for call in calls for number in range(1, points[call] + 1)]
 
     def perform(self, case: Case | None) -> Outcome:
         """Do it until it is ended, cut the power, and look."""
@@ -99,7 +102,7 @@ class Play:
             problems = [f"{shown}: {problem}" for problem in problems]
             kept = self._evidence.keep(shown, self._scratch / "found", (told, log, trace), problems)
             problems.append(f"kept in {kept}")
-        is_struck = "acted" not in lines
+        is_struck = "acted" not in lines if case is None or case.fault == KILL else count_injected(trace) > 0
         assert case is not None or not is_struck, log.read_text()
         return Outcome(is_struck, problems, trace)
 
@@ -111,13 +114,14 @@ class Play:
 
 
 @pytest.mark.usefixtures("tracing")
+@pytest.mark.parametrize("fault", [KILL, "ENOSPC"])
 @pytest.mark.parametrize(("work", "store"), PLAYS)
 @pytest.mark.parametrize("filesystem", ["ext4"], indirect=True)
-def test_whatever_call_it_is_ended_at_nothing_is_lost_and_it_can_be_done_again(
-    filesystem: LoopFilesystem, launcher: Launcher, tmp_path: Path, work: str, store: str
+def test_whatever_call_it_is_ended_at_nothing_is_lost_and_it_can_be_done_again(  # noqa: PLR0917 - fixtures
+    filesystem: LoopFilesystem, launcher: Launcher, tmp_path: Path, work: str, store: str, fault: str
 ) -> None:
     play = Play(launcher, filesystem, tmp_path, work, store)
-    cases = play.cases()
+    cases = play.cases(fault)
     outcomes = [play.perform(case) for case in cases[PART_NUMBER % PART :: PART]]
     problems = [problem for outcome in outcomes for problem in outcome.problems]
     assert problems == [], "\n".join(problems[:12])
