@@ -130,9 +130,8 @@ class Expiry:
             if self.forgive_jump():
                 await self._population.keep_forgiven()
             scanned, idle, held = await self._population.find_idle(self._clock.now())
-            outdated, kept = await self._retention.outdated(
-                self._storage.archive, self._clock.now(), self._population.held
-            )
+            believed = self._clock.now() - self._clock_guard.ahead  # else a jump would empty the archive
+            outdated, kept = await self._retention.outdated(self._storage.archive, believed, self._population.held)
             held = list(dict.fromkeys([*held, *kept]))
             if doubt := await self._population.doubt():
                 if not dry_run:

@@ -97,7 +97,11 @@ class Retention:
 
 
 class ClockGuard:
-    """Decides whether the wall clock can be believed."""
+    """Decides whether the wall clock can be believed.
+
+    Attributes:
+        ahead: by how much the wall clock has jumped ahead since the start, less what it was set back since.
+    """
 
     def __init__(self, clock: Clock, *, newest_access: datetime | None, patience_s: float) -> None:
         self._clock = clock
@@ -105,6 +109,7 @@ class ClockGuard:
         self._trusted_from = self._monotonic = clock.monotonic()
         self._patient_until = self._monotonic + patience_s
         self._patience_s = patience_s
+        self.ahead = timedelta(0)
         self._reason = "no session was used for more than a day before the start: the clock may be wrong"
         if newest_access is not None:
             self.consider(newest_access)
@@ -127,6 +132,8 @@ class ClockGuard:
         wall, monotonic = self._clock.now(), self._clock.monotonic()
         expected = self._wall + timedelta(seconds=monotonic - self._monotonic)
         self._wall, self._monotonic = wall, monotonic
+        if abs(wall - expected) > JUMP:
+            self.ahead = max(timedelta(0), self.ahead + wall - expected)
         return expected, (wall - expected if wall - expected > JUMP else timedelta(0))
 
     def doubt(self) -> str | None:

@@ -164,6 +164,23 @@ async def test_the_archive_forgets_after_its_time(home: Home) -> None:
     assert files_with(home.directory / "archive", WORDS) == []
 
 
+@IN_FILES
+async def test_a_jump_of_the_clock_takes_nothing_from_the_archive(home: Home) -> None:
+    async with home.open(archive_days=10, sweep_interval_s=DAY) as manager:
+        await say(manager, "telegram", "1", WORDS)
+        await home.wait(manager, 31)
+        await manager.sweep()
+        (name,) = await manager.archive.names()
+        home.clock.jump(365 * DAY)
+        for _ in range(2):
+            assert (await manager.sweep()).forgotten == []
+        home.clock.jump(-365 * DAY)
+        await manager.sweep()
+        assert await manager.archive.names() == [name]
+        await home.clock.advance(11 * DAY)
+        assert await manager.archive.names() == []
+
+
 async def test_whoever_only_reads_lists_the_same(home: Home) -> None:
     rules = {"telegram": RetentionSettings(ttl_days=7)}
     async with home.open(retention=rules) as manager:
