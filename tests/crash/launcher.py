@@ -41,11 +41,13 @@ class Launcher:
     Args:
         module: its `main` takes the orders of one writer.
         python: the interpreter that runs it, in its own environment.
+        project: the tree that has the module, and all that it imports of ours.
     """
 
-    def __init__(self, module: str, *, python: str | Path = sys.executable) -> None:
+    def __init__(self, module: str, *, python: str | Path = sys.executable, project: Path = PROJECT) -> None:
         self._module = module
         self._python = python
+        self._project = project
         self._received = b""
         self._exits: dict[int, int] = {}
 
@@ -54,7 +56,8 @@ class Launcher:
             [self._python, "-m", __name__, self._module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            cwd=PROJECT,
+            cwd=self._project,
+            env={**os.environ, "PYTHONPATH": str(self._project)},
             start_new_session=True,
         )
         return self
