@@ -441,6 +441,7 @@ class Committer:
             self._wake.clear()
             if self._queued:
                 await self._commit()
+                await asyncio.sleep(0)  # those who waited go on, and what they say next needs no waking
             if self._closing and (self.failure is not None or not (self._queued or self._in_conflict)):
                 scope.cancel()
                 return

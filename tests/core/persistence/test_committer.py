@@ -133,6 +133,20 @@ async def test_a_hundred_waiters_share_one_append() -> None:
         assert bench.committer.counts == (0, 0, 100, 1, 0)
 
 
+async def test_those_who_go_on_at_once_share_each_commit() -> None:
+    async with at_work() as bench:
+
+        async def say(queue: CommitQueue) -> None:
+            for sequence in (1, 2, 3):
+                bench.submit(queue, sequence)
+                await bench.committer.wait(queue, sequence)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(10):
+                tasks.start_soon(say, commit_queue(str(number)))
+        assert bench.store.calls == [{f"test_{number}": [sequence] for number in range(10)} for sequence in (1, 2, 3)]
+
+
 async def test_what_comes_during_a_commit_gathers_for_the_next_one() -> None:
     async with at_work() as bench:
         bench.store.gate = anyio.Event()
