@@ -270,8 +270,9 @@ async def add_messages(context: Context, request: AddMessages) -> AppendedReply:
     await unit.look_up(key for key in keys if key is not None)
     entries = unit.add_messages(messages, idempotency_keys=keys)
     await unit.save(**request.of(session))
-    leaf_id, etag = _end_of(session, unit.made)
-    new = {entry.id for entry in unit.made}
+    made = unit.made
+    leaf_id, etag = _end_of(session, made)
+    new = {entry.id for entry in made}
     appended = []
     for entry in map(unit.as_stored, entries):
         appended.append(AppendedEntry(id=entry.id, sequence=entry.sequence, duplicate=entry.id not in new))

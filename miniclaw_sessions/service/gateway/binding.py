@@ -6,6 +6,7 @@ once, anything longer piece by piece, so that a client that does not read holds 
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 from collections.abc import AsyncGenerator, Iterable, Mapping
@@ -120,7 +121,8 @@ class Binding:
             return await self._upload(asked, exchange, context)
         given = fields_given(operation, exchange, asked.names)
         timeout_s = self._limits.request_timeout_s
-        with anyio.move_on_after(timeout_s) as patience:  # one for body and work: each takes a tenth of a request
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        with anyio.CancelScope(deadline=deadline) as patience:  # one for body and work: each takes a tenth of a request
             if BODY in operation.fields:
                 if (refused := body_refusal(exchange.headers)) is not None:
                     raise refused

@@ -32,6 +32,7 @@ KEEP_ALIVE_S = 75.0
 """How long an idle connection is kept for the next request."""
 
 _UPGRADE_TOKENS = frozenset({b"upgrade", b"http2-settings"})
+_KNOWN_CODINGS = (b"", b"chunked;")  # of one header, as `on_header` notes it
 _HEADER_OVERHEAD = len(": \r\n")
 
 log = get_logger(__name__)
@@ -106,6 +107,8 @@ class Connection(asyncio.Protocol):
         self._parser = _new_parser(self)
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
+        self._coding = b""
+        self._size = 0
         self._in_head = False
         self._head_bytes = self._bytes_beside_body = 0
         self._refused = BAD_REQUEST
@@ -215,28 +218,33 @@ class Connection(asyncio.Protocol):
         """A request's first bytes are here."""
         self._url = b""
         self._headers = []
+        self._coding = b""
+        self._size = 0
         self._in_head = True
 
     def on_url(self, url: bytes) -> None:
         """The request's target, or a part of it."""
         self._url += url
+        self._size += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header; trailers are of no use to anybody here."""
         if self._in_head:
-            self._headers.append((name.lower(), value))
+            name = name.lower()
+            self._headers.append((name, value))
+            self._size += len(name) + len(value) + _HEADER_OVERHEAD
+            if name == b"transfer-encoding":
+                self._coding += value.strip().lower() + b";"
 
     def on_headers_complete(self) -> None:
         """The head is complete; one that is too large or not to be understood is refused before anything sees it."""
-        size = sum([len(name) + len(value) + _HEADER_OVERHEAD for name, value in self._headers]) + len(self._url)
-        if size > MAX_HEAD_BYTES:
-            self._head_bytes = size
+        if self._size > MAX_HEAD_BYTES:
+            self._head_bytes = self._size
             raise ValueError("the head is too large")
         version = self._parser.get_http_version()
         if version not in ("1.0", "1.1"):
             raise ValueError("not a version that has headers")
-        coding = b", ".join([value for name, value in self._headers if name == b"transfer-encoding"])
-        if coding and coding.strip().lower() != b"chunked":
+        if self._coding not in _KNOWN_CODINGS:
             self._refused = UNKNOWN_CODING
             raise ValueError("not a transfer coding that is known here")
         if self._parser.should_upgrade():

@@ -129,7 +129,9 @@ async def test_a_tunnel_is_refused(served: Any) -> None:
     assert await served.is_alive()
 
 
-@pytest.mark.parametrize("coding", [b"gzip, chunked", b"gzip", b"identity", b"chunked, chunked"])
+@pytest.mark.parametrize(
+    "coding", [b"gzip, chunked", b"gzip\r\ntransfer-encoding: chunked", b"gzip", b"identity", b"chunked, chunked"]
+)
 async def test_a_transfer_coding_that_is_not_known_is_refused(served: Any, coding: bytes) -> None:
     request = HEAD + b"transfer-encoding: %s\r\n\r\n" % coding + chunked(MESSAGE) + b"0\r\n\r\n"
     reply = await served.raw(request)
