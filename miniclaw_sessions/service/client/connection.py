@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from types import TracebackType
 from typing import NamedTuple, Self, cast
@@ -96,6 +96,9 @@ class Connection(asyncio.Protocol):
         self._is_full = self._is_paused = False
         self._failure: RequestFailed | None = None
         self._news: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._wait_s = self._patient_until = 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def can_be_asked(self) -> bool:
@@ -173,14 +176,33 @@ class Connection(asyncio.Protocol):
         """Wait until anything has happened."""
         if self._failure is not None:
             raise self._failure
-        loop = asyncio.get_running_loop()
-        self._news = loop.create_future()
-        timer = loop.call_later(wait_s, self._fail, NoReplyInTime(f"nothing came for {wait_s:g} s"))
+        self._news = self._loop.create_future()
+        self._wait_s, self._patient_until = wait_s, self._loop.time() + wait_s
+        if self._timer is None or self._timer.when() > self._patient_until:
+            self._look_at(self._patient_until)
         try:
             await self._news
         finally:
-            timer.cancel()
             self._news = None
+
+    def _look_at(self, when: float) -> None:
+        self._forget_timer()
+        self._timer = self._loop.call_at(when, self._look)
+
+    def _look(self) -> None:
+        """End a wait that took long enough; one timer serves many waits, of which almost all end long before."""
+        self._timer = None
+        if self._news is None:
+            return
+        if self._loop.time() < self._patient_until:
+            self._look_at(self._patient_until)
+        else:
+            self._fail(NoReplyInTime(f"nothing came for {self._wait_s:g} s"))
+
+    def _forget_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def close(self) -> None:
         """Break it off."""
@@ -197,6 +219,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It is closed; that is also how a reply ends that does not say how long it is."""
         self.is_open = False
+        self._forget_timer()
         is_end = bool(self.status) and exc is None and self.headers.keys().isdisjoint(_FRAMING)
         if self._is_asked and is_end:
             self._complete()
@@ -316,13 +339,37 @@ class Connections:
         while self._idle:
             self._idle.pop().close()
 
+    async def answer(
+        self, method: str, target: str, *, headers: Mapping[str, str], body: bytes | AsyncIterator[bytes], wait_s: float
+    ) -> tuple[int, bytes]:
+        """Ask, and read the whole reply: its status and its body.
+
+        Args:
+            method: in capitals.
+            target: path and query, percent-encoded.
+            headers: further ones.
+            body: at hand, or in pieces.
+            wait_s: how long the server may take nothing and say nothing, in seconds.
+
+        Raises:
+            NotConnected, NoReplyInTime, RequestFailed: there is no reply, or not all of it.
+        """
+        head, pieces = self._head(method, target, headers, body)
+        async with self._room:
+            connection = self._idle_one() or await self._connected()
+            try:
+                await connection.ask(head, pieces, wait_s)
+                return connection.status, await connection.read(wait_s)
+            finally:
+                self._let_go(connection)
+
     @asynccontextmanager
     async def request(  # noqa: PLR0913 - each can be left out
         self,
         method: str,
         target: str,
         *,
-        headers: dict[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
         body: bytes | AsyncIterator[bytes] = b"",
         wait_s: float,
         is_endless: bool = False,
@@ -340,27 +387,40 @@ class Connections:
         Raises:
             NotConnected, NoReplyInTime, RequestFailed: there is no reply, or not all of it.
         """
-        at_hand, pieces = (body, None) if isinstance(body, bytes) else (b"", body)
-        length = f"Content-Length: {len(at_hand)}\r\n" if pieces is None else "Transfer-Encoding: chunked\r\n"
-        given = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
-        first = f"{method} {self._address.prefix}{target} HTTP/1.1\r\n"
-        head = b"%b%b%b\r\n" % (first.encode("ascii"), self._always, f"{given}{length}".encode())
+        head, pieces = self._head(method, target, headers or {}, body)
         async with nullcontext() if is_endless else self._room:
-            connection = await self._connected()
+            connection = self._idle_one() or await self._connected()
             try:
-                await connection.ask(head + at_hand, pieces, wait_s)
+                await connection.ask(head, pieces, wait_s)
                 yield connection
             finally:
-                if connection.can_be_asked:
-                    self._idle.append(connection)
-                else:
-                    connection.close()
+                self._let_go(connection)
 
-    async def _connected(self) -> Connection:
-        """The connection that was used last of those that are idle, or a new one."""
+    def _head(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes | AsyncIterator[bytes]
+    ) -> tuple[bytes, AsyncIterator[bytes] | None]:
+        """A request's head, with its body if that is at hand; and the body if it comes in pieces."""
+        at_hand, pieces = (body, None) if isinstance(body, bytes) else (b"", body)
+        length = f"Content-Length: {len(at_hand)}\r\n" if pieces is None else "Transfer-Encoding: chunked\r\n"
+        given = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        first = f"{method} {self._address.prefix}{target} HTTP/1.1\r\n"
+        return b"%b%b%b\r\n%b" % (first.encode("ascii"), self._always, f"{given}{length}".encode(), at_hand), pieces
+
+    def _let_go(self, connection: Connection) -> None:
+        if connection.can_be_asked:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def _idle_one(self) -> Connection | None:
+        """The connection that was used last of those that are idle."""
         while self._idle:
             if (connection := self._idle.pop()).is_open:
                 return connection
+        return None
+
+    async def _connected(self) -> Connection:
+        """A new connection."""
         loop, address = asyncio.get_running_loop(), self._address
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):

@@ -92,13 +92,14 @@ class HttpTransport:
         while True:
             failure: SessionsError
             try:
-                async with self._connections.request(**asked._asdict()) as reply:
-                    content = await reply.read(asked.wait_s)
+                status, content = await self._connections.answer(
+                    asked.method, asked.target, headers=asked.headers, body=asked.body, wait_s=asked.wait_s
+                )
             except RequestFailed as error:
                 failure = self._unreachable(error)
                 may_repeat = isinstance(error, NotConnected) or (repeats and not isinstance(error, NoReplyInTime))
             else:
-                refused = _refusal(reply.status, content)
+                refused = _refusal(status, content)
                 if refused is None:
                     return content
                 failure, may_repeat = refused, isinstance(refused, ManagerClosed)
@@ -155,7 +156,7 @@ def asked_for(operation: Operation[Any, Any], request: msgspec.Struct) -> Asked:
     Raises:
         RequestError: its idempotency key cannot stand in a header, or what stands in its address is too long for one.
     """
-    values = {name: getattr(request, name) for name in operation.fields}
+    values = msgspec.structs.asdict(request)
     target = operation.path
     for name in operation.in_path:
         target = target.replace(f"{{{name}}}", quote(values[name], safe="", errors="surrogatepass"))
