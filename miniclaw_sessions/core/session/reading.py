@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 import msgspec
 
@@ -60,14 +59,7 @@ class TreeReader:
     async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:
         """The entry with this id, or None."""
         pending = next((entry for entry in self._pending() if entry.entry_id == entry_id), None)
-        if pending is not None:
-            return pending
-        place = next((kept.sequence for kept in self._conversation.window.kept if kept.id == entry_id), None)
-        if place is not None:  # a store looks for an id among all entries
-            for stored in await self._store.read(session_id, after=place - 1, limit=1):
-                if stored.entry_id == entry_id:
-                    return stored
-        return await self._store.find(session_id, entry_id)
+        return pending or await self._store.find(session_id, entry_id)
 
     async def read_at(self, sequences: Iterable[int]) -> dict[int, StoredEntry]:
         """The entries that keep these places; those that stand close together are read together."""
@@ -93,9 +85,7 @@ class TreeReader:
             raise EntryNotFound(self._session_id, entry_id)
         return entry
 
-    async def entries(
-        self, problems: list[str], *, after: int = 0, in_place: bool = False
-    ) -> AsyncGenerator[Entry, None]:
+    async def entries(self, problems: list[str], *, after: int = 0, in_place: bool = False) -> AsyncIterator[Entry]:
         """All behind a place, oldest first; what cannot be read is left out, and described in `problems`.
 
         With `in_place`, only those that `read_in_place` gives.
@@ -117,7 +107,7 @@ class TreeReader:
 
     # --- branches ----------------------------------------------------------------------------------------------------
 
-    async def walk(self, leaf: Entry | None = None) -> AsyncGenerator[Entry, None]:
+    async def walk(self, leaf: Entry | None = None) -> AsyncIterator[Entry]:
         """The entries of a branch, from its end to the root; of the current branch if none is named."""
         conversation = self._conversation
         if (
@@ -173,17 +163,14 @@ class TreeReader:
         Args:
             leaf: the entry; None: the root.
             left: where it is on the current branch, all that follows it there: what none of these change is known, and
-                not looked for as far as the root. None: that is looked for near the leaf.
+                not looked for as far as the root.
         """
         if leaf is None:
             return Branch()
-        state = self._conversation.state
-        known, is_compacted = state.metadata, state.compaction is not None  # before anything is waited for
-        left = await self._following(leaf) if left is None else left
-        is_same = left is not None and not any(map(says_what_is_in_force, left))
+        known, is_same = self._conversation.state, left is not None and not any(map(says_what_is_in_force, left))
         collector = BranchCollector(
             at_most=self._conversation.window.capacity,
-            needs_compaction=left is None or is_compacted,
+            needs_compaction=left is None or known.compaction is not None,
             needs_state=not is_same,
         )
         branch = await read_branch(self, self._session_id, leaf.id, leaf.sequence, collector)
@@ -191,24 +178,10 @@ class TreeReader:
             return branch
         return msgspec.structs.replace(  # with `none:` the entries that set it are not stored
             branch,
-            provider=known.get("provider"),
-            model=known.get("model"),
-            thinking_level=known.get("thinking_level"),
+            provider=known.metadata.get("provider"),
+            model=known.metadata.get("model"),
+            thinking_level=known.metadata.get("thinking_level"),
         )
-
-    async def _following(self, target: Entry) -> list[Entry] | None:
-        """All that follows an entry on the current branch, newest first; None: too much, not all, or on another one."""
-        left: list[Entry] = []
-        async with aclosing(self.walk()) as entries:
-            async for entry in entries:
-                if left and left[-1].parent_id != entry.id:  # a damaged entry was passed over
-                    return None
-                if entry.id == target.id:
-                    return left
-                if entry.sequence < target.sequence or len(left) == FIRST_PAGE:
-                    return None
-                left.append(entry)
-        return None
 
     @property
     def _session_id(self) -> str:

@@ -13,7 +13,6 @@ from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.entries import BranchSummary, Entry, LeafMove
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall
 from miniclaw_sessions.core.session import Session
-from miniclaw_sessions.core.stores.base import StoredEntry, damaged
 from miniclaw_sessions.errors import (
     EntryNotFound,
     InvalidMessage,
@@ -529,52 +528,3 @@ async def test_what_follows_a_move_is_said_together_with_it(tmp_path: Path) -> N
 async def branches_of(session: Session) -> list[list[Entry]]:
     transcript = await session.tree.get_transcript()
     return [transcript.path(leaf.id) for leaf in transcript.leaves]
-
-
-# --- what going back costs -------------------------------------------------------------------------------------------
-
-
-async def test_going_back_a_little_in_a_long_session_does_not_read_all_of_it(session: Session) -> None:
-    said = await session.add_messages([Message.user(f"{number}") for number in range(3_000)])
-    reading = Reading(session)
-    await session.tree.branch(said[-10].id)
-    assert reading.entries < 1_000
-    assert texts_of(session.messages())[-1] == "2990"
-
-
-async def test_what_is_in_force_where_one_goes_back_to_is_not_what_was_set_behind_it(session: Session) -> None:
-    await session.tree.append_thinking_level_change("high")
-    (first,) = await session.add_messages([Message.user("a")])
-    await session.tree.append_thinking_level_change("")
-    (second,) = await session.add_messages([Message.user("b")])
-    assert "thinking_level" not in session.metadata
-    await session.tree.branch(first.id)
-    assert session.metadata["thinking_level"] == "high"
-    await session.tree.branch(second.id)
-    assert "thinking_level" not in session.metadata
-
-
-async def test_what_a_damaged_entry_may_have_changed_is_looked_for(session: Session) -> None:
-    await session.tree.append_thinking_level_change("high")
-    (first,) = await session.add_messages([Message.user("a")])
-    undone = await session.tree.append_thinking_level_change("")
-    await say(session, "b")
-    Reading(session, damaged_id=undone)
-    await session.tree.branch(first.id)
-    assert session.metadata["thinking_level"] == "high"
-
-
-class Reading:
-    """Counts the entries that are read of a session's store, and damages one of them."""
-
-    def __init__(self, session: Session, *, damaged_id: str = "") -> None:
-        self.entries = 0
-        self._damaged_id = damaged_id
-        store = session.journal.home.store
-        self._read = store.read
-        store.read = self.read  # type: ignore[method-assign]
-
-    async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
-        page = await self._read(session_id, after=after, limit=limit)
-        self.entries += len(page)
-        return [damaged(one) if one.entry_id == self._damaged_id else one for one in page]
