@@ -40,6 +40,19 @@ async def leaf_moves(session: Session) -> list[LeafMove]:
 # --- a bare move of the leaf is remembered ---------------------------------------------------------------------------
 
 
+async def test_what_only_the_file_knows_after_a_lost_store_is_not_in_force_where_the_transcript_does_not_say_it(
+    bench: Bench,
+) -> None:
+    async with bench.opened() as session:
+        (said,) = await say(session, "a")
+        await session.tree.append_model_change("openai", "gpt")
+    bench.lose_store()
+    async with bench.opened() as session:
+        assert session.metadata["model"] == "gpt"
+        await session.tree.branch(said)
+        assert "model" not in session.metadata
+
+
 @pytest.mark.parametrize("is_flushed", [True, False], ids=["after a flush", "before a flush"])
 @pytest.mark.parametrize("keeps_snapshots", [True, False], ids=["with snapshots", "snapshots lost"])
 async def test_a_bare_branch_survives_kill_9(
