@@ -8,9 +8,11 @@ coroutine tests, so that nothing but pytest is needed.
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 import threading
 from collections.abc import Coroutine
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,44 +24,49 @@ from agents import SessionSettings
 
 from miniclaw_sessions.adapters.openai_agents import MiniclawSession
 from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.service.client import Client, ClientSession, connect
 
 T = TypeVar("T")
 
 
 class Host:
-    """An event loop in a thread, with a manager for each database that the suite names."""
+    """An event loop in a thread, with the sessions: in a workspace, in a database, or asked of a daemon.
+
+    `MINICLAW_SUITE_PLACE` says where: empty, the URL of the database, or the daemon's.
+    """
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self._managers: dict[str, SessionManager] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-        self._closing = asyncio.Event()
+        self._databases: dict[str, int] = {}
+        self._opened: asyncio.Task[SessionManager | Client] | None = None
+        self._stack = AsyncExitStack()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout=30)
 
-    async def manager(self, name: str, workspace: Path) -> SessionManager:
-        if name not in self._managers:
-            opened = asyncio.Event()
-            self._tasks.append(self.loop.create_task(self._keep(name, workspace, opened)))
-            await opened.wait()
-        return self._managers[name]
+    async def session(self, database: str, session_id: str) -> Session | ClientSession:
+        """A session; each database that the suite names is a channel of its own."""
+        if self._opened is None:
+            self._opened = asyncio.create_task(self._open())
+        sessions = await asyncio.shield(self._opened)
+        number = self._databases.setdefault(database, len(self._databases))
+        return await sessions.get_or_create(f"suite{number}", session_id)
 
-    async def _keep(self, name: str, workspace: Path, opened: asyncio.Event) -> None:
-        async with SessionManager(workspace) as manager:
-            self._managers[name] = manager
-            opened.set()
-            await self._closing.wait()
+    async def _open(self) -> SessionManager | Client:
+        place = os.environ.get("MINICLAW_SUITE_PLACE", "")
+        if place.startswith("unix:"):
+            return await self._stack.enter_async_context(connect(place))
+        return await self._stack.enter_async_context(SessionManager(place or WORKSPACE))
 
     async def close(self) -> None:
-        self._closing.set()
-        await asyncio.gather(*self._tasks)
+        await self._stack.aclose()
 
 
 HOST = Host()
-WORKSPACES = Path(tempfile.mkdtemp(prefix="openai-suite-"))  # not the suite's own directories: those vanish under it
+WORKSPACE = Path(tempfile.mkdtemp(prefix="openai-suite-"))  # not the suite's own directories: those vanish under it
 
 
 class SQLiteSession(MiniclawSession):
@@ -80,9 +87,7 @@ class SQLiteSession(MiniclawSession):
         self.session_id = session_id
 
     async def _open(self, name: str, session_id: str, settings: Any) -> None:
-        number = len(HOST._managers)  # of a manager that is not open yet; else it is not used
-        manager = await HOST.manager(name, WORKSPACES / f"{number}")
-        MiniclawSession.__init__(self, await manager.get_or_create("suite", session_id), settings)
+        MiniclawSession.__init__(self, await HOST.session(name, session_id), settings)
 
     def close(self) -> None:
         """The manager stays open: another session of the same test may use it."""

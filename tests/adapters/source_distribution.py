@@ -31,7 +31,7 @@ def run_own_suite(sources: Path, plugin: str, files: Sequence[str], *options: st
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=420,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-8_000:]
