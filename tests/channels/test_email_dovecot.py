@@ -106,6 +106,31 @@ async def test_every_mail_is_answered_once_while_the_server_restarts(
     assert sorted(body(one) for one in outbox.sent) == sorted(f"echo: {text}" for text in expected)
 
 
+BOUNCE = b"From: <mailer-daemon@example.org>\r\nContent-Type: multipart/report; boundary=x\r\n\r\n--x--\r\n"
+PASS = {"authentication_results": "mx.example.org; dmarc=pass header.from=example.org"}
+
+
+async def test_of_bounces_loops_and_forged_senders_nothing_is_answered_and_the_next_mail_is(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: DovecotMailbox, outbox: Outbox
+) -> None:
+    checked = msgspec.structs.replace(settings, authserv_id="mx.example.org", max_per_hour=2)
+    async with serving(manager, model, checked):
+        await mailbox.deliver(mail("first", "1@alice", **PASS))
+        (first,) = await outbox.answers(1)
+        await mailbox.deliver(BOUNCE)
+        await mailbox.deliver(first.as_bytes())  # our own answer comes back
+        await mailbox.deliver(mail("a program's", "2@alice", auto_submitted="auto-replied", **PASS))
+        await mailbox.deliver(mail("forged", "3@alice", authentication_results="mx.example.org; dmarc=fail"))
+        await mailbox.deliver(mail("unchecked", "4@alice"))
+        await mailbox.deliver(mail("checked elsewhere", "5@alice", authentication_results="evil.example; dmarc=pass"))
+        await mailbox.deliver(reply(first, "second", "6@alice", **PASS))
+        await outbox.answers(2)
+        await mailbox.deliver(reply(first, "one too many in an hour", "7@alice", **PASS))
+    assert model.asked == ["first", "second"]
+    assert len(outbox.sent) == 2
+    assert len(await mailbox.unread()) == 7
+
+
 async def test_a_certificate_that_nobody_vouches_for_is_refused(
     settings: EmailSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
