@@ -191,7 +191,7 @@ def _escape(text: str, *, extra: str, first: bool) -> str:
         else "".join(f"%{byte:02X}" for byte in character.encode("utf-8"))
         for character in text
     )
-    if first and escaped[0] in ".-":  # no hidden file, and no option on a command line
+    if first and escaped.startswith((".", "-")):  # no hidden file, and no option on a command line
         escaped = f"%{ord(escaped[0]):02X}{escaped[1:]}"
     return escaped
 

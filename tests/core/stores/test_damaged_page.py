@@ -141,6 +141,34 @@ async def test_a_start_and_a_conversation_go_on(tmp_path: Path) -> None:
         await home.say(manager, 0, 1)
 
 
+@pytest.mark.parametrize(
+    ("change", "lost"),
+    [
+        ("sessions SET session_id = X'FF00' WHERE id = 2", 0),
+        ("sessions SET channel = '' WHERE id = 2", 0),
+        ("entries SET sequence = 77 WHERE session = 2 AND sequence = 3", 0),  # the index has its place
+        ("entries SET sequence = 1.5 WHERE session = 2 AND sequence = 3", 0),
+        ("entries SET encoded = 5, checksum = NULL WHERE session = 2 AND sequence = 3", 1),
+    ],
+)
+async def test_a_value_of_a_wrong_kind_costs_at_most_its_own_entry(tmp_path: Path, change: str, lost: int) -> None:
+    home = Home(tmp_path / "w")
+    async with home.open(None) as manager:
+        for chat_id in range(SESSIONS):
+            await home.say(manager, chat_id, 20)
+    with closing(sqlite3.connect(home.workspace / "sessions.db", isolation_level=None)) as other:
+        assert other.execute(f"UPDATE {change}").rowcount == 1
+    for _ in range(2):
+        async with home.open(None) as manager:
+            await manager.repair()
+    async with home.open(None) as manager:
+        said = 0
+        for chat_id in range(SESSIONS):
+            history = (await (await manager.find(f"telegram_{chat_id}")).tree.get_transcript()).entries
+            said += sum(hasattr(entry, "message") for entry in history)
+        assert said == 20 * SESSIONS - lost
+
+
 @pytest.mark.parametrize("value", ["'x'", *sampled(["X'00'", "1.5"], every=2)])
 @pytest.mark.parametrize("table", ["entries", "places"])
 async def test_a_sequence_that_is_no_number_costs_its_own_entry_alone(tmp_path: Path, table: str, value: str) -> None:

@@ -34,6 +34,9 @@ def is_sound(row: int, sequence: int, entry_id: str, key: str | None, encoded: b
         TypeError, ValueError, AttributeError: a column has a value of a wrong type.
     """
     if checksum is None:
+        kinds: tuple[tuple[object, type], ...] = ((encoded, bytes), (entry_id, str))
+        if not all(isinstance(value, kind) for value, kind in kinds):
+            raise TypeError("a column has a value of a wrong type")
         return True
     if checksum < 0:
         return checksum == checksum_of(row, sequence, entry_id, key, encoded)
@@ -75,6 +78,17 @@ def entry_of_row(  # noqa: PLR0913, PLR0917 - the columns
     except (TypeError, ValueError, AttributeError):  # a column has a value of a wrong type
         return damaged(StoredEntry(sequence_in(sequence), str(entry_id), repr(encoded).encode()))
     return damaged(StoredEntry(sequence, entry_id, encoded, key if isinstance(key, str) else None))
+
+
+def id_in(value: object) -> str:
+    """The id of a session, as a row has it.
+
+    Raises:
+        StoreCorrupt: it is no text.
+    """
+    if not isinstance(value, str):
+        raise StoreCorrupt("the id of a session is damaged; start again, and what can be read is kept")
+    return value
 
 
 def sequence_in(value: object) -> int:

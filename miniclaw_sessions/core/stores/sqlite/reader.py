@@ -26,7 +26,7 @@ from miniclaw_sessions.core.stores.base import SessionHead, StoredEntry, StoredH
 from miniclaw_sessions.core.stores.checking import check_transcripts
 from miniclaw_sessions.core.stores.files import ReadOnlyStore
 from miniclaw_sessions.core.stores.reading import find_by_reading
-from miniclaw_sessions.core.stores.sql.checksums import entry_of_row, sequence_in, unreadable
+from miniclaw_sessions.core.stores.sql.checksums import entry_of_row, id_in, sequence_in, unreadable
 from miniclaw_sessions.core.stores.sql.failures import store_error, unknown_schema
 from miniclaw_sessions.core.stores.sqlite.damaged_pages import read_row_by_row
 from miniclaw_sessions.core.stores.sqlite.files import connect, database_files, integrity_problems, version_in
@@ -90,7 +90,7 @@ class SQLiteReader(ReadOnlyStore):
     async def session_ids(self) -> list[str]:
         """The ids of all sessions, in order."""
         query = "SELECT session_id FROM sessions ORDER BY 1"
-        return await self._read(lambda connection: [session_id for (session_id,) in connection.execute(query)])
+        return await self._read(lambda connection: [id_in(session_id) for (session_id,) in connection.execute(query)])
 
     async def head(self, session_id: str) -> StoredHead | None:
         """One session, or None."""
@@ -247,7 +247,7 @@ def _heads(connection: sqlite3.Connection, which: str, given: str) -> list[Store
     heads = []
     for row, session_id, channel, chat_id, incarnation, created_at, last in rows:
         began = datetime.fromisoformat(f"{created_at}+00:00")
-        head = SessionHead(session_id, SessionKey(str(channel), str(chat_id)), str(incarnation), began)
+        head = SessionHead(id_in(session_id), SessionKey(str(channel), str(chat_id)), str(incarnation), began)
         heads.append(StoredHead(head, sequence_in(tail.get(row, last))))
     return heads
 

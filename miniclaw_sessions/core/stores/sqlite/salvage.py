@@ -12,7 +12,7 @@ import os
 import sqlite3
 import tempfile
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -46,6 +46,7 @@ _SEARCHED = 1 << 32
 _ENTRIES = "SELECT * FROM entries WHERE rowid >= ? ORDER BY rowid"  # the names of columns may be damaged
 _SESSIONS = "SELECT * FROM sessions WHERE rowid >= ? ORDER BY rowid"
 _IDS = "SELECT id, session_id FROM sessions INDEXED BY sqlite_autoindex_sessions_1 ORDER BY session_id"
+_PLACES = "SELECT session, sequence, position FROM places"
 _FEWEST_COLUMNS = 5
 _UNREADABLE = (sqlite3.Error, UnicodeError, TypeError, ValueError, OverflowError, AttributeError)
 
@@ -100,6 +101,7 @@ class Salvage:
         self._heads: dict[str, SessionHead] = {}
         self._where: dict[str, dict[int, int | None]] = {}
         self._cells: dict[int, int] = {}
+        self._said_by_index: dict[int, tuple[int, int]] = {}
 
     async def __aenter__(self) -> Self:
         """Make the file readable, and read every row.
@@ -144,14 +146,23 @@ class Salvage:
         """Where the sound entries are, by the number of their session's row and their sequence; and each first one."""
         where: dict[int, dict[int, int]] = defaultdict(dict)
         first: dict[int, StoredEntry] = {}
+        rest: dict[int, tuple[Any, ...]] = {}
         end = _end(connection, "placed", "up_to", "entries", "rowid")
         for row, cell in _all_rows(connection, pages, _ENTRIES, end):
-            entry = _entry(row) if type(row[2]) is int and row[2] not in where[row[1]] else None
+            is_new = type(row[2]) is not int or row[2] not in where[row[1]]
+            entry = _entry(row) if is_new else None
             if entry is not None:
                 where[row[1]][row[2]] = row[0]
                 first.setdefault(row[1], entry)
                 if cell is not None:
                     self._cells[row[0]] = cell
+            elif is_new and cell is None:
+                rest[row[0]] = row
+        for position, place in _places_of(connection, rest.keys()).items():
+            entry = _entry(_placed(rest[position], place))
+            if entry is not None and where[place[0]].setdefault(place[1], position) == position:
+                self._said_by_index[position] = place
+                first.setdefault(place[0], entry)
         return where, first
 
     async def session_ids(self) -> list[str]:
@@ -177,6 +188,8 @@ class Salvage:
                 if position is not None:
                     cell = self._cells.get(position)
                     row = _first(connection, _ENTRIES, position) if cell is None else pages.row(cell)
+                    if row and position in self._said_by_index:
+                        row = _placed(row, self._said_by_index[position])
                 entry = None if row is None else _entry(row)
                 entries.append(entry or StoredEntry(sequence, f"lost-{sequence}", LOST))
         return entries
@@ -216,6 +229,21 @@ def _places(connection: sqlite3.Connection) -> dict[int, set[int]]:
     except _UNREADABLE:
         return defaultdict(set)
     return places
+
+
+def _places_of(connection: sqlite3.Connection, positions: Collection[int]) -> dict[int, tuple[int, int]]:
+    """Of which session, and at which sequence, the index has the entries at these positions."""
+    found: dict[int, tuple[int, int]] = {}
+    with suppress(*_UNREADABLE):
+        for session, sequence, position in connection.execute(_PLACES) if positions else ():
+            if position in positions and type(session) is int and type(sequence) is int:
+                found[position] = (session, sequence)
+    return found
+
+
+def _placed(row: tuple[Any, ...], place: tuple[int, int]) -> tuple[Any, ...]:
+    """A row of `entries` with the session and sequence that the index has for it."""
+    return (row[0], *place, *row[3:])
 
 
 def _end(connection: sqlite3.Connection, table: str, column: str, rows: str, key: str) -> int:

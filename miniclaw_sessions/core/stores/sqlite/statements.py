@@ -36,7 +36,7 @@ from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.stores.base import Append, SessionHead, StoredEntry, StoredHead, entries_to_add
-from miniclaw_sessions.core.stores.sql.checksums import checksum_of, entry_of_row, sequence_in, was_entry
+from miniclaw_sessions.core.stores.sql.checksums import checksum_of, entry_of_row, id_in, sequence_in, was_entry
 from miniclaw_sessions.core.stores.sqlite.files import integrity_problems
 from miniclaw_sessions.core.stores.sqlite.tables import ENTRIES, KEYS, METADATA, PLACED, PLACES, SESSIONS
 from miniclaw_sessions.errors import StoreConflict, StoreCorrupt, StoreError
@@ -369,7 +369,10 @@ def heads_after(connection: Connection, session_id: str) -> list[StoredHead]:
 
 def session_ids(connection: Connection) -> list[str]:
     """The ids of all sessions, in order."""
-    return list(connection.execute(_SESSION_IDS).scalars())
+    found = list(connection.execute(_SESSION_IDS).scalars())
+    for one in (*found[:1], *found[-1:]):  # what is no text comes before or behind all texts
+        id_in(one)
+    return found
 
 
 def heads_of(connection: Connection, session_ids: Sequence[str]) -> list[StoredHead]:
@@ -422,7 +425,7 @@ def keys_of(connection: Connection, session_id: str) -> list[str]:
 
 def _stored_head(row: Row[int, str, str, str, str, datetime, int], tail: Mapping[int, int]) -> StoredHead:
     number, session_id, channel, chat_id, incarnation, created_at, placed = row
-    head = SessionHead(session_id, SessionKey(str(channel), str(chat_id)), str(incarnation), created_at)
+    head = SessionHead(id_in(session_id), SessionKey(str(channel), str(chat_id)), str(incarnation), created_at)
     return StoredHead(head, sequence_in(tail.get(number, placed)))
 
 
