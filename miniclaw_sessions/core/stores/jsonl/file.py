@@ -139,6 +139,8 @@ def examine_open(fd: int, session_id: str) -> Transcript:
     length, last_sequence, last_id = _end_of_last_append(fd, start, size)
     if header_lost and not last_sequence:
         raise StoreCorrupt("its first line is damaged, and no whole append is left to identify its session")
+    if header_lost and length < size:  # made of what is cut off, it would be another one at the next start
+        head, _, _ = _head(fd, session_id, within=length)
     transcript = Transcript(head, start=start, length=length, last_sequence=last_sequence, last_id=last_id)
     transcript.stamp = stamp
     transcript.header_lost = header_lost
@@ -146,8 +148,13 @@ def examine_open(fd: int, session_id: str) -> Transcript:
     return transcript
 
 
-def _head(fd: int, session_id: str) -> tuple[SessionHead, int, bool]:
-    """The session's head, the offset of its entries, and whether the first line is lost and the head made from them."""
+def _head(fd: int, session_id: str, *, within: int = _HEADER_BYTES) -> tuple[SessionHead, int, bool]:
+    """The session's head, the offset of its entries, and whether the first line is lost and the head made from them.
+
+    Raises:
+        NotOurs, SchemaTooNew: as for `examine`.
+        StoreCorrupt: the first line is lost, and no entry among the first bytes, as many as `within`, is sound.
+    """
     beginning = os.pread(fd, _FIRST_BLOCK, 0)
     if b"\n" not in beginning:
         beginning = os.pread(fd, _HEADER_BYTES, 0)
@@ -157,7 +164,7 @@ def _head(fd: int, session_id: str) -> tuple[SessionHead, int, bool]:
     except NotOurs:
         raise
     except StoreCorrupt:
-        *lines, _ = os.pread(fd, _HEADER_BYTES, 0).split(b"\n")
+        *lines, _ = os.pread(fd, min(within, _HEADER_BYTES), 0).split(b"\n")
         entries = [entry_in(line) for line in lines]
         first = next((entry for entry in entries if entry is not None), None)
         if first is None:
