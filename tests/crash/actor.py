@@ -63,7 +63,10 @@ async def perform(orders: Mapping[str, Any], acknowledgements: Acknowledgements)
         acknowledgements.write("ready")
         await anyio.wait_readable(go)
     manager = await opened(orders, acknowledgements)
+    held: list[Session] = []  # in memory until the end: what loading them may meet is the act `wake`
     if act not in OPENING_ACTS:
+        if act != "prepare":
+            held += [await manager.find(f"crash_{number}") for number in range(SESSIONS)]
         acknowledgements.write("ready")
         await anyio.wait_readable(go)
     if act in ACTS:
@@ -72,6 +75,7 @@ async def perform(orders: Mapping[str, Any], acknowledgements: Acknowledgements)
         acknowledgements.write("acted")
         await anyio.sleep_forever()
     await manager.close()
+    held.clear()
 
 
 async def opened(orders: Mapping[str, Any], acknowledgements: Acknowledgements) -> SessionManager:

@@ -106,8 +106,9 @@ def test_a_recovery_that_makes_progress_may_take_longer_than_the_limit(system: B
 
 SESSIONS = 160
 START_LIMIT_S = 20
-SLOW_OPEN_S = 0.15
-"""For each file; all of them take longer than the limit, and a part of them that counts as progress does not."""
+SLOW_OPEN_S = 0.5
+"""For each file; all of them take longer than the limit, also with some threads that read at a time, and a part of them
+that counts as progress does not."""
 
 
 @contextlib.contextmanager

@@ -31,8 +31,7 @@ _STILL_THERE = (
     "send it again only with the same idempotency key"
 )
 _CUT_OFF = "closing did not wait for the store any longer; what it had not acknowledged by then may be lost"
-FIRST_RETRY_S = 0.1
-LAST_RETRY_S = 10.0
+FIRST_RETRY_S, LAST_RETRY_S = 0.1, 10.0
 RARELY = 10
 """The wait before one session is retried, at least, as a multiple of the time that its failed commit took."""
 
@@ -587,6 +586,7 @@ class Committer:
             log.error("the store cannot be written; retrying", action="commit.failed", error=str(error))
         self.failure = error
         self._put_back(queues)
+        self._next_round.wake()  # who waits for later entries need not wait for the retry to learn it
 
     def _put_back(self, queues: Sequence[CommitQueue]) -> None:
         for queue in queues:

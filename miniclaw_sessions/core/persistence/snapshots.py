@@ -33,10 +33,11 @@ from miniclaw_sessions.errors import SnapshotUnreadable, first_cause
 
 SUFFIX = ".json"
 CHUNK = 512
-"""How many files one worker-thread step writes, or looks at: more of them share a sync, fewer are sooner done."""
+"""How many files one worker-thread step writes: more of them share a sync, fewer are sooner done."""
 
 READ_CHUNK = 32
-"""How many files one step reads: their bytes are in memory together, and leave holes in it when they go."""
+"""How many files one step reads: their bytes are in memory together, and leave holes in it when they go. A start on a
+slow disk shows its progress after each step, or systemd would end it."""
 
 READERS = 4
 """How many threads read files at the same time: a cold disk answers several faster than one after the other."""
@@ -171,8 +172,8 @@ class Snapshots:
 
         try:
             async with anyio.create_task_group() as tasks:
-                for start in range(0, len(names), CHUNK):
-                    tasks.start_soon(look, names[start : start + CHUNK], name="read session files")
+                for start in range(0, len(names), READ_CHUNK):
+                    tasks.start_soon(look, names[start : start + READ_CHUNK], name="read session files")
         except ExceptionGroup as group:
             raise first_cause(group) from None
         return heads

@@ -231,6 +231,33 @@ async def test_waiters_get_the_stores_error_and_nothing_is_lost(fault: Exception
         assert bench.committer.counts[:2] == (0, 0)
 
 
+async def test_who_waits_behind_a_commit_that_fails_learns_it_without_waiting_for_the_retry() -> None:
+    async with at_work() as bench:
+        bench.store.gate = anyio.Event()
+        queue = commit_queue()
+        bench.submit(queue, 1)
+        await bench.settle()
+        bench.submit(queue, 2)  # the commit of the first is on its way
+        raised: list[StoreUnavailable] = []
+
+        async def wait() -> None:
+            with pytest.raises(StoreUnavailable) as caught:
+                await bench.committer.wait(queue, 2)
+            raised.append(caught.value)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await bench.settle()
+            bench.store.fault = StoreUnavailable("the disk is gone")
+            bench.store.gate.set()
+            await bench.settle()
+            assert len(raised) == 1
+        assert bench.store.calls == [{"test_1": [1]}]
+        bench.store.fault = None
+        await bench.committer.drain()
+        assert await bench.store.sequences("test_1") == [1, 2]
+
+
 async def test_an_error_that_many_get_does_not_gather_their_tracebacks() -> None:
     def depth(error: BaseException) -> int:
         return sum(1 for _ in traceback.walk_tb(error.__traceback__))
