@@ -44,6 +44,7 @@ def test_a_session_is_found_by_its_words_and_by_its_name(open_page: OpenPage, da
     page.keyboard.press("Enter")  # quicker than the pause after typing: not what was found before
     page.locator("#hits .where").get_by_text("user09997").first.wait_for()
     page.wait_for_url(f"{daemon.address}/#/session/search_user09997")
+    page.locator(".conversation article").get_by_text("nothing of its name").wait_for()  # or it may take the focus yet
     page.get_by_role("searchbox").press("Escape")
     page.locator("#list").wait_for()
 
