@@ -210,6 +210,7 @@ class Crashes:
             "store": self._store,
             "settings": {"flush_interval_s": 0.05, **self._settings},
             "seed": f"{self._seed} {name}",
+            "traced": bool(self._faults),
             "steps": self._chance.randint(5, 15) if moment in ("closing", "closed") else None,
             **({"backup": str(backup)} if moment == BACKING_UP else {}),
         }
