@@ -118,7 +118,9 @@ class TurnEvent(NamedTuple):
     data: dict[str, Any]
 
 
-TYPING, TEXT, USAGE = "typing", "text", "usage"
+TYPING, THINKING, TEXT, USAGE = "typing", "thinking", "text", "usage"
+PIECES = frozenset({THINKING, TEXT})
+"""Events with a further piece of a text: those that follow each other are as good as one."""
 ENDS = frozenset({"done", "stopped", "suspended", "error"})
 
 

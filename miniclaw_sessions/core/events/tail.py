@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import StringIO
-from itertools import islice
+from itertools import groupby, islice
 
 import anyio
 
 from miniclaw_sessions.clock import Clock, sleep_unless
 from miniclaw_sessions.core.events.heartbeat import Heartbeat, Waiters, wake
-from miniclaw_sessions.core.events.listeners import ENDS, TEXT, TYPING, USAGE, Commit, SessionEnded, Topics, TurnEvent
+from miniclaw_sessions.core.events.listeners import ENDS, PIECES, TYPING, USAGE, Commit, SessionEnded, Topics, TurnEvent
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.stores.base import SessionHead, Store, StoredEntry, StoredHead
 from miniclaw_sessions.errors import ManagerClosed, StoreUnavailable
@@ -40,15 +40,18 @@ class _Turn:
     def __init__(self, key: SessionKey) -> None:
         self.key = key
         self._events: list[TurnEvent] = []
-        self._text = StringIO()  # the text since; a service that sends single characters makes millions of pieces
+        self._kind = ""  # of the text since
+        self._text = StringIO()  # that text; a service that sends single characters makes millions of pieces
 
     def add(self, event: TurnEvent) -> None:
         """One more event."""
-        if event.kind == TEXT:
+        if event.kind != self._kind:
+            self._events = self.so_far()
+            self._kind, self._text = event.kind, StringIO()
+        if event.kind in PIECES:
             self._text.write(event.data["text"])
         else:
-            self._events = [*self.so_far(), event]
-            self._text = StringIO()
+            self._events = [*self._events, event]
 
     def stored(self) -> None:
         """Entries were acknowledged: each reply that was complete by now is one of them."""
@@ -59,7 +62,7 @@ class _Turn:
     def so_far(self) -> list[TurnEvent]:
         """Its events, its text as one piece."""
         text = self._text.getvalue()
-        return [*self._events, TurnEvent(self.key, TEXT, {"text": text})] if text else self._events
+        return [*self._events, TurnEvent(self.key, self._kind, {"text": text})] if text else self._events
 
 
 class Tail:
@@ -341,14 +344,9 @@ def _grouped(steps: Iterable[int | TurnEvent]) -> Iterator[int | list[TurnEvent]
 
 def _joined(events: Iterable[TurnEvent]) -> list[TurnEvent]:
     joined: list[TurnEvent] = []
-    pieces: list[TurnEvent] = []
-    for one in (*events, None):
-        if one is not None and one.kind == TEXT:
-            pieces.append(one)
-            continue
-        if pieces:
-            joined.append(TurnEvent(pieces[0].key, TEXT, {"text": "".join(piece.data["text"] for piece in pieces)}))
-            pieces = []
-        if one is not None:
-            joined.append(one)
+    for kind, some in groupby(events, lambda one: one.kind):
+        alike = list(some)
+        if kind in PIECES:
+            alike = [TurnEvent(alike[0].key, kind, {"text": "".join(piece.data["text"] for piece in alike)})]
+        joined += alike
     return joined

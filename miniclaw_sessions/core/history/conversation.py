@@ -194,6 +194,8 @@ class Conversation:
             return 0 if message is None else self.window.push(message)
         if isinstance(entry, ModelChange):
             self.state.chosen_model = entry.model_id or None
+        if isinstance(entry, ThinkingLevelChange):
+            self.state.chosen_level = entry.thinking_level or None
         if isinstance(entry, Compaction):
             self._compact(entry, encoded)
         else:

@@ -18,7 +18,15 @@ from miniclaw_sessions.core.protocol.entries import (
     ThinkingLevelChange,
 )
 from miniclaw_sessions.core.protocol.json_values import parse_json
-from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Role, TextPart, ThinkingPart, ToolCall
+from miniclaw_sessions.core.protocol.messages import (
+    ImagePart,
+    Message,
+    OtherPart,
+    Role,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+)
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.printable import printable
 
@@ -142,8 +150,12 @@ def _first_text(message: Message) -> str:
 
 def _described(message: Message) -> str:
     parts = () if isinstance(message.content, str) else message.content
-    if any(isinstance(part, ImagePart) for part in parts):
-        return "(an image)"
-    if any(isinstance(part, ThinkingPart) for part in parts):
-        return "(thinking)"
+    for part in parts:
+        match part:
+            case ImagePart():
+                return "Picture"
+            case OtherPart(fields={"type": "file", "file": {"filename": str(name)}}):
+                return one_line(name)
+            case ThinkingPart():
+                return "(thinking)"
     return f"({one_line(message.stop_reason or 'nothing')})"

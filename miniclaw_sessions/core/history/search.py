@@ -275,11 +275,13 @@ class SearchResult(Hit, frozen=True, kw_only=True):
     Attributes:
         snippet: the part of its text with the matches, on one line.
         title: the current title of the session.
+        first_words: without one, the first words that a person said in it; over HTTP only.
         current: whether it is on the current branch.
     """
 
     snippet: tuple[Piece, ...] = ()
     title: str | None = None
+    first_words: str | None = None
     current: bool = True
 
 

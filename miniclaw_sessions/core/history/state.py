@@ -147,10 +147,10 @@ class State(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, forbid_u
     These are in `messages`, `sequences`, `ids` and `parents` (if a parent is not the message before) only in a file:
     `persistence.snapshot_file` puts them there, and takes them out.
 
-    `chosen_model` is the model of the newest `ModelChange`; the metadata have the model that answered last on the
-    branch. `leaf_sequence` is 0 if there is no leaf, or its sequence is not known. `complete` is False if accepted
-    entries were left out because the store has not committed them yet, or messages because the file would be too large:
-    then the window may be short, and the store has the rest.
+    `chosen_model` and `chosen_level` are those of the newest `ModelChange` and `ThinkingLevelChange`; the metadata have
+    the model that answered last on the branch. `leaf_sequence` is 0 if there is no leaf, or its sequence is not known.
+    `complete` is False if accepted entries were left out because the store has not committed them yet, or messages
+    because the file would be too large: then the window may be short, and the store has the rest.
     """
 
     session_id: str
@@ -173,6 +173,7 @@ class State(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, forbid_u
     totals: Totals = msgspec.field(default_factory=Totals)
     metadata: dict[str, Any] = {}
     chosen_model: str | None = None
+    chosen_level: str | None = None
     idempotency_keys: dict[str, str] = {}
     complete: bool = True
     crc32: str = ""

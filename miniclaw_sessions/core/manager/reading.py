@@ -18,7 +18,7 @@ from miniclaw_sessions.config import MAX_MESSAGES, SessionSettings
 from miniclaw_sessions.core.history.search import SearchOptionsEverywhere, SearchPage, SearchQuery
 from miniclaw_sessions.core.history.window import Window
 from miniclaw_sessions.core.manager.sources import SessionSource
-from miniclaw_sessions.core.manager.summaries import summarize, words_of
+from miniclaw_sessions.core.manager.summaries import calls_for_approval, summarize, words_of
 from miniclaw_sessions.core.manager.usage import By, UsageSums
 from miniclaw_sessions.core.protocol.entries import Entry
 from miniclaw_sessions.core.protocol.keys import SessionKey, is_session_id
@@ -118,8 +118,8 @@ async def list_sessions(  # noqa: PLR0913 - each can be left out
         limit: at most this many; None: all.
         offset: how many to skip.
         after: only those that stand behind this position.
-        last_words: whether each has the beginning of its newest message, and one without any name
-            how the first thing that a person said does.
+        last_words: whether each has the beginning of its newest message, one without any name
+            how the first thing that a person said does, and whether it waits for a person's yes or no.
 
     Raises:
         SnapshotUnreadable, SchemaTooNew, StoreError: one of them cannot be loaded.
@@ -131,9 +131,12 @@ async def list_sessions(  # noqa: PLR0913 - each can be left out
     for used_at, session_id in chosen:
         if (session := sessions.get(session_id)) is not None and channel in (None, session.key.channel):
             row = summarize(session, reader.source.losses.get(session_id))
-            newest, first = await words_of(session) if last_words else (None, None)
-            # it stands where it was found: a page goes on behind that place
-            rows.append(msgspec.structs.replace(row, last_accessed=used_at, last_words=newest, first_words=first))
+            row = msgspec.structs.replace(row, last_accessed=used_at)  # where it was found: a page goes on behind that
+            if last_words:
+                newest, first = await words_of(session)
+                waits = bool(await calls_for_approval(session))
+                row = msgspec.structs.replace(row, last_words=newest, first_words=first, waiting=waits)
+            rows.append(row)
     return rows
 
 

@@ -303,7 +303,7 @@ class Committer:
         self._retry_at = self._hurried_at = 0.0
         self._retry_delay_s = FIRST_RETRY_S
         self._wake = asyncio.Event()  # anyio's cannot be cleared: each commit would need another
-        self._hurry = anyio.Event()
+        self._hurry = asyncio.Event()
         self._this_round, self._next_round = Round(None), Round(None)
         self._closing = False
         self._unsaved_entries = self._unsaved_bytes = 0
@@ -446,7 +446,7 @@ class Committer:
                 return
             if self.failure is not None:
                 await sleep_unless(self._clock, self._clock.jitter(backoff), self._hurry)
-                self._hurry = anyio.Event()
+                self._hurry.clear()
                 backoff = min(backoff * 2, LAST_RETRY_S)
                 self._wake.set()
             else:

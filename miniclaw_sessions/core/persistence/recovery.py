@@ -78,10 +78,6 @@ class Progress(msgspec.Struct, frozen=True):
     total: int
 
 
-def _recovering(done: int, total: int) -> Progress:
-    return Progress("recovering", done, total)
-
-
 class Recovered(msgspec.Struct, frozen=True):
     """One session as it was found.
 
@@ -205,7 +201,9 @@ class Recovery:
 
     async def _check_files(self, names: Sequence[str]) -> None:
         """Look at all files and at the store; load only the sessions of which the two do not say the same."""
-        files = await self._snapshots.heads(names, lambda done: self._on_progress(_recovering(done, len(names))))
+        files = await self._snapshots.heads(
+            names, lambda done: self._on_progress(Progress("recovering", done, len(names)))
+        )
         stored = {one.head.session_id: one async for one in self._store.heads()}
         for session_id, file in files.items():
             if self._agree(file, stored.get(session_id)):
@@ -253,7 +251,7 @@ class Recovery:
                     for found in chunk:
                         self._load(found)
                     done += len(chunk)
-                    self._on_progress(_recovering(done, len(names)))
+                    self._on_progress(Progress("recovering", done, len(names)))
         except ExceptionGroup as group:  # whichever it was, the file's own error says what to do
             raise first_cause(group) from None
 

@@ -35,7 +35,7 @@ SUFFIX = ".json"
 CHUNK = 512
 """How many files one worker-thread step writes: more of them share a sync, fewer are sooner done."""
 
-READ_CHUNK = 32
+READ_CHUNK = 16
 """How many files one step reads: their bytes are in memory together, and leave holes in it when they go. A start on a
 slow disk shows its progress after each step, or systemd would end it."""
 
@@ -124,8 +124,7 @@ class Snapshots:
     def some_names(self) -> list[str]:
         """One of the names, if there are any. Blocks, however many there are, for a moment only."""
         with os.scandir(self._directory.fd) as found:
-            names = (entry.name for entry in found)
-            return list(islice((name for name in names if name.endswith(SUFFIX) and name[0] != "."), 1))
+            return list(islice(filter(_is_session_file, (entry.name for entry in found)), 1))
 
     async def read(self, names: Sequence[str], *, tighten: bool = False) -> AsyncIterator[list[FileContent]]:
         """The files' bytes, a chunk at a time, each name once; `tighten` makes those private that are not.
@@ -191,7 +190,7 @@ class Snapshots:
         return [one if one.data is None else one._replace(data=self._opened(one.name, one.data)) for one in found]
 
     def _names(self) -> list[str]:
-        return [name for name in self._directory.names() if name.endswith(SUFFIX) and name[0] != "."]
+        return [*filter(_is_session_file, self._directory.names())]
 
     def _heads(self, names: Sequence[str]) -> list[FileHead]:
         """One file after the other: the bytes of many at once would cost more than reading them."""
@@ -262,6 +261,10 @@ def largest_snapshot(settings: SessionSettings) -> int:
     """How many bytes a snapshot gets: the setting, but enough to read our own."""
     least = settings.max_metadata_bytes + settings.max_message_bytes + SNAPSHOT_REST
     return max(settings.snapshot_max_bytes, least)
+
+
+def _is_session_file(name: str) -> bool:
+    return name.endswith(SUFFIX) and name[0] != "."
 
 
 class _AbsentDirectory(Directory):

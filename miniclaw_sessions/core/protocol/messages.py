@@ -53,6 +53,8 @@ __all__ = [
     "text_message",
 ]
 
+_BARE = {"role", "content"}
+
 ABORTED = "aborted"
 """The `stop_reason` of a reply that was stopped by a person: the Go manager's word."""
 
@@ -205,9 +207,6 @@ def as_message(given: Message | Mapping[str, Any]) -> Message:
     return msgspec.structs.replace(given, **changes) if changes else given
 
 
-_BARE = ("role", "content")
-
-
 def message_of(given: Mapping[str, Any]) -> Message:
     """A message from JSON that a client sends now.
 
@@ -260,7 +259,7 @@ def message_from_dict(data: Any) -> Message:
     if not isinstance(role_text, str) or not role_text:
         raise InvalidMessage('a message needs a "role", such as "user"')
     role = known_role(role_text)
-    if len(fields) == len(_BARE) and type(fields.get("content")) is str and role is not None:
+    if fields.keys() == _BARE and type(fields["content"]) is str and role is not None:
         return construct(Message, role, fields["content"])  # the usual case, without looking at each field
     fields["role"] = role or Role.OTHER
     if isinstance(content := fields.get("content"), list):

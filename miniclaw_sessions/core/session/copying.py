@@ -22,6 +22,7 @@ from miniclaw_sessions.core.protocol.entries import (
     LeafMove,
     MessageEntry,
     ModelChange,
+    ThinkingLevelChange,
 )
 from miniclaw_sessions.core.protocol.json_values import in_utc
 from miniclaw_sessions.core.protocol.keys import SessionKey
@@ -78,15 +79,16 @@ async def copy_session(source: Journal, target: Journal, leaf_id: str | None) ->
 
 
 async def _choose_beside(source: Journal, target: Journal) -> None:
-    """Let the model that was chosen last, on any branch, be chosen beside the branch that was copied."""
-    state, chosen = target.conversation.state, None
-    if state.chosen_model == source.conversation.state.chosen_model:
-        return
-    async for entry in source.reader.entries([]):
-        chosen = entry if isinstance(entry, ModelChange) else chosen
+    """Let what was chosen last, on any branch, be chosen beside the branch that was copied."""
+    state, wanted, chosen, unit = target.conversation.state, source.conversation.state, None, Unit(target)
+    if state.chosen_model != wanted.chosen_model:
+        async for entry in source.reader.entries([]):
+            chosen = entry if isinstance(entry, ModelChange) else chosen
     if chosen is not None:
-        unit = Unit(target)
         unit.add(ModelChange, provider=chosen.provider, model_id=chosen.model_id)
+    if state.chosen_level != wanted.chosen_level:
+        unit.add(ThinkingLevelChange, thinking_level=wanted.chosen_level or "")
+    if unit:
         unit.add(LeafMove, target_id=state.leaf_id, target_sequence=state.leaf_sequence or None)
         await unit.save()
         await target.settle()

@@ -435,6 +435,11 @@ class Session:
         return self.journal.conversation.state.chosen_model
 
     @property
+    def chosen_level(self) -> str | None:
+        """The level of thinking that was chosen last (`update(thinking_level=...)`), on any branch."""
+        return self.journal.conversation.state.chosen_level
+
+    @property
     def title(self) -> str | None:
         """The display name; `update(title=...)` sets it."""
         return self.journal.conversation.state.metadata.get("title")

@@ -45,7 +45,6 @@ INTERRUPTED = "The tool call was interrupted; it has no result."
 ABANDONED = "The user went on without waiting for this tool call; it has no result."
 """What stands for the result of a call that was open when the next message came."""
 
-
 T = TypeVar("T")
 
 Place = str | UnsetType | None
@@ -58,33 +57,34 @@ class Opening:
     It is committed as one unit, under the session's turn, so nothing comes between the place and the new messages.
 
     Attributes:
-        messages: makes what is said, given what a window shows of the branch that it follows, and the ids of the calls
-            that wait there for an answer from outside. What it raises refuses the turn, and nothing has changed. The
-            user's newest message, there or on the branch, is the one that is answered.
+        said: what is said. The user's newest message, there or on the branch, is the one that is answered.
         at: the entry that it follows; the leaf moves there. By default the leaf, wherever it is. A function is asked
-            for it while the turn is held, and asked again if anything is said before the turn has begun: it can
-            look at what it would leave.
+            while the turn is held, and again if anything is said before it has begun: it sees what it would leave.
         summary: the summary, for the model, of the branch that is left, if the leaf moves; empty: none.
         mark: the type and the data of a custom entry that stands before the messages; None: no such entry. It has the
             turn's idempotency key, unless a user's message does.
         entries: what it became, when the turn is open.
     """
 
-    __slots__ = ("at", "entries", "mark", "messages", "summary")
+    __slots__ = ("at", "entries", "mark", "said", "summary")
 
     def __init__(
         self,
-        messages: Callable[[Sequence[Message], Collection[str]], Sequence[Message]],
+        said: Sequence[Message] = (),
         *,
         at: Place | Callable[[], Awaitable[Place]] = UNSET,
         summary: str = "",
         mark: tuple[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        self.messages = messages
-        self.at = at
-        self.summary = summary
-        self.mark = mark
+        self.said, self.at, self.summary, self.mark = said, at, summary, mark
         self.entries: list[Entry] = []
+
+    def messages(self, before: Sequence[Message], waiting: Collection[str]) -> Sequence[Message]:  # noqa: ARG002 - for others
+        """What is said behind `before`, a window of the branch, with the ids of its calls that wait for an answer.
+
+        A class may make or check it there. What it raises refuses the turn, and nothing has changed.
+        """
+        return self.said
 
 
 class _SoleOwner:

@@ -23,7 +23,7 @@ from miniclaw_sessions.errors import StoreError
 POLL_S = 0.3
 """How often a shared store is asked for what others wrote."""
 
-QUIET_POLL_S = 1.0
+QUIET_POLL_S = 1.5
 """How often it is asked where nothing has changed for `QUIET_S`: that many gateways idle most of the time."""
 
 QUIET_S = 60.0

@@ -224,10 +224,11 @@ async def test_a_reader_that_comes_in_mid_answer_gets_it_so_far_and_nothing_that
     manager.events.turns.publish(TurnEvent(KEY, "usage", {}))
     manager.events.turns.publish(TurnEvent(KEY, "tool_started", {}))
     await session.add_message(Message.assistant("let me look"))
-    manager.events.turns.publish(TurnEvent(KEY, "text", {"text": "it "}))
-    manager.events.turns.publish(TurnEvent(KEY, "text", {"text": "is"}))
+    for kind, text in (("thinking", "so"), ("thinking", " what"), ("text", "it "), ("text", "is")):
+        manager.events.turns.publish(TurnEvent(KEY, kind, {"text": text}))
     async with aclosing(manager.events.watch("telegram_1", after=0)) as stream:
-        assert await next_of(stream, 6) == ["hello", "let me look", "typing", "accepted", "tool_started", "it is"]
+        found = await next_of(stream, 7)
+        assert found == ["hello", "let me look", "typing", "accepted", "tool_started", "so what", "it is"]
     manager.events.turns.publish(TurnEvent(KEY, "done", {}))
     async with aclosing(manager.events.watch("telegram_1", after=2)) as stream:
         with anyio.move_on_after(0.05):

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from miniclaw_sessions.core.history.first_words import MAX_CHARACTERS, call_words, first_words, one_line, speaker
 from miniclaw_sessions.core.protocol.entries import Compaction, Custom, Entry, Label, MessageEntry, ModelChange
-from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Role, TextPart, ThinkingPart, ToolCall
+from miniclaw_sessions.core.protocol.messages import (
+    ImagePart,
+    Message,
+    OtherPart,
+    Role,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+)
 from miniclaw_sessions.printable import printable
 from tests.growing import BEGINNING
 
@@ -27,7 +35,11 @@ READ = ToolCall("c1", "read", '{"limit": 3, "path": "a/b.txt"}')
             "A bold title with code, a link 2 ** 3 __init__",
         ),
         (Message.user((ImagePart("image/png", data="AAAA"), TextPart("See"))), "See"),
-        (Message.user((ImagePart("image/png", data="AAAA"),)), "(an image)"),
+        (Message.user((ImagePart("image/png", data="AAAA"),)), "Picture"),
+        (
+            Message.user((OtherPart({"type": "file", "file": {"filename": "report.pdf", "file_data": "x"}}),)),
+            "report.pdf",
+        ),
         (Message.assistant((ThinkingPart("hm"),)), "(thinking)"),
         (Message(Role.ASSISTANT, stop_reason="aborted"), "(aborted)"),
         (Message.user(""), "(nothing)"),

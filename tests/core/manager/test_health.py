@@ -21,7 +21,6 @@ from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.errors import StoreConflict, StoreCorrupt, StoreError, StoreUnavailable
 from miniclaw_sessions.testing import FakeClock, FaultyStore
 from tests.core.stores.test_damaged_page import damaged_home
-from tests.core.stores.test_postgresql_failures import HASTY
 from tests.postgresql import PostgreSQLServer, open_transaction
 
 pytestmark = pytest.mark.anyio
@@ -119,14 +118,14 @@ async def test_the_first_start_on_plain_files_tells_of_no_losses(tmp_path: Path)
 @asynccontextmanager
 async def hasty_manager(url: str) -> AsyncIterator[SessionManager]:
     """A manager for which time passes fifty times as fast, so that it soon has no more patience with its server."""
-    clock, settings = FakeClock(datetime.now(UTC)), SessionSettings(postgresql=HASTY)
+    clock = FakeClock(datetime.now(UTC))
 
     async def pass_time() -> None:
         while True:
             await anyio.sleep(0.02)
             await clock.advance(1)
 
-    async with SessionManager(store=url, settings=settings, clock=clock) as manager, anyio.create_task_group() as tasks:
+    async with SessionManager(store=url, clock=clock) as manager, anyio.create_task_group() as tasks:
         tasks.start_soon(pass_time)
         yield manager
         tasks.cancel_scope.cancel()

@@ -21,7 +21,7 @@ CALL, OTHER = ToolCall("call-1", "search", "{}"), ToolCall("call-2", "fetch", "{
 
 
 def saying(*messages: Message, **where: object) -> Opening:
-    return Opening(lambda *_: messages, **where)  # type: ignore[arg-type]
+    return Opening(messages, **where)  # type: ignore[arg-type]
 
 
 async def test_all_of_it_is_one_commit_before_the_body_runs(session: Session, bench: Bench) -> None:
@@ -60,11 +60,12 @@ async def test_it_is_given_what_it_follows_and_what_waits_there(session: Session
     await session.tree.append_custom_entry(SUSPENDED, {"calls": [{"id": CALL.id}]})
     given: list[tuple[list[str], set[str]]] = []
 
-    def said(before: Sequence[Message], waiting: Collection[str]) -> Sequence[Message]:
-        given.append((texts_of(before), set(waiting)))
-        return [Message.tool_result(CALL, "found")]
+    class Answer(Opening):
+        def messages(self, before: Sequence[Message], waiting: Collection[str]) -> Sequence[Message]:
+            given.append((texts_of(before), set(waiting)))
+            return [Message.tool_result(CALL, "found")]
 
-    async with session.turn(Opening(said)) as turn:
+    async with session.turn(Answer()) as turn:
         assert turn.message.message.text == "ask"
         assert [message.role.value for message in turn.messages()] == [
             *("user", "assistant", "tool_result", "tool_result")
@@ -77,12 +78,13 @@ async def test_what_refuses_it_leaves_the_session_as_it_was(session: Session) ->
     await session.add_message(Message.user("one"))
     before = (session.last_sequence, session.leaf_id)
 
-    def refuse(_: Sequence[Message], __: Collection[str]) -> Sequence[Message]:
-        raise InvalidMessage("no")
+    class Refused(Opening):
+        def messages(self, before: Sequence[Message], waiting: Collection[str]) -> Sequence[Message]:  # noqa: ARG002
+            raise InvalidMessage("no")
 
     for opening, error in (
-        (Opening(refuse), InvalidMessage),
-        (saying(Message.user("x" * 2_000_000)), InvalidMessage),
+        (Refused(), InvalidMessage),
+        (saying(Message.user("x" * 2**24)), InvalidMessage),
         (saying(Message.user("x"), at="nowhere"), EntryNotFound),
     ):
         with pytest.raises(error):

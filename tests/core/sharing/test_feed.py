@@ -146,7 +146,9 @@ async def test_the_polls_of_a_quiet_database_become_few_and_many_again_once_some
             return store.polls - before
 
         quick, slow = 20 / POLL_S, 20 / QUIET_POLL_S
-        assert await polls_in(20) >= quick - 2  # an interval is cut at either end
+        assert (
+            await polls_in(20) > quick * 0.8
+        )  # an interval is cut at either end, and a poll of a busy server takes time
         await clock.advance(QUIET_S)
         assert slow - 1 <= await polls_in(20) <= slow + 1
         store.told = None
@@ -155,7 +157,7 @@ async def test_the_polls_of_a_quiet_database_become_few_and_many_again_once_some
         await here.events.feed.poll()
         store.told = Changes(await store.now(), [], set())
         await clock.advance(QUIET_POLL_S)
-        assert await polls_in(20) >= quick - 2
+        assert await polls_in(20) > quick * 0.8
 
 
 async def test_the_next_poll_finds_a_quiet_session_that_another_gateway_deletes(

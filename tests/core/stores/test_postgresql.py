@@ -383,7 +383,7 @@ async def test_the_longest_names_and_keys_fit(database: str) -> None:
 async def test_who_waits_for_a_server_that_hangs_is_told_after_a_while(
     postgresql: PostgreSQLServer, database: str
 ) -> None:
-    async with PostgreSQLStore(database, PostgreSQLSettings(statement_timeout_s=0.2)) as store:
+    async with PostgreSQLStore(database, PostgreSQLSettings(statement_timeout_s=3)) as store:
         assert await store.append([Append(sample_head(), sample_entries(1, 1))]) == [None]
         other = await asyncpg.connect(host=str(postgresql.directory), user=OWNER, database=name_of(database))
         try:

@@ -34,8 +34,7 @@ def is_sound(row: int, sequence: int, entry_id: str, key: str | None, encoded: b
         TypeError, ValueError, AttributeError: a column has a value of a wrong type.
     """
     if checksum is None:
-        kinds: tuple[tuple[object, type], ...] = ((encoded, bytes), (entry_id, str))
-        if not all(isinstance(value, kind) for value, kind in kinds):
+        if type(encoded) is not bytes or type(entry_id) is not str:
             raise TypeError("a column has a value of a wrong type")
         return True
     if checksum < 0:
