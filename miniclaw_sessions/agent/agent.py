@@ -18,16 +18,16 @@ ends, in every case, before the `async with` block does.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from copy import copy
-from enum import StrEnum
 from functools import partial
 from typing import Any, Protocol
 
 import anyio
 import msgspec
 
+from miniclaw_sessions.agent.attachments import refuse_unseen, taken_by, unseen_files
 from miniclaw_sessions.agent.budgets import Budgets
 from miniclaw_sessions.agent.calls import Approval, OnEvent, SuspendTurn, ToolRunner, log_pending, pending_calls
 from miniclaw_sessions.agent.events import (
@@ -48,8 +48,9 @@ from miniclaw_sessions.agent.events import (
 from miniclaw_sessions.agent.foreign_session import AnySession, GiveBack, borrow
 from miniclaw_sessions.agent.hooks import Generation, Hooks, Observer
 from miniclaw_sessions.agent.model_request import Bill, ContextBuilder, ReplyLimits, answerable, ask, full_name
-from miniclaw_sessions.agent.provider import Provider, ReasoningDelta, TextDelta
-from miniclaw_sessions.agent.tools import Content, Tool
+from miniclaw_sessions.agent.provider import Provider, ReasoningDelta, TextDelta, at_level, thinking_levels
+from miniclaw_sessions.agent.reading import FileReader, in_words
+from miniclaw_sessions.agent.tools import Content, Tool, Unanswered
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import MAX_MESSAGES
 from miniclaw_sessions.core.history.pairing import open_calls
@@ -92,7 +93,6 @@ __all__ = [
 MAX_ITERATIONS = 200
 """The default limit of requests to the model within one turn."""
 
-
 _SPEAKERS = frozenset({Role.USER, Role.ASSISTANT, Role.TOOL_RESULT})  # not what a hook added, nor summaries
 _ADDABLE = frozenset(Role) - {Role.TOOL_RESULT}
 _FINAL = frozenset({Role.ASSISTANT})
@@ -111,16 +111,6 @@ class ContextKeeper(Protocol):
     async def overflowed(self, turn: Turn) -> CompactionOutcome:
         """Called when the model refused the context as too large; it is asked again if the compaction succeeds."""
         ...
-
-
-class Unanswered(StrEnum):
-    """What `resume` does with calls that a crash left without a result."""
-
-    RUN = "run"
-    """Run their tools: right where running twice does no harm, for it may have run before."""
-
-    CLOSE = "close"
-    """Answer them with an error, and let the model decide."""
 
 
 class Agent:
@@ -144,6 +134,7 @@ class Agent:
         observer: counts and measures the turns.
         choices: other models, by the names that a session may have chosen (`Session.chosen_model`).
         budgets: what may be spent; by default no limit.
+        readers: put files that a model does not take into words; by default it is not shown what is in them.
 
     Attributes:
         context: builds what is sent to the model, unless a keeper does.
@@ -170,6 +161,7 @@ class Agent:
         observer: Observer | None = None,
         choices: Mapping[str, Provider] | None = None,
         budgets: Budgets | None = None,
+        readers: Sequence[FileReader] = (),
     ) -> None:
         if max_iterations < 1 or tool_timeout_s <= 0:
             raise ConfigError("max_iterations and tool_timeout_s must be positive")
@@ -177,6 +169,7 @@ class Agent:
         self.observer = observer
         self.choices = choices or {}
         self.budgets = budgets
+        self.readers = readers
         self.session = session
         self.system_prompt = system_prompt
         self.max_iterations = max_iterations
@@ -197,7 +190,25 @@ class Agent:
     @property
     def models(self) -> dict[str, str]:
         """The models that a session may choose, with their providers; the first one is the default."""
-        return {name: one.name for name, one in self.choices.items()} or {self.provider.model: self.provider.name}
+        return {name: one.name for name, one in self._models.items()}
+
+    @property
+    def thinking_levels(self) -> dict[str, Sequence[str]]:
+        """The levels of thinking that a session may choose, the least first, by model; none of one that takes none."""
+        return {name: thinking_levels(one) for name, one in self._models.items()}
+
+    @property
+    def _models(self) -> Mapping[str, Provider]:
+        return self.choices or {self.provider.model: self.provider}
+
+    @property
+    def takes(self) -> dict[str, Collection[str]]:
+        """The media types of files that each of these models takes, beside texts; as they are, or in words."""
+        return {name: self.taken_with(one) for name, one in self._models.items()}
+
+    def taken_with(self, provider: Provider) -> frozenset[str]:
+        """The media types of files that are taken if this provider answers, as they are or in words, beside texts."""
+        return taken_by(provider).union(*(reader.kinds for reader in self.readers))
 
     def in_place(self, *, provider: Provider, tools: Iterable[Tool], system_prompt: str) -> Agent:
         """An agent with the hooks and limits of this one, and another provider, tools and prompt."""
@@ -298,6 +309,7 @@ class Agent:
             ours = given
         else:
             ours, give_back = await borrow(given, message, idempotency_key)
+        message = await self._ready(message, ours, idempotency_key)
         turn = ours.turn(message, idempotency_key=idempotency_key)
         observing: AbstractContextManager[Callable[[AgentEvent], None]] = nullcontext(lambda _: None)
         if self.observer is not None:
@@ -324,12 +336,33 @@ class Agent:
             observed(end)
             return end
 
+    async def _ready(
+        self, message: Message | Opening | None, session: Session, key: str | None
+    ) -> Message | Opening | None:
+        """What a turn begins with, with the words of new files; refused if the model is not shown a file of it."""
+        provider = self.model_of(session)
+        said = message.said if isinstance(message, Opening) else [message] if message is not None else []
+        if self.readers and any(not isinstance(one.content, str) for one in said):
+            known = None if key is None else await session.journal.find_by_key(key)
+            if known is None:
+                said = [await in_words(one, taken_by(provider), self.readers) for one in said]
+        refuse_unseen(provider, provider.model, said)
+        if isinstance(message, Opening):
+            message.said = said
+            return message
+        return said[0] if said else None
+
+    def model_of(self, session: Session) -> Provider:
+        """The model that a session has chosen, at the level of thinking that it has chosen; else the usual one."""
+        return at_level(self.choices.get(session.chosen_model or "", self.provider), session.chosen_level or "")
+
     async def _run(self, opening: Turn, wanted: _Wanted) -> TurnEnd:
         """Run a turn that is not open yet."""
         running: _Running | None = None
         try:
             async with opening as turn:
-                wanted.on_event(MessageAccepted(turn.message))
+                unseen = unseen_files(self.model_of(wanted.session), turn.message.message)
+                wanted.on_event(MessageAccepted(turn.message, tuple(file.name for file in unseen)))
                 running = _Running(self, turn, wanted)
                 end: TurnEnd
                 try:
@@ -398,7 +431,7 @@ class _Running:
         self._agent = agent
         self._turn = turn
         self._wanted = wanted
-        self._provider = agent.choices.get(session.chosen_model or "", agent.provider)
+        self._provider = agent.model_of(session)
         self.bill = Bill(session, agent.budgets, self._provider.model)
         self._draft: list[str] = []  # the part of the reply under way that has come
 
@@ -497,7 +530,7 @@ class _Running:
         return reply
 
     async def _ask(self) -> Message:
-        """One reply of the model. Its text is streamed and drafted as it arrives; its thinking is only billed."""
+        """One reply of the model. Its text and thinking are streamed as they arrive; the text is drafted."""
         agent, wanted = self._agent, self._wanted
         builder = agent.context if wanted.keeper is None else wanted.keeper.context
         came: list[str] = []
@@ -506,7 +539,7 @@ class _Running:
             came.append(piece.text)
             if isinstance(piece, TextDelta):
                 self._draft.append(piece.text)
-                wanted.on_event(piece)
+            wanted.on_event(piece)
 
         context = await builder.build(self._turn, self.generation.system_prompt)
         self._draft.clear()

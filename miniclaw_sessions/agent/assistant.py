@@ -11,7 +11,7 @@ import msgspec
 from miniclaw_sessions.agent.agent import Agent, Unanswered, reply_of
 from miniclaw_sessions.agent.earlier_turns import in_place_of, once_more
 from miniclaw_sessions.agent.events import AgentEvent, Events, TurnEnd
-from miniclaw_sessions.agent.model_request import Bill, ContextBuilder
+from miniclaw_sessions.agent.model_request import Bill, ContextBuilder, with_system
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.agent.tools import Content
 from miniclaw_sessions.config import ModelSettings
@@ -24,6 +24,7 @@ from miniclaw_sessions.core.history.compaction import (
     tokens_of,
     tokens_with,
 )
+from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message, Role
 from miniclaw_sessions.core.session import Session
@@ -403,6 +404,22 @@ class Assistant:
         if message is None:
             return self.agent.resume(session, keeper=self._keeper(session))
         return self.agent.run(message, session=session, keeper=self._keeper(session))
+
+    def tokens_of_request(self, before: Sequence[Message], said: Sequence[Message]) -> int:
+        """How many tokens the model would be sent, about: by characters, no service is asked.
+
+        Args:
+            before: the conversation so far, as a model is shown it.
+            said: what the model answers.
+        """
+        agent, window = self.agent, self._settings.context_window
+        history = before if window else before[max(0, len(before) - agent.context.limit) :]
+        context = with_system(agent.system_prompt, build_context([*history, *said]))
+        offered = [
+            {"name": one.name, "description": one.description, "parameters": one.parameters} for one in agent.tools
+        ]
+        tools = [Message.user(msgspec.json.encode(one).decode()) for one in offered]
+        return count_tokens([*context, *tools], agent.context.count)
 
     def _keeper(self, session: Session) -> AgentSession | None:
         if not self._settings.context_window:

@@ -24,6 +24,7 @@ from miniclaw_sessions.core.manager.usage import spent_in
 from miniclaw_sessions.core.protocol.messages import Usage
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import BudgetSpent
+from miniclaw_sessions.files.transfer.linked import linked_sessions
 
 FRESH_S = 60.0
 """How long a channel's sum is believed."""
@@ -129,11 +130,15 @@ class Budgets:
                 )
 
     async def of(self, session: Session) -> list[Budget]:
-        """What is spent in a session today and this month, and in its channel where that has a budget."""
+        """What is spent in a session today and this month, and in its channel where that has a budget.
+
+        Linked chats have one budget together, of which counts what each spends and has spent.
+        """
         settings, today = self._settings, self._clock.now().astimezone(UTC).date()
         first, tomorrow = today.replace(day=1), today + timedelta(days=1)
         following = (first + timedelta(days=32)).replace(day=1)
-        rows = [(one.day, one.usage) for one in spent_in(session, first, today)]
+        chats = [session] if self._manager is None else await linked_sessions(self._manager, session)
+        rows = [(one.day, one.usage) for chat in chats for one in spent_in(chat, first, today)]
         found = [
             Budget("this chat", "today", settings.chat_day, self._sum(rows, today), tomorrow),
             Budget("this chat", "this month", settings.chat_month, self._sum(rows), following),

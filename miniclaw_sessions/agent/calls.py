@@ -281,7 +281,7 @@ class Approval(Opening):
     __slots__ = ("_answers", "_author", "_pending", "_session", "approved")
 
     def __init__(self, session: Session, *, answers: Mapping[str, bool], author: str | None = None) -> None:
-        super().__init__(self._said, at=self._look)
+        super().__init__(at=self._look)
         self.approved: dict[str, Mapping[str, Any]] = {}
         self._session = session
         self._answers = answers
@@ -293,7 +293,8 @@ class Approval(Opening):
         self._pending = await pending_calls(self._session)
         return UNSET
 
-    def _said(self, _: Sequence[Message], waiting: Collection[str]) -> list[Message]:
+    def messages(self, before: Sequence[Message], waiting: Collection[str]) -> list[Message]:  # noqa: ARG002 - see `Opening`
+        """The results of the calls that are refused."""
         asked = {one.waiting.approval_id: one for one in self._pending if one.needs_approval and one.call.id in waiting}
         if not asked:
             raise NothingToResume(f"session {self._session.session_id} has no call that waits for an approval")

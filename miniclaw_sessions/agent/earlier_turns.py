@@ -14,6 +14,7 @@ from miniclaw_sessions.core.protocol.messages import ABORTED, Message, Usage
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.turn import Opening, Place, begins_turn, is_reply
 from miniclaw_sessions.errors import DuplicateMessage, NothingToResume
+from miniclaw_sessions.files.formats.attached import without_words
 
 REWORDED = "reworded"
 """The type of the entry that says, before a message, of which other one it is another wording."""
@@ -27,7 +28,7 @@ def once_more(session: Session) -> Opening:
             raise NothingToResume(f"session {session.session_id} has no message that could be answered again")
         return newest.id
 
-    return Opening(lambda _, __: [], at=place, mark=(COMMAND, {"word": "/retry"}))
+    return Opening(at=place, mark=(COMMAND, {"word": "/retry"}))
 
 
 def in_place_of(session: Session, entry_id: str, message: Message, *, summary: str = "") -> Opening:
@@ -43,7 +44,7 @@ def in_place_of(session: Session, entry_id: str, message: Message, *, summary: s
     async def place() -> Place:
         return (await session.tree.get_entry(entry_id)).parent_id
 
-    return Opening(lambda _, __: [message], at=place, summary=summary)
+    return Opening([message], at=place, summary=summary)
 
 
 def reworded(session: Session, message: Message, replaced: str) -> Opening:
@@ -63,7 +64,7 @@ def reworded(session: Session, message: Message, replaced: str) -> Opening:
         if (known := await session.journal.find_by_key(replaced)) is None:
             return UNSET
         newest = await _newest(session)
-        if newest is None or newest.message.content == message.content:
+        if newest is None or without_words(newest.message.content) == message.content:
             raise DuplicateMessage(session.session_id, replaced, known.id)
         opening.mark = (REWORDED, {"replaces": replaced})
         if newest.id == known.id:
@@ -73,7 +74,7 @@ def reworded(session: Session, message: Message, replaced: str) -> Opening:
             raise DuplicateMessage(session.session_id, replaced, known.id)
         return above.parent_id  # it is another wording already
 
-    opening = Opening(lambda _, __: [message], at=place)
+    opening = Opening([message], at=place)
     return opening
 
 

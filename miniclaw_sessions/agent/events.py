@@ -11,7 +11,7 @@ import anyio
 import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from miniclaw_sessions.agent.provider import TextDelta
+from miniclaw_sessions.agent.provider import ReasoningDelta, TextDelta
 from miniclaw_sessions.core.persistence.own_task import HeldOpen
 from miniclaw_sessions.core.protocol.entries import MessageEntry, WaitingCall
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall, Usage
@@ -19,9 +19,15 @@ from miniclaw_sessions.core.session.compacting import CompactionOutcome
 
 
 class MessageAccepted(msgspec.Struct, frozen=True, tag=True):
-    """What is being answered is acknowledged by the store; the first event of every turn."""
+    """What is being answered is acknowledged by the store; the first event of every turn.
+
+    Attributes:
+        entry: the message.
+        unseen: the names of the files in it that the model is not shown, in words neither.
+    """
 
     entry: MessageEntry
+    unseen: tuple[str, ...] = ()
 
 
 class ReplyFinished(msgspec.Struct, frozen=True, tag=True):
@@ -108,7 +114,16 @@ class TurnStopped(msgspec.Struct, frozen=True, tag=True):
 TurnEnd = TurnFinished | TurnStopped | TurnSuspended
 """The last event of a turn that no error ended."""
 
-AgentEvent = MessageAccepted | TextDelta | ReplyFinished | ToolStarted | ToolFinished | SessionCompacted | TurnEnd
+AgentEvent = (
+    MessageAccepted
+    | ReasoningDelta
+    | TextDelta
+    | ReplyFinished
+    | ToolStarted
+    | ToolFinished
+    | SessionCompacted
+    | TurnEnd
+)
 
 
 class Events:

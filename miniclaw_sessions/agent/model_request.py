@@ -13,6 +13,7 @@ from itertools import takewhile
 import anyio
 import msgspec
 
+from miniclaw_sessions.agent.attachments import as_taken
 from miniclaw_sessions.agent.budgets import Budgets
 from miniclaw_sessions.agent.calls import MALFORMED
 from miniclaw_sessions.agent.provider import PricingProvider, Provider, ReasoningDelta, Reply, TextDelta
@@ -166,7 +167,7 @@ async def ask(  # noqa: PLR0913 - options, each with a name and a default
     size = 0
     with anyio.move_on_after(limits.timeout_s) as scope:
         try:
-            async with aclosing(provider.generate(context, tools)) as answer:
+            async with aclosing(provider.generate(as_taken(provider, context), tools)) as answer:
                 async for event in answer:
                     match event:
                         case TextDelta(text=text) | ReasoningDelta(text=text):

@@ -7,12 +7,13 @@ will do.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from copy import copy
 from typing import Protocol, Self, runtime_checkable
 
 import msgspec
 
+from miniclaw_sessions.agent.attachments import taken_by
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.core.protocol.messages import Message, Usage, as_message
 from miniclaw_sessions.core.protocol.options import Options
@@ -132,6 +133,32 @@ def adjusted(provider: Provider, options: Options) -> Provider:
     return provider.with_options(options)
 
 
+@runtime_checkable
+class ThinkingProvider(Protocol):
+    """A provider whose model can be asked to think more or less."""
+
+    @property
+    def thinking_levels(self) -> Sequence[str]:
+        """The levels that its model takes, such as `low`, the least first."""
+        ...
+
+    def at_level(self, level: str) -> Provider:
+        """The same model, thinking at one of these levels."""
+        ...
+
+
+def thinking_levels(provider: Provider) -> Sequence[str]:
+    """The levels of thinking that a provider's model takes; none where it takes none, or that is not known."""
+    return provider.thinking_levels if isinstance(provider, ThinkingProvider) else ()
+
+
+def at_level(provider: Provider, level: str) -> Provider:
+    """A provider whose model thinks at a level; the same one where it does not take this level."""
+    if isinstance(provider, ThinkingProvider) and level in provider.thinking_levels:
+        return provider.at_level(level)
+    return provider
+
+
 def takes_items(provider: Provider) -> bool:
     """Whether a provider may be given OpenAI's items of any type; others are shown texts, images, calls and results."""
     return isinstance(provider, ItemsProvider) and provider.takes_items
@@ -171,9 +198,25 @@ class AroundProvider:
         return other
 
     @property
+    def takes(self) -> Collection[str]:
+        """The media types of files that the provider's model takes."""
+        return taken_by(self.provider)
+
+    @property
     def takes_items(self) -> bool:
         """Whether the provider does."""
         return takes_items(self.provider)
+
+    @property
+    def thinking_levels(self) -> Sequence[str]:
+        """The provider's."""
+        return thinking_levels(self.provider)
+
+    def at_level(self, level: str) -> Self:
+        """The same around the provider at this level of thinking."""
+        other = copy(self)
+        other.provider = at_level(self.provider, level)
+        return other
 
     def with_cost(self, usage: Usage) -> Usage:
         """What the provider says that it costs."""

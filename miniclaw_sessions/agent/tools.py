@@ -13,6 +13,7 @@ import math
 import operator
 import re
 from collections.abc import Awaitable, Callable
+from enum import StrEnum
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -31,6 +32,16 @@ MAX_BITS = 4096
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # what every provider accepts
 
 Content = str | tuple[Part, ...]
+
+
+class Unanswered(StrEnum):
+    """What `resume` does with calls that a crash left without a result."""
+
+    RUN = "run"
+    """Run their tools: right where running twice does no harm, for it may have run before."""
+
+    CLOSE = "close"
+    """Answer them with an error, and let the model decide."""
 
 
 class Tool(msgspec.Struct, frozen=True):

@@ -113,7 +113,7 @@ async def _empty(_: Sequence[Message]) -> str:
 
 
 async def _too_large(_: Sequence[Message]) -> str:
-    return "x" * 2_000_000
+    return "x" * 2**24
 
 
 async def _no_utf_8(_: Sequence[Message]) -> str:

@@ -190,7 +190,7 @@ async def test_what_only_our_session_keeps_is_refused_of_others() -> None:
     with pytest.raises(ConfigError, match="cannot keep an idempotency key"):
         await agent.reply(HELLO, idempotency_key="7")
     with pytest.raises(ConfigError, match="cannot keep where a turn begins"):
-        await agent.answer(Opening(lambda *_: [HELLO], at=None))
+        await agent.answer(Opening([HELLO], at=None))
 
 
 @pytest.mark.parametrize("facade", [KernelSession, DiveSession, GoSession])

@@ -263,7 +263,7 @@ async def test_what_goes_wrong_with_a_tool_is_told_to_the_model_and_the_loop_goe
     session: Session, name: str, arguments: str, shown: str
 ) -> None:
     async def huge(_: dict[str, Any]) -> str:
-        return "x" * 2_000_000
+        return "x" * 2**24
 
     async def odd(_: dict[str, Any]) -> str:
         return "\ud800"

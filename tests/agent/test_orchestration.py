@@ -141,7 +141,7 @@ async def test_an_edit_that_cannot_be_said_leaves_the_conversation_where_it_was(
             await agent_session.reply(Message.user(text))
         first, leaf_id = session.entries()[0].id, session.leaf_id
         with pytest.raises(InvalidMessage):
-            await read(agent_session.edit_and_resend(first, Message.user("x" * 2**22), summarize=summarize))
+            await read(agent_session.edit_and_resend(first, Message.user("x" * 2**24), summarize=summarize))
         assert session.leaf_id == leaf_id
         await agent_session.reply(Message.user("c"))
         assert texts(session) == ["a", "1", "b", "2", "c", "3"]

@@ -18,7 +18,7 @@ from miniclaw_sessions.errors import AgentError, ConfigError
 from miniclaw_sessions.printable import printable
 
 MAX_TOOLS = 128
-"""Tools of one server; what it lists beyond, of those that the settings allow, is left out."""
+"""The most tools of one server that are offered. The settings choose first; further ones are left out."""
 
 MAX_DESCRIPTION = 4_000
 """Characters of a tool's description; the rest is cut off."""

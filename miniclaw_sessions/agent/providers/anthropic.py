@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 import anyio
 import msgspec
 
-from miniclaw_sessions.agent.provider import Begun, ModelEvent, Reply, TextDelta
+from miniclaw_sessions.agent.provider import Begun, ModelEvent, ReasoningDelta, Reply, TextDelta
 from miniclaw_sessions.agent.providers.service import ServiceOptions, ServiceProvider, missing, plain_reply
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.protocol.options import FUNCTION, Options
 from miniclaw_sessions.errors import ConfigError, OptionRefused
 from miniclaw_sessions.files.formats.anthropic import from_anthropic, to_anthropic
+from miniclaw_sessions.files.formats.attached import PDF
 from miniclaw_sessions.files.formats.tool_calls import arguments_object
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class AnthropicProvider(ServiceProvider):
     known_options = frozenset(
         {"temperature", "top_p", "max_output_tokens", "tool_choice", "parallel_tool_calls", "effort", "format", "stop"}
     )
+    files = frozenset({PDF})
     overflow = re.compile(r"^prompt is too long|exceed(s|ed)? (the )?(model )?context (limit|window)", re.IGNORECASE)
 
     def __init__(
@@ -99,8 +101,8 @@ class AnthropicProvider(ServiceProvider):
         try:
             yield Begun()
             async for event in stream:
-                if text := reply.add(event.to_dict(mode="json")):
-                    yield TextDelta(text)
+                if piece := reply.add(event.to_dict(mode="json")):
+                    yield piece
         finally:
             with anyio.CancelScope(shield=True):
                 await stream.close()
@@ -225,15 +227,15 @@ class _Assembly:
         self._blocks: dict[int, dict[str, Any]] = {}
         self._arguments: dict[int, str] = {}
 
-    def add(self, event: Mapping[str, Any]) -> str:
-        """Add the next event, and return the text that it adds."""
+    def add(self, event: Mapping[str, Any]) -> TextDelta | ReasoningDelta | None:
+        """Add the next event, and return the text or the thinking that it adds; None: neither."""
         match event:
             case {"type": "message_start", "message": dict(message)}:
                 self._reply = message
                 self._count(message.get("usage"))
             case {"type": "content_block_start", "index": int(index), "content_block": dict(block)}:
                 self._blocks[index] = block
-                return str(block.get("text", ""))
+                return TextDelta(text) if (text := str(block.get("text", ""))) else None
             case {"type": "content_block_delta", "index": int(index), "delta": dict(delta)}:
                 return self._add_delta(index, delta)
             case {"type": "message_delta", "delta": dict(delta)}:
@@ -241,23 +243,24 @@ class _Assembly:
                 self._count(event.get("usage"))
             case {"type": "message_stop"}:
                 self.is_whole = self._reply.get("stop_reason") is not None
-        return ""
+        return None
 
-    def _add_delta(self, index: int, delta: Mapping[str, Any]) -> str:
+    def _add_delta(self, index: int, delta: Mapping[str, Any]) -> TextDelta | ReasoningDelta | None:
         block = self._blocks.setdefault(index, {})
         match delta:
             case {"type": "text_delta", "text": str(text)}:
                 block["text"] = block.get("text", "") + text
-                return text
+                return TextDelta(text) if text else None
             case {"type": "input_json_delta", "partial_json": str(piece)}:
                 self._arguments[index] = self._arguments.get(index, "") + piece
             case {"type": "thinking_delta", "thinking": str(text)}:
                 block["thinking"] = block.get("thinking", "") + text
+                return ReasoningDelta(text) if text else None
             case {"type": "signature_delta", "signature": str(signature)}:
                 block["signature"] = signature
             case {"type": "citations_delta", "citation": dict(citation)}:
                 block["citations"] = [*(block.get("citations") or ()), citation]
-        return ""
+        return None
 
     def _count(self, usage: Any) -> None:
         """The counts at the end replace those at the beginning; null means not counted."""

@@ -18,15 +18,20 @@ from anyio import to_thread
 
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.budgets import Budgets
+from miniclaw_sessions.agent.documents import DocumentReader
 from miniclaw_sessions.agent.history_tool import history_tool
 from miniclaw_sessions.agent.hooks import Hooks, InTurn, Observer
 from miniclaw_sessions.agent.model_request import ReplyLimits
 from miniclaw_sessions.agent.provider import Provider, adjusted
+from miniclaw_sessions.agent.providers.levels import levels_of
 from miniclaw_sessions.agent.providers.offline import OfflineProvider
-from miniclaw_sessions.agent.providers.wrappers import Priced, WithFallback
+from miniclaw_sessions.agent.providers.wrappers import Priced, Taking, Thinking, WithFallback
+from miniclaw_sessions.agent.reading import FileReader
+from miniclaw_sessions.agent.reminders.reminders import Reminders
+from miniclaw_sessions.agent.reminders.tool import reminder_tool
 from miniclaw_sessions.agent.tools import Tool, calculator_tool, time_tool
 from miniclaw_sessions.clock import SystemClock
-from miniclaw_sessions.config import ModelSettings, Settings, Table
+from miniclaw_sessions.config import ModelSettings, Settings, Table, TranscriptionSettings
 from miniclaw_sessions.core.manager.reading import Reader
 from miniclaw_sessions.core.protocol.options import Options
 from miniclaw_sessions.errors import ConfigError, OptionRefused, PluginFailed, to_install
@@ -36,12 +41,32 @@ from miniclaw_sessions.secret import Secret, read_secret
 
 log = get_logger(__name__)
 
-_TOOLS: dict[str, Callable[[Reader | None], Tool]] = {
+
+class _Reached(NamedTuple):
+    """What our own tools reach beside the session that they are called in.
+
+    Attributes:
+        everywhere: the sessions that may be searched; None: only its own.
+        reminders: those of all chats; None: there are none here.
+    """
+
+    everywhere: Reader | None
+    reminders: Reminders | None
+
+
+_TOOLS: dict[str, Callable[[_Reached], Tool]] = {
     "time": lambda _: time_tool(SystemClock()),
     "calculator": lambda _: calculator_tool(),
-    "search_history": history_tool,
+    "search_history": lambda reached: history_tool(reached.everywhere),
+    "reminders": lambda reached: _reminder_tool(reached.reminders),
 }
-"""Our own tools by their names in the settings; each is made with the sessions that it may search beside its own."""
+"""Our own tools by their names in the settings."""
+
+
+def _reminder_tool(reminders: Reminders | None) -> Tool:
+    if reminders is None:
+        raise PluginFailed("the tool reminders is left out: the settings or this program keep no reminders")
+    return reminder_tool(reminders)
 
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -61,11 +86,16 @@ class _Parts(NamedTuple):
     tools: list[Tool]
     changing_tools: AbstractAsyncContextManager[Callable[[], Iterable[Tool]]]
     hooks: Hooks
+    readers: list[AbstractAsyncContextManager[FileReader]]
 
 
 @asynccontextmanager
 async def open_agent(
-    settings: Settings, manager: Reader | None = None, *, observer: Observer | None = None
+    settings: Settings,
+    manager: Reader | None = None,
+    *,
+    observer: Observer | None = None,
+    reminders: Reminders | None = None,
 ) -> AsyncGenerator[Agent, None]:
     """Make an agent with the configured tools; it sends its model as many messages as a session's window holds.
 
@@ -75,6 +105,7 @@ async def open_agent(
         settings: the settings.
         manager: the manager whose sessions `search_history` may search, if the settings allow it to search all.
         observer: counts and measures its turns, and the requests to its model.
+        reminders: what the tool `reminders` sets, if the settings let models have it.
 
     Raises:
         ConfigError: the key cannot be read, the model's library is not installed, a provider other than the
@@ -83,16 +114,20 @@ async def open_agent(
             server. A missing hook stops every answer.
     """
     model = settings.model
-    everywhere = manager if model.search_all_chats else None
-    parts = await to_thread.run_sync(_parts, settings, everywhere)
+    reached = _Reached(manager if model.search_all_chats else None, reminders)
+    parts = await to_thread.run_sync(_parts, settings, reached)
     async with AsyncExitStack() as stack:
         changing_tools = await stack.enter_async_context(parts.changing_tools)
         models: dict[str, Provider] = {}
         for name, opening in parts.providers.items():
             is_usual = _named(settings, name)[0] == model.provider
             provider = _thinking(await stack.enter_async_context(opening), model, is_usual=is_usual)
+            provider = Taking(provider, model.files) if is_usual and model.files else provider
+            if levels := _levels(provider, model, name):
+                provider = Thinking(provider, levels)
             provider = Priced(provider, settings.prices, name) if settings.prices else provider
             models[name] = provider if observer is None else observer.model(provider)
+        readers = [await stack.enter_async_context(reader) for reader in parts.readers]
         if fallback := models.get(model.fallback):
             models |= {name: WithFallback(one, fallback) for name, one in models.items() if one is not fallback}
         yield Agent(
@@ -108,13 +143,14 @@ async def open_agent(
             tool_timeout_s=model.tool_timeout_s,
             limits=ReplyLimits(model.max_reply_bytes, model.reply_timeout_s),
             observer=observer,
+            readers=readers,
         )
 
 
-def _parts(settings: Settings, manager: Reader | None) -> _Parts:
+def _parts(settings: Settings, reached: _Reached) -> _Parts:
     """Load and make them; it blocks."""
     hooks = [load(table).made(*_HOOKS) for table in settings.plugins.get("hooks", {}).values()]
-    tools = _tools(settings, manager)
+    tools = _tools(settings, reached)
     changing_tools: AbstractAsyncContextManager[Callable[[], Iterable[Tool]]] = nullcontext(tuple)
     if settings.mcp:
         try:
@@ -122,13 +158,19 @@ def _parts(settings: Settings, manager: Reader | None) -> _Parts:
         except ImportError:
             raise ConfigError(f"[mcp.NAME] needs the package mcp: {to_install('mcp')}") from None
         changing_tools = open_servers(settings.mcp, chosen=settings.model.tools)
-    return _Parts(_providers(settings), tools, changing_tools, InTurn(hooks) if hooks else Hooks())
+    return _Parts(
+        _providers(settings),
+        tools,
+        changing_tools,
+        InTurn(hooks) if hooks else Hooks(),
+        _readers(settings),
+    )
 
 
 _HOOKS = ("before_generation", "after_generation", "before_tool", "after_tool")
 
 
-def _tools(settings: Settings, manager: Reader | None) -> list[Tool]:
+def _tools(settings: Settings, reached: _Reached) -> list[Tool]:
     """The tools that `model.tools` selects, in its order."""
     tables = settings.plugins.get("tools", {})
     are_known = {*_TOOLS, *tables}.issuperset(settings.model.tools)  # then no file of every package need be read
@@ -145,7 +187,7 @@ def _tools(settings: Settings, manager: Reader | None) -> list[Tool]:
     for name in [*chosen, *(name for name in tables if name not in chosen)]:
         try:
             if name in _TOOLS and name not in tables:
-                tools.append(_TOOLS[name](manager))
+                tools.append(_TOOLS[name](reached))
             else:
                 plugin = load(tables.get(name, Table("tools", name, "model.tools")))
                 tools += [plugin.made(*Tool.__struct_fields__)] if name in chosen else []
@@ -182,8 +224,7 @@ def _provider(settings: Settings, name: str) -> AbstractAsyncContextManager[Prov
     if is_usual:
         key = read_secret(model.api_key_file, "model_api_key", os.environ, variable=model.api_key_env)
     if key is None and not base_url:  # the key that the service's own package would find is for no other address
-        variable = next((one for one in _KEYS.get(service, ()) if os.environ.get(one)), "")
-        key = read_secret("", f"{service.replace('-', '_')}_api_key", os.environ, variable=variable)
+        key = _usual_key(service)
     made: AbstractAsyncContextManager[Provider] = in_time(
         lambda: plugin.factory(
             named,
@@ -196,6 +237,27 @@ def _provider(settings: Settings, name: str) -> AbstractAsyncContextManager[Prov
         f"{plugin.title} cannot be made",
     )
     return made
+
+
+def _readers(settings: Settings) -> list[AbstractAsyncContextManager[FileReader]]:
+    readers: list[AbstractAsyncContextManager[FileReader]] = [nullcontext(DocumentReader(settings.documents))]
+    return [*readers, _transcriber(settings.transcription)] if settings.transcription.model else readers
+
+
+def _transcriber(settings: TranscriptionSettings) -> AbstractAsyncContextManager[FileReader]:
+    """Who writes down what is said in sounds; the key that OpenAI's package would find is for no other address."""
+    from miniclaw_sessions.agent.providers.transcription import OpenAITranscriber  # noqa: PLC0415 - an extra
+
+    key = read_secret(settings.api_key_file, "transcription_api_key", os.environ, variable=settings.api_key_env)
+    if key is None and not settings.base_url:
+        key = _usual_key("openai")
+    return OpenAITranscriber(settings, key)
+
+
+def _usual_key(service: str) -> Secret | None:
+    """The key where the service's own package would look for it, or systemd's credential."""
+    variable = next((one for one in _KEYS.get(service, ()) if os.environ.get(one)), "")
+    return read_secret("", f"{service.replace('-', '_')}_api_key", os.environ, variable=variable)
 
 
 def _named(settings: Settings, name: str) -> tuple[str, str]:
@@ -217,6 +279,23 @@ def _thinking(provider: Provider, model: ModelSettings, *, is_usual: bool) -> Pr
         return adjusted(provider, Options(effort=model.thinking))
     except OptionRefused as error:
         raise ConfigError(f"model.thinking is {model.thinking}: {error}; a number of tokens may be taken") from None
+
+
+def _levels(provider: Provider, model: ModelSettings, name: str) -> tuple[str, ...]:
+    """The levels of thinking that a chat may choose for a model: those of the settings, else those that are known.
+
+    Raises:
+        ConfigError: the settings name levels, and the provider takes none.
+    """
+    levels = model.thinking_levels or levels_of(name)
+    try:
+        for level in levels:
+            adjusted(provider, Options(effort=level))
+    except OptionRefused as error:
+        if model.thinking_levels:
+            raise ConfigError(f"model.thinking_levels names {', '.join(levels)}: {error}") from None
+        return ()
+    return levels
 
 
 def _budgets(settings: Settings, manager: Reader | None, models: Iterable[str]) -> Budgets | None:

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast
 import anyio
 import msgspec
 
-from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
+from miniclaw_sessions.agent.provider import ModelEvent, ReasoningDelta, Reply, TextDelta
 from miniclaw_sessions.agent.providers.service import ServiceOptions, ServiceProvider, missing, plain_reply
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.protocol.options import FUNCTION, Options
 from miniclaw_sessions.errors import ModelError, OptionRefused
+from miniclaw_sessions.files.formats.attached import PDF
 from miniclaw_sessions.files.formats.google import SKIP_VALIDATION, from_google_reply, to_google
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ _responses: ContextVar[list[Response]] = ContextVar("the responses to the reques
 
 _FIRST_WAIT_S = 0.5
 _LONGEST_WAIT_S = 8.0
+
+_WITH_BUDGET = re.compile(r"\bgemini-[12]\b")
 
 
 class GoogleProvider(ServiceProvider):
@@ -54,9 +57,10 @@ class GoogleProvider(ServiceProvider):
     known_options = frozenset(
         {
             *("temperature", "top_p", "max_output_tokens", "tool_choice", "parallel_tool_calls", "format"),
-            *("stop", "frequency_penalty", "presence_penalty"),
+            *("effort", "stop", "frequency_penalty", "presence_penalty"),
         }
     )
+    files = frozenset({PDF, "audio/wav", "audio/mpeg", "audio/flac", "audio/ogg", "audio/mp4"})
     overflow = re.compile(r"token count.*exceeds the maximum|payload size exceeds", re.IGNORECASE)
 
     def __init__(
@@ -98,8 +102,8 @@ class GoogleProvider(ServiceProvider):
         try:
             async with aclosing(cast("AsyncGenerator[GenerateContentResponse, None]", stream)) as chunks:
                 async for chunk in chunks:
-                    if text := reply.add(chunk):
-                        yield TextDelta(text)
+                    for piece in reply.add(chunk):
+                        yield piece
         finally:
             with anyio.CancelScope(shield=True):
                 for response in responses:
@@ -114,8 +118,11 @@ class GoogleProvider(ServiceProvider):
         """The same model over the same connections, with these options.
 
         Raises:
-            OptionRefused: the service does not support one of them; it cannot be limited to one tool call at a time.
+            OptionRefused: the service does not support one of them; it cannot be limited to one tool call at a time,
+                and models before Gemini 3 have a budget of tokens to think with, and no levels.
         """
+        if options.effort is not None and _WITH_BUDGET.search(self.model):
+            raise OptionRefused("effort", f"{self.model} takes a number of tokens to think with, and no level")
         if options.parallel_tool_calls is False:
             raise OptionRefused("parallel_tool_calls", "the provider google always may call several tools at once")
         return super().with_options(options)
@@ -130,9 +137,13 @@ class GoogleProvider(ServiceProvider):
             for tool in tools
         ]
         thinking = None
-        if self._thinking is not None:
-            thinking = types.ThinkingConfig(thinking_budget=self._thinking, include_thoughts=self._thinking != 0)
         wanted = self._options
+        if wanted.effort is not None:  # with a budget too, the service refuses it
+            thinking = types.ThinkingConfig(
+                thinking_level=types.ThinkingLevel(wanted.effort.upper()), include_thoughts=True
+            )
+        elif self._thinking is not None:
+            thinking = types.ThinkingConfig(thinking_budget=self._thinking, include_thoughts=self._thinking != 0)
         tool_config = None  # then the model decides
         if functions and wanted.tool_choice is not None:
             name = wanted.tool_choice.removeprefix(FUNCTION)
@@ -217,13 +228,13 @@ class _Assembly:
         """Whether the service has given the reason why the model stopped."""
         return self._finish_reason is not None
 
-    def add(self, chunk: GenerateContentResponse) -> str:
-        """Add the next piece, and return the text that it adds."""
+    def add(self, chunk: GenerateContentResponse) -> list[TextDelta | ReasoningDelta]:
+        """Add the next piece, and return the texts and the thinking that it adds."""
         fields = msgspec.to_builtins(chunk.model_dump(exclude_none=True, exclude={"sdk_http_response", "parsed"}))
         self._reply |= {name: fields[name] for name in ("usage_metadata", "model_version") if name in fields}
         self.was_blocked = self.was_blocked or "block_reason" in fields.get("prompt_feedback", {})
         if not fields.get("candidates"):
-            return ""
+            return []
         candidate = fields["candidates"][0]
         self._finish_reason = candidate.get("finish_reason") or self._finish_reason
         parts = candidate.get("content", {}).get("parts") or []
@@ -233,7 +244,8 @@ class _Assembly:
                 last["text"] += part["text"]
             elif part.get("text") != "" or "thought_signature" in part:  # a signed part must go back unchanged
                 self._parts.append(part)
-        return "".join(part.get("text", "") for part in parts if not part.get("thought"))
+        added = ((part.get("text", ""), ReasoningDelta if part.get("thought") else TextDelta) for part in parts)
+        return [kind(text) for text, kind in added if text]
 
     def message(self, model: str) -> Message:
         """The whole reply."""

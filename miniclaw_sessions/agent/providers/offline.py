@@ -20,9 +20,11 @@ from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.summarizing import INSTRUCTION
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.core.history.context import build_context
-from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall, Usage
+from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Role, ToolCall, Usage
 from miniclaw_sessions.core.protocol.options import Options
 from miniclaw_sessions.errors import OptionRefused
+from miniclaw_sessions.files.formats.attached import EVERY_KIND, attached_to
+from miniclaw_sessions.printable import printable
 
 LABEL = "(offline) "
 """The beginning of every answer, so that it is never mistaken for a model's."""
@@ -67,6 +69,7 @@ class OfflineProvider:
 
     name = "offline"
     model = "offline"
+    takes = EVERY_KIND
 
     def __repr__(self) -> str:
         return "<OfflineProvider>"
@@ -128,11 +131,19 @@ def _respond_to_question(context: Sequence[Message], tools: Collection[str]) -> 
     if (recalled := _recall(question, earlier, context)) is not None:
         return _answer(recalled)
     said = f"You said {_quote(question)}. " if question else ""
+    said += _about_files(context[-1]) if context else ""
     return _answer(
         _acknowledge(question)
         or f"{said}No model is configured, so I only recall what you told me, count messages, tell the time and "
         "do arithmetic."
     )
+
+
+def _about_files(message: Message) -> str:
+    parts = () if isinstance(message.content, str) else message.content
+    names = ["a picture" for part in parts if isinstance(part, ImagePart)]
+    names += [printable(file.name) for file in attached_to(message.content)]
+    return f"You sent {' and '.join(names)}, which I keep and cannot read. " if names else ""
 
 
 # --- recalling -------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from miniclaw_sessions.agent.providers.service import ServiceOptions, ServicePro
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.core.protocol.messages import Message, Role, TextPart, ThinkingPart, ToolCall, Usage
 from miniclaw_sessions.core.protocol.options import FUNCTION, Options, TextFormat
+from miniclaw_sessions.files.formats.attached import PDF
 from miniclaw_sessions.files.formats.codec import plain
 from miniclaw_sessions.files.formats.openai_chat import KEPT, to_openai
 from miniclaw_sessions.files.formats.openai_items import reasoned
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionChunk
     from openai.types.chat.chat_completion_chunk import ChoiceDelta, ChoiceDeltaToolCall
     from openai.types.completion_usage import CompletionUsage
+
+_SOUNDS = frozenset({"audio/wav", "audio/mpeg"})
 
 
 class OpenAIClientProvider(ServiceProvider):
@@ -42,6 +45,7 @@ class OpenAIClientProvider(ServiceProvider):
 
     service_url = "https://api.openai.com/v1"
     known_options = frozenset(Options.__struct_fields__)
+    files = frozenset({PDF})
     overflow = re.compile(r"maximum context length|context window|exceeds? the (available |max(imum)? )?context")
 
     def __init__(self, model: str, **service: Unpack[ServiceOptions]) -> None:
@@ -70,6 +74,11 @@ class OpenAIProvider(OpenAIClientProvider):
     """A `Provider` for one model of a service that speaks chat completions; options as above."""
 
     name = "openai"
+
+    @property
+    def takes(self) -> frozenset[str]:
+        """Pictures and PDF; sounds too where the model hears, as its name says."""
+        return super().takes | _SOUNDS if self._url == self.service_url and "audio" in self.model else super().takes
 
     async def _ask(self, context: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
         reply = _Assembly()

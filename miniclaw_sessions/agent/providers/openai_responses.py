@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import anyio
 
-from miniclaw_sessions.agent.provider import Begun, ModelEvent, Reply, TextDelta
+from miniclaw_sessions.agent.provider import Begun, ModelEvent, ReasoningDelta, Reply, TextDelta
 from miniclaw_sessions.agent.providers.openai import OpenAIClientProvider, function_of, schema_fields
 from miniclaw_sessions.agent.providers.service import ServiceOptions, plain_reply
 from miniclaw_sessions.agent.tools import Tool
@@ -30,8 +30,9 @@ class OpenAIResponsesProvider(OpenAIClientProvider):
 
     Args:
         model: the model's name.
-        reasoning: whether to ask for the model's reasoning. A model that does not reason (gpt-4o) refuses the
-            question, and is not asked again.
+        reasoning: whether to ask for the model's reasoning, encrypted, and for a summary that people can read. A model
+            that does not reason (gpt-4o) refuses the question, as OpenAI refuses summaries to organizations that it
+            has not verified; what is refused is not asked for again.
         effort: how much the model reasons, such as "low"; empty: the model's default.
         max_output_tokens: the limit of a reply, reasoning included; None: the model's own.
         service: see `ServiceOptions`.
@@ -58,13 +59,15 @@ class OpenAIResponsesProvider(OpenAIClientProvider):
         self._settings: dict[str, Any] = {}
         if reasoning:
             self._settings["include"] = ["reasoning.encrypted_content"]
+        self._reasoning: dict[str, str] = {"summary": "auto"} if reasoning else {}
         if effort:
-            self._settings["reasoning"] = {"effort": effort}
+            self._reasoning["effort"] = effort
         if max_output_tokens is not None:
             self._settings["max_output_tokens"] = max_output_tokens
 
     async def _ask(self, context: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
         response: Any = None
+        paragraphs: set[tuple[int, int]] = set()  # those of what is shown of the reasoning; an empty line parts them
         stream = await self._open(self._request(context, tools))
         try:
             yield Begun()
@@ -72,6 +75,11 @@ class OpenAIResponsesProvider(OpenAIClientProvider):
                 match event.type:
                     case "response.output_text.delta" | "response.refusal.delta":
                         yield TextDelta(event.delta)
+                    case "response.reasoning_summary_text.delta" | "response.reasoning_text.delta":
+                        place = event.output_index, getattr(event, "summary_index", -1)
+                        begins = bool(paragraphs) and place not in paragraphs
+                        paragraphs.add(place)
+                        yield ReasoningDelta(f"\n\n{event.delta}" if begins else event.delta)
                     case "response.completed" | "response.incomplete":
                         response = event.response
                     case "response.failed":
@@ -91,16 +99,19 @@ class OpenAIResponsesProvider(OpenAIClientProvider):
     async def _open(self, request: dict[str, Any]) -> AsyncStream[ResponseStreamEvent]:
         from openai import BadRequestError  # noqa: PLC0415 - loaded with the client
 
-        stream: AsyncStream[ResponseStreamEvent]
-        try:
-            stream = await self._client.responses.create(**request)
-        except BadRequestError as error:
-            if error.param != "include" or "include" not in request:
-                raise
-            del request["include"]
-            self._settings.pop("include", None)
-            stream = await self._client.responses.create(**request)
-        return stream
+        while True:
+            try:
+                stream: AsyncStream[ResponseStreamEvent] = await self._client.responses.create(**request)
+            except BadRequestError as error:
+                if error.param == "include" and request.pop("include", None):
+                    self._settings.pop("include", None)
+                elif error.param == "reasoning.summary" and request.get("reasoning", {}).pop("summary", None):
+                    self._reasoning.pop("summary", None)
+                    request["reasoning"] = request["reasoning"] or None
+                else:
+                    raise
+            else:
+                return stream
 
     def _request(self, context: Sequence[Message], tools: Sequence[Tool]) -> dict[str, Any]:
         """The request with the options in the terms of Responses; those about tools only if there are tools."""
@@ -115,7 +126,7 @@ class OpenAIResponsesProvider(OpenAIClientProvider):
             "temperature": wanted.temperature,
             "top_p": wanted.top_p,
             "max_output_tokens": wanted.max_output_tokens,
-            "reasoning": None if wanted.effort is None else {"effort": wanted.effort},
+            "reasoning": self._reasoning | ({} if wanted.effort is None else {"effort": wanted.effort}) or None,
             "text": text or None,
         }
         if tools:

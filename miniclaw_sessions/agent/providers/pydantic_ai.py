@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
 import msgspec
 
-from miniclaw_sessions.agent.provider import Begun, ModelEvent, Reply, TextDelta
+from miniclaw_sessions.agent.provider import Begun, ModelEvent, ReasoningDelta, Reply, TextDelta
 from miniclaw_sessions.agent.providers.service import ServiceOptions, ServiceProvider, missing
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.core.protocol.messages import Message
@@ -114,7 +114,14 @@ class PydanticAIProvider(ServiceProvider):
 
     async def _ask(self, context: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
         from pydantic_ai.direct import model_request_stream  # noqa: PLC0415 - loaded with the provider
-        from pydantic_ai.messages import PartDeltaEvent, PartStartEvent, TextPart, TextPartDelta  # noqa: PLC0415 - same
+        from pydantic_ai.messages import (  # noqa: PLC0415 - same
+            PartDeltaEvent,
+            PartStartEvent,
+            TextPart,
+            TextPartDelta,
+            ThinkingPart,
+            ThinkingPartDelta,
+        )
 
         from miniclaw_sessions.agent.providers.pydantic_ai_messages import (  # noqa: PLC0415 - loads pydantic-ai
             from_model_messages,
@@ -137,6 +144,10 @@ class PydanticAIProvider(ServiceProvider):
                         yield TextDelta(text)
                     case PartDeltaEvent(delta=TextPartDelta(content_delta=text)) if text:
                         yield TextDelta(text)
+                    case PartStartEvent(part=ThinkingPart(content=text)) if text:
+                        yield ReasoningDelta(text)
+                    case PartDeltaEvent(delta=ThinkingPartDelta(content_delta=text)) if text:
+                        yield ReasoningDelta(text)
             reply = stream.get()
         if reply.state != "complete" or reply.finish_reason is None:
             raise self._broken_off()

@@ -44,6 +44,7 @@ from miniclaw_sessions.errors import (
     OptionRefused,
     to_install,
 )
+from miniclaw_sessions.files.formats.attached import PICTURES
 from miniclaw_sessions.files.formats.codec import plain
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.printable import printable
@@ -113,6 +114,9 @@ class ServiceProvider(ABC):
     known_options: ClassVar[frozenset[str]]
     """The supported fields of `Options`."""
 
+    files: ClassVar[frozenset[str]] = frozenset()
+    """The media types of files that the service takes, beside pictures; as far as it is the service itself."""
+
     failures: tuple[type[Exception], ...]
     """The exceptions of the service's package; any other is a fault of ours."""
 
@@ -139,6 +143,11 @@ class ServiceProvider(ABC):
         They would send that key to any address in `base_url`.
         """
         return self._key or "none"
+
+    @property
+    def takes(self) -> frozenset[str]:
+        """The media types of files that the model takes; at another address than the service's own pictures alone."""
+        return PICTURES | self.files if self._url == self.service_url else PICTURES
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.model} at {self._host}>"

@@ -1,13 +1,14 @@
-"""Wrappers around a model's provider: costs by a table of prices, and a fallback while it is overloaded."""
+"""Wrappers around a model's provider: costs by a table of prices, levels of thinking, a fallback under overload."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from typing import Self
 
 import msgspec
 
+from miniclaw_sessions.agent.attachments import taken_by
 from miniclaw_sessions.agent.provider import (
     AroundProvider,
     ModelEvent,
@@ -15,6 +16,7 @@ from miniclaw_sessions.agent.provider import (
     Reply,
     TextDelta,
     adjusted,
+    at_level,
     takes_items,
 )
 from miniclaw_sessions.agent.tools import Tool
@@ -22,6 +24,7 @@ from miniclaw_sessions.config import PriceSettings
 from miniclaw_sessions.core.protocol.messages import Message, Usage
 from miniclaw_sessions.core.protocol.options import Options
 from miniclaw_sessions.errors import ModelOverloaded
+from miniclaw_sessions.files.formats.attached import PICTURES
 from miniclaw_sessions.log import get_logger
 
 _MILLION = 1_000_000
@@ -70,6 +73,56 @@ class Priced(AroundProvider):
         return usage if price is None else priced(usage, price)
 
 
+class Taking(AroundProvider):
+    """A provider whose model takes other files than is supposed of its service.
+
+    Args:
+        provider: the wrapped provider.
+        takes: the media types of the files, beside pictures.
+    """
+
+    def __init__(self, provider: Provider, takes: Collection[str]) -> None:
+        super().__init__(provider)
+        self._takes = PICTURES | frozenset(takes)
+
+    @property
+    def takes(self) -> Collection[str]:
+        """Pictures, and those of the settings."""
+        return self._takes
+
+    async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
+        """Ask the provider."""
+        async with aclosing(self.provider.generate(messages, tools)) as answer:
+            async for event in answer:
+                yield event
+
+
+class Thinking(AroundProvider):
+    """A provider whose model takes some levels of thinking.
+
+    Args:
+        provider: the wrapped provider; it takes the option `effort`.
+        levels: what its model takes of it, the least first.
+    """
+
+    def __init__(self, provider: Provider, levels: Sequence[str]) -> None:
+        super().__init__(provider)
+        self._levels = tuple(levels)
+
+    @property
+    def thinking_levels(self) -> Sequence[str]:
+        """What its model takes."""
+        return self._levels
+
+    def at_level(self, level: str) -> Self:
+        """The same, asked with this effort."""
+        return self.with_options(Options(effort=level))
+
+    def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
+        """Ask the provider."""
+        return self.provider.generate(messages, tools)
+
+
 class WithFallback(AroundProvider):
     """A provider with a fallback that answers while it is overloaded; the reply names the model that gave it.
 
@@ -94,6 +147,17 @@ class WithFallback(AroundProvider):
         other = super().with_options(options)
         other._second = adjusted(self._second, options)  # noqa: SLF001 - its own class
         return other
+
+    def at_level(self, level: str) -> Self:
+        """The first one at this level of thinking; the fallback, too, if it takes it."""
+        other = super().at_level(level)
+        other._second = at_level(self._second, level)  # noqa: SLF001 - its own class
+        return other
+
+    @property
+    def takes(self) -> Collection[str]:
+        """The media types of files that both models take."""
+        return taken_by(self.provider) & taken_by(self._second)
 
     @property
     def takes_items(self) -> bool:

@@ -10,6 +10,17 @@ from miniclaw_sessions.agent.provider import ModelEvent, Reply
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall
 
+SETTINGS = """
+[model]
+provider = "obedient"
+model = "any"
+tools = ["bad_*"]
+
+[providers.obedient]
+type = "tests.agent.mcp_servers.model:obedient"
+"""
+"""Of a daemon that it answers in, with the tools of a server that is called `bad`."""
+
 
 class Obedient:
     """Says what the newest message says, unless it is the name of a tool."""

@@ -8,7 +8,13 @@ from collections.abc import Iterator
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.files.formats.openai_chat import from_openai
 from miniclaw_sessions.files.formats.openai_items import from_items
-from tests.agent.providers.strict_rules import NO_REASONING, rejects_chat, rejects_responses, signature_of_reasoning
+from tests.agent.providers.strict_rules import (
+    NO_REASONING,
+    NO_SUMMARY,
+    rejects_chat,
+    rejects_responses,
+    signature_of_reasoning,
+)
 from tests.agent.providers.strict_wires import Answer, Counts, Event, Json, Wire, dumped, halves, pieces
 
 
@@ -197,7 +203,9 @@ class ResponsesWire(ChatWire):
 
     def error(self, status: int, message: str) -> Json:
         error = super().error(status, message)
-        return {"error": {**error["error"], "param": "include"}} if message.startswith(NO_REASONING) else error
+        params = {NO_REASONING: "include", NO_SUMMARY: "reasoning.summary"}
+        param = next((param for begins, param in params.items() if message.startswith(begins)), None)
+        return {"error": {**error["error"], "param": param}} if param else error
 
     def overflow(self, tokens: int, limit: int) -> Json:  # noqa: ARG002 - it does not say
         text = "Your input exceeds the context window of this model. Please adjust your input and try again."

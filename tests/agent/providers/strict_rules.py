@@ -127,6 +127,10 @@ NO_REASONING = "Encrypted content is not supported with this model."
 """What the Responses API says to a request for reasoning of a model that does not reason; its `param` is `include`."""
 
 
+NO_SUMMARY = "Unsupported parameter: 'reasoning.summary' is not supported with this model."
+"""What it says to a request for a summary of that; its `param` is `reasoning.summary`."""
+
+
 def rejects_responses(body: Json, *, check_signatures: bool) -> list[str]:
     """Why the Responses API refuses a request."""
     items = body.get("input")
@@ -142,8 +146,9 @@ def rejects_responses(body: Json, *, check_signatures: bool) -> list[str]:
         ):
             problems.append("tools: a strict schema must require all its properties")
     problems += tool_problems(tools, "parameters")
-    if body.get("include") and str(body.get("model")).startswith("gpt-4"):
-        problems.append(NO_REASONING)
+    if str(body.get("model")).startswith("gpt-4"):
+        asks_for_summary = "summary" in (body.get("reasoning") or {})
+        problems += [NO_REASONING] if body.get("include") else [NO_SUMMARY] if asks_for_summary else []
     problems += _reasoning_problems(items, store=body.get("store", True) is True) if check_signatures else []
     return problems + ([] if body.get("model") else ["missing required parameter: model"])
 

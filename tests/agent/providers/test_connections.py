@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from miniclaw_sessions.agent.providers.connections import trusted
-from miniclaw_sessions.channels.telegram_replies import judging_request
+from miniclaw_sessions.channels.telegram.replies import judging_request
 from tests.agent.providers.all_providers import CLASSES, KEY, MODEL, SERVICES
 from tests.here import make_certificate
 

@@ -9,6 +9,7 @@ import pytest
 
 from miniclaw_sessions.core.protocol.encoding import decode_message, encode_message
 from miniclaw_sessions.core.protocol.messages import Message, OtherPart, Role, TextPart, ToolCall
+from miniclaw_sessions.core.protocol.options import Options
 from miniclaw_sessions.errors import ModelError
 from miniclaw_sessions.files.formats.google import SKIP_VALIDATION
 from tests.agent.providers.all_providers import events_of, provider_for, reply_of
@@ -69,6 +70,13 @@ async def test_thoughts_are_asked_for_only_with_a_budget(server: StrictServer) -
         assert config["maxOutputTokens"] == 100
         given = config.get("thinkingConfig")
         assert asked == (given and (given["include_thoughts"], given["thinking_budget"]))
+
+
+async def test_newer_models_think_at_a_level_in_place_of_a_budget(server: StrictServer) -> None:
+    async with provider_for("google", server, thinking=500) as provider:
+        await reply_of(provider.with_options(Options(effort="low")), HELLO)
+    given = server.requests[-1].body["generationConfig"]["thinkingConfig"]
+    assert given == {"include_thoughts": True, "thinking_level": "LOW"}
 
 
 async def test_a_conversation_that_the_service_blocks_is_an_error(server: StrictServer) -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from miniclaw_sessions.agent.provider import ReasoningDelta
 from miniclaw_sessions.agent.providers.openai_responses import OpenAIResponsesProvider
 from miniclaw_sessions.agent.tools import calculator_tool
 from miniclaw_sessions.core.protocol.encoding import decode_message, encode_message
 from miniclaw_sessions.core.protocol.messages import Message, ThinkingPart
 from tests.agent.providers.all_providers import KEY, events_of, provider_for, reply_of
-from tests.agent.providers.strict_rules import NO_REASONING
+from tests.agent.providers.strict_rules import NO_REASONING, NO_SUMMARY
 from tests.agent.providers.strict_server import Answer, Call, StrictServer, in_turn
 
 pytestmark = pytest.mark.anyio
@@ -38,11 +39,13 @@ async def test_nothing_is_stored_and_the_reasoning_comes_along(server: StrictSer
     assert body["store"] is False
     assert body["include"] == ["reasoning.encrypted_content"]
     assert body["tools"][0]["strict"] is False
-    assert body.keys() == {"model", "input", "stream", "store", "include", "tools"}
+    assert body.keys() == {"model", "input", "stream", "store", "include", "reasoning", "tools"}
+    assert body["reasoning"] == {"summary": "auto"}
 
 
 async def test_a_model_that_does_not_reason_is_not_asked_to(server: StrictServer) -> None:
-    assert "include" not in await body_of(server, reasoning=False)
+    body = await body_of(server, reasoning=False)
+    assert not {"include", "reasoning"} & body.keys()
 
 
 async def test_a_model_that_refuses_to_be_asked_for_reasoning_is_asked_once(server: StrictServer) -> None:
@@ -50,12 +53,19 @@ async def test_a_model_that_refuses_to_be_asked_for_reasoning_is_asked_once(serv
     async with OpenAIResponsesProvider("gpt-4o", base_url=server.url_for("openai-responses"), api_key=KEY) as provider:
         for _ in range(3):
             assert (await reply_of(provider, HELLO)).text == "ok"
-    assert server.problems == [NO_REASONING]
+    assert server.problems == [NO_REASONING, NO_SUMMARY]
+
+
+async def test_the_reasoning_is_shown_as_it_comes(server: StrictServer) -> None:
+    server.script = lambda _: Answer(text="42", thinking="6 times 7")
+    async with provider_for("openai-responses", server) as provider:
+        events = await events_of(provider, [HELLO])
+    assert [event.text for event in events if isinstance(event, ReasoningDelta)] == ["6 times 7"]
 
 
 async def test_effort_and_length_can_be_set(server: StrictServer) -> None:
     body = await body_of(server, effort="low", max_output_tokens=100)
-    assert (body["reasoning"], body["max_output_tokens"]) == ({"effort": "low"}, 100)
+    assert (body["reasoning"], body["max_output_tokens"]) == ({"summary": "auto", "effort": "low"}, 100)
 
 
 async def test_the_items_of_a_reply_go_back_verbatim(server: StrictServer) -> None:

@@ -46,7 +46,10 @@ EXPECTED: dict[str, list[tuple[Options, dict[str, Any]]]] = {
         (PLAIN, {"temperature": 0.5, "top_p": 0.9, "max_output_tokens": 100}),
         (CHOSEN, {"tool_choice": {"type": "function", "name": "time"}}),
         (REQUIRED, {"tool_choice": "required"}),
-        (Options(effort="low", verbosity="low"), {"reasoning": {"effort": "low"}, "text": {"verbosity": "low"}}),
+        (
+            Options(effort="low", verbosity="low"),
+            {"reasoning": {"summary": "auto", "effort": "low"}, "text": {"verbosity": "low"}},
+        ),
         (
             SHAPED,
             {
@@ -113,7 +116,7 @@ async def test_what_is_about_tools_is_left_out_where_there_are_none() -> None:
     [
         ("anthropic", Options(verbosity="low"), "verbosity"),
         ("anthropic", Options(format=TextFormat()), "format"),
-        ("google", Options(effort="low"), "effort"),
+        ("google", Options(verbosity="low"), "verbosity"),
         ("google", Options(parallel_tool_calls=False), "parallel_tool_calls"),
     ],
 )

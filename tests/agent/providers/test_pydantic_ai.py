@@ -12,7 +12,7 @@ import pytest
 from anyio.abc import SocketAttribute, SocketStream
 
 from miniclaw_sessions.agent.agent import Agent
-from miniclaw_sessions.agent.provider import TextDelta
+from miniclaw_sessions.agent.provider import ReasoningDelta, TextDelta
 from miniclaw_sessions.agent.providers.configured import open_agent
 from miniclaw_sessions.agent.providers.pydantic_ai import PydanticAIProvider
 from miniclaw_sessions.agent.tools import calculator_tool
@@ -113,6 +113,14 @@ async def test_text_comes_as_it_is_said(service: str, server: StrictServer) -> N
     async with made(service, server) as provider:
         *deltas, _ = await events_of(provider, [HELLO])
     assert [delta.text for delta in deltas if isinstance(delta, TextDelta)] == ["hello ", "there, ", "you"]
+
+
+async def test_thinking_comes_as_it_is_thought(service: str, server: StrictServer) -> None:
+    thinking = {"anthropic": {"thinking": 2048}, "google": {"thinking": -1}}.get(service, {})
+    server.script = lambda _: Answer(text="42", thinking="6 times 7")
+    async with made(service, server, **thinking) as provider:
+        events = await events_of(provider, [HELLO])
+    assert "".join(event.text for event in events if isinstance(event, ReasoningDelta)) == "6 times 7"
 
 
 async def test_errors_are_ours_and_tell_nothing_of_the_key(service: str, server: StrictServer) -> None:

@@ -9,6 +9,7 @@ from openai.types.completion_usage import CompletionUsage
 
 from miniclaw_sessions.agent.providers.anthropic import AnthropicProvider
 from miniclaw_sessions.agent.providers.configured import open_agent
+from miniclaw_sessions.agent.providers.levels import levels_of
 from miniclaw_sessions.agent.providers.openai import _usage_of
 from miniclaw_sessions.agent.providers.wrappers import priced
 from miniclaw_sessions.config import PriceSettings, load_settings
@@ -141,6 +142,60 @@ async def test_a_chosen_model_answers_and_the_choice_is_in_the_tree(
         session.update(model="tiny")
     async with SessionManager(tmp_path / "w") as manager:
         assert (await manager.get_or_create("telegram", 1)).chosen_model == "tiny"
+
+
+async def test_a_chosen_level_of_thinking_reaches_the_model_that_takes_it_on_every_branch(
+    server: StrictServer, write: Path, tmp_path: Path
+) -> None:
+    """The fallback takes part, and a level that the next model does not take is not sent to it."""
+    server.script = lambda asked: Refusal(503) if asked.model == "gpt-5" else Answer(text="well")
+    file = changed(changed(changed(write, "'large'", "'gpt-5'"), "'small'", "'o3'"), "[prices.large]", "[prices.gpt-5]")
+    async with SessionManager(tmp_path / "w") as manager, open_agent(load_settings(file).settings) as agent:
+        assert agent.thinking_levels == {"gpt-5": ("minimal", "low", "medium", "high"), "tiny": ()}
+        session = await manager.get_or_create("telegram", 1)
+        await agent.reply(HELLO, session=session)
+        before = session.leaf_id
+        session.update(thinking_level="high")
+        await session.tree.branch(before)
+        await agent.reply(HELLO, session=session)
+        fork = await session.fork(leaf_id=before)
+        assert (session.chosen_level, fork.chosen_level) == ("high", "high")
+        session.update(model="tiny")
+        await agent.reply(HELLO, session=session)
+        session.update(model=None, thinking_level=None)
+        await agent.reply(HELLO, session=session)
+    asked = [(one.model, one.body.get("reasoning_effort")) for one in server.requests if one.model != "gpt-5"]
+    assert asked == [("o3", None), ("o3", "high"), ("tiny", None), ("o3", None)]
+
+
+async def test_the_settings_name_the_levels_of_a_model_that_is_not_known(write: Path) -> None:
+    file = changed(write, "choices =", "thinking_levels = ['low', 'high']\nchoices =")
+    async with open_agent(load_settings(file).settings) as agent:
+        assert agent.thinking_levels == {"large": ("low", "high"), "tiny": ("low", "high")}
+    older = changed(changed(file, "provider = 'openai'", "provider = 'google'"), "'large'", "'gemini-2.5-pro'")
+    with pytest.raises(ConfigError, match="thinking_levels names low, high"):
+        async with open_agent(load_settings(older).settings):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("model", "least", "most"),
+    [
+        ("gpt-5-mini-2025-08-07", "minimal", "high"),
+        ("openai/gpt-5.2", "none", "xhigh"),
+        ("gpt-oss:20b", "low", "high"),
+        ("anthropic:claude-opus-4-6", "low", "max"),
+        ("claude-opus-4-8", "low", "max"),
+        ("gpt-5.3-codex", "low", "xhigh"),
+        ("google:gemini-3-flash-preview", "minimal", "high"),
+        ("gemini-2.5-flash", None, None),
+        ("gpt-4o", None, None),
+        ("llama3:8b", None, None),
+    ],
+)
+def test_the_levels_of_known_models_are_known_by_their_names(model: str, least: str | None, most: str | None) -> None:
+    levels = (*levels_of(model), None)
+    assert (levels[0], levels[-2] if least else levels[-1]) == (least, most)
 
 
 @pytest.mark.parametrize(
