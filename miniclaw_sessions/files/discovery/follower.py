@@ -26,7 +26,8 @@ from miniclaw_sessions.files.discovery.growing_file import GrowingFile
 from miniclaw_sessions.files.discovery.names import Names
 from miniclaw_sessions.files.discovery.open_files import BLOCK_BYTES, blocks, lines_in, opened, tail, whole_lines, why
 from miniclaw_sessions.files.discovery.overview import find_sources
-from miniclaw_sessions.files.discovery.programs import Program, ProgramSession, id_in
+from miniclaw_sessions.files.discovery.program import Program, ProgramSession
+from miniclaw_sessions.files.discovery.session_files import id_in
 from miniclaw_sessions.files.discovery.target import ImportResult, ImportTarget
 from miniclaw_sessions.files.formats.codec import IS_PART, Chain, Sample, SessionFacts
 from miniclaw_sessions.files.formats.entry_line import ENTRY_LINE

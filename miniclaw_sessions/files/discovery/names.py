@@ -17,7 +17,7 @@ import msgspec
 from miniclaw_sessions.core.protocol.entries import FOLLOWED, SOURCE
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.errors import ImportRefused, InvalidKey, SessionNotFound
-from miniclaw_sessions.files.discovery.programs import Program, ProgramSession
+from miniclaw_sessions.files.discovery.program import Program, ProgramSession
 from miniclaw_sessions.files.discovery.target import ImportTarget
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
@@ -57,7 +57,7 @@ class Names:
         """
         digest = hashlib.blake2b(source.shown.encode(), digest_size=4).hexdigest()
         plain, of_program = own_id, f"{source.program}-{own_id}"
-        is_unique = bool(source.inner or _UUID.fullmatch(own_id))
+        is_unique = bool((source.inner and program.has_unique_ids) or _UUID.fullmatch(own_id))
         found = ""
         holders: dict[str, _Holder | None] = {}
         if not is_unique:  # it may have got its name when another source had the first one

@@ -12,7 +12,8 @@ import msgspec
 from miniclaw_sessions.errors import ImportRefused
 from miniclaw_sessions.files.discovery.databases import sessions_in
 from miniclaw_sessions.files.discovery.open_files import count_marks, why
-from miniclaw_sessions.files.discovery.programs import Program, ProgramSession, files_of
+from miniclaw_sessions.files.discovery.program import Program, ProgramSession
+from miniclaw_sessions.files.discovery.session_files import files_of
 
 _LATEST = 2**63 - 1  # nanoseconds since 1970: a file may have a time that no calendar has
 
@@ -76,12 +77,13 @@ def _sources(programs: Sequence[Program], environ: Mapping[str, str], home: Path
     """Every session, and how many messages it has if a database says so."""
     found: list[tuple[ProgramSession, int]] = []
     for program in programs:
-        path = home
+        path, inside = home, list[tuple[ProgramSession, int]]()
         try:
-            found.extend((source, 0) for source in files_of(program, environ, home))
+            files = list(files_of(program, environ, home))
             for path in program.databases(environ, home):
-                found += _in_database(program, path.expanduser())
-            known = {source.inner for source, _ in found if source.program == program.name}
+                inside += _in_database(program, path.expanduser())
+            known = {source.inner for source, _ in inside}
+            found += [(file, 0) for file in files if not (program.is_moved and file.path.stem in known)] + inside
             found.extend((source, 0) for source in program.older(environ, home, known))
         except Exception as error:  # noqa: BLE001 - files of one program that fail must not stop the others
             found.append((ProgramSession(program.name, path, 0, 0, problem=why(error)), 0))

@@ -30,6 +30,7 @@ from miniclaw_sessions.core.protocol.messages import (
     ToolCall,
 )
 from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.files.formats.attached import PDF, attached
 from miniclaw_sessions.files.formats.blocks import read_block, read_usage, written_part
 from miniclaw_sessions.files.formats.codec import (
     has_kept,
@@ -183,9 +184,20 @@ def _write_shown(message: Message, part: Part) -> dict[str, Any] | None:
             known = has_kept(message.extra, KEPT) or (
                 not message.is_assistant and fields.get("type") in _BLOCKS_OF_A_USER
             )
-            return fields if known and isinstance(fields.get("type"), str) else None
+            if known and isinstance(fields.get("type"), str):
+                return fields
+            return _write_file(part)
         case _:
             return None
+
+
+def _write_file(part: OtherPart) -> dict[str, Any] | None:
+    if (file := attached(part)) is None:
+        return None
+    if file.media_type != PDF:
+        return {"type": "text", "text": f"(a file of type {file.media_type}, which cannot be shown)"}
+    source = {"type": "base64", "media_type": file.media_type, "data": file.data}
+    return {"type": "document", "source": source, "title": file.name}
 
 
 def _write_text(part: TextPart) -> dict[str, Any] | None:
@@ -330,6 +342,8 @@ def _type_of(block: Any) -> Any:
 def _is_ours(found: MessageList) -> bool:
     """Whether a list has what only this service's have: its blocks, or a system text beside the messages."""
     if not all(fields.get("role") in ("user", "assistant") for fields in found.messages):
+        return False
+    if any("messageId" in fields for fields in found.messages):  # a thread of Amp, whose results are others
         return False
     blocks = [
         block for fields in found.messages if isinstance(fields.get("content"), list) for block in fields["content"]

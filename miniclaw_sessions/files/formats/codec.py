@@ -101,10 +101,12 @@ class Sample(msgspec.Struct, frozen=True):
     Attributes:
         lines: the JSON of its first lines, at most 50; a line that is not JSON is left out.
         document: the JSON of the whole file, where the file is one document; else None.
+        text: its beginning, where no line of it is JSON.
     """
 
     lines: Sequence[Any] = ()
     document: Any = None
+    text: str = ""
 
     @property
     def objects(self) -> list[dict[str, Any]]:

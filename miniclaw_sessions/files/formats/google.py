@@ -31,6 +31,7 @@ from miniclaw_sessions.core.protocol.messages import (
     Usage,
 )
 from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.files.formats.attached import attached
 from miniclaw_sessions.files.formats.codec import (
     count_of,
     has_kept,
@@ -124,7 +125,7 @@ class _Request(Request):
         self._show_images()
         return self._contents
 
-    def _parts_of(self, message: Message) -> list[dict[str, Any]]:
+    def _parts_of(self, message: Message) -> list[dict[str, Any]]:  # noqa: C901 - one case for each part
         written: list[dict[str, Any]] = []
         for piece in in_order(message):
             match piece:
@@ -149,6 +150,8 @@ class _Request(Request):
                     written.append(_write_image(piece))
                 case OtherPart(fields=fields) if has_kept(message.extra, KEPT):
                     written.append(fields)
+                case OtherPart() if (file := attached(piece)) is not None:
+                    written.append({"inline_data": {"mime_type": file.media_type, "data": file.data}})
         if not written and not message.is_assistant:
             return [{"text": NOTHING_TO_SHOW}]
         first_call = next((part for part in written if "function_call" in part), None)

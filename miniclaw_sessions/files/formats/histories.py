@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from miniclaw_sessions.core.history.context import NO_RESULT, legal
+from miniclaw_sessions.core.history.pairing import pair
 from miniclaw_sessions.core.protocol.images import NOT_SHOWABLE, is_showable
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Part, TextPart, ToolCall
 from miniclaw_sessions.files.formats.codec import has_kept
@@ -53,13 +54,16 @@ def traced(
         is_beginning: whether nothing was said before them.
         used_ids: of calls that the framework has beside these messages.
         open_calls: for a framework that does not take up its own unanswered calls again: the ids of those at the end
-            that are still being answered. All others are answered as everybody's are.
+            that are still being answered. All others are answered as everybody's are, and a result that was stored
+            late, because another process spoke meanwhile, stands right behind its call.
 
     Returns:
         Each message with the one of the history that it was made from: the same object where nothing was changed, None
         where it was made up.
     """
     history = list(messages)
+    if open_calls is not None:
+        history = _results_behind_calls(history)
     own = {id(message) for message in history if has_kept(message.extra, name)}
     given = _History(is_beginning=is_beginning)
     given.ids.reserve(used_ids)
@@ -73,6 +77,12 @@ def traced(
     if open_calls is not None:
         given.answer_own(but_for=open_calls)
     return given.shown
+
+
+def _results_behind_calls(messages: Sequence[Message]) -> list[Message]:
+    """The messages, each result that answers a call behind it: in between, the call would be answered twice."""
+    calls = {result: caller for (caller, _), result in pair(messages).items()}
+    return [messages[place] for place in sorted(range(len(messages)), key=lambda place: calls.get(place, place))]
 
 
 class Shown(NamedTuple):

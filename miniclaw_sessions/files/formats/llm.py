@@ -4,7 +4,7 @@ As its own documentation and source have it (`docs/logging.md`, `llm/migrations.
 names the newest of its `messages`, which name their parents and have `parts`; a `turns` row says what a reply cost.
 Before that, a `conversations` row has `responses`, each a prompt with its reply, with `tool_calls` and `tool_results`.
 The lines are `{"thread": row}` and `{"message": row, "parts": [row, ...], "turn": row}`, or `{"conversation": row}` and
-`{"response": row, "tool_calls": [...], "tool_results": [...]}`; `discovery.databases` makes these lines.
+`{"response": row, "tool_calls": [...], "tool_results": [...]}`; `discovery.tables.llm` makes these lines.
 """
 
 from __future__ import annotations

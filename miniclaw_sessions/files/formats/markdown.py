@@ -37,6 +37,7 @@ from miniclaw_sessions.core.protocol.messages import (
     TextPart,
     ThinkingPart,
 )
+from miniclaw_sessions.files.formats.attached import attached, size_in_words, text_of_file
 from miniclaw_sessions.files.formats.codec import Format, SessionFacts, without
 from miniclaw_sessions.printable import printable
 
@@ -88,12 +89,17 @@ def _event(entry: Entry) -> tuple[str, str]:
 
 def _part(part: Part, *, is_output: bool) -> str:
     match part:
+        case TextPart() if (text_file := text_of_file(part)) is not None:
+            name, text = text_file
+            return f"*File: {_inline(name)}*\n\n{_fence(text)}"
         case TextPart(text=text):
             return (_fence(text) if is_output else _quote(text)) if text else ""
         case ThinkingPart(thinking=thinking):
             return f"*Thinking*\n\n{_quote(thinking)}" if thinking else ""
         case ImagePart():
             return f"*Image: {_inline(part.media_type or part.url or 'of unknown type')}*"
+        case OtherPart() if (file := attached(part)) is not None:
+            return f"*File: {_inline(file.name)} ({size_in_words(file.size)})*"
         case OtherPart(fields=fields):
             return f"*Content of type {_inline(_plain(fields.get('type')))}*"
 

@@ -16,6 +16,7 @@ from typing import Any
 from miniclaw_sessions.core.protocol.images import NOT_SHOWABLE, address_of, image_at, is_showable
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, OtherPart, Part, Role, TextPart, ToolCall
 from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.files.formats.attached import Attached, attached
 from miniclaw_sessions.files.formats.codec import (
     content_of,
     has_kept,
@@ -120,10 +121,18 @@ def _write_part(part: Part) -> dict[str, Any] | None:
             if not is_showable(url) and not has_kept(part.extra, KEPT):
                 return {"type": "text", "text": NOT_SHOWABLE}
             return {"type": "image_url", "image_url": {**kept_fields(part.extra, KEPT), "url": url}}
-        case OtherPart(fields=fields) if fields.get("type") in _PARTS_OF_A_USER:
-            return fields
+        case OtherPart(fields=fields):
+            if fields.get("type") == "input_audio" or (file := attached(part)) is None:
+                return fields if fields.get("type") in _PARTS_OF_A_USER else None
+            return _write_file(file)
         case _:
             return None
+
+
+def _write_file(file: Attached) -> dict[str, Any]:
+    if (kind := file.audio_format) is not None:
+        return {"type": "input_audio", "input_audio": {"data": file.data, "format": kind}}
+    return {"type": "file", "file": {"filename": file.name, "file_data": file.address}}
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from miniclaw_sessions.core.protocol.messages import (
 )
 from miniclaw_sessions.core.protocol.parts import MAX_TOKENS, REASONING
 from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.files.formats.attached import Attached, attached
 from miniclaw_sessions.files.formats.codec import (
     has_kept,
     in_order,
@@ -66,6 +67,7 @@ WHOLE_CONTENT = "openai_content"
 OF_AGENTS = "openai-agents"
 """The key of `extra` that every message of the Agents SDK has: `adapters.openai_agents` marks them with it."""
 
+_SUMMARY = "miniclaw.summary:"  # the beginning of the content of a compaction that was made here; the summary follows
 _VERBATIM = "json"  # kept on a message that says nothing: an item that no message can hold
 _BEGINS = "message"  # kept on the first part of a message item of a reply: the other fields of that item
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -114,6 +116,8 @@ class ItemsRequest(Request):
                 items = [json.loads(kept_fields(message.extra, KEPT)[_VERBATIM])]
             except (ValueError, RecursionError):  # anyone can write such a message
                 items = []
+        elif not self._for_request and is_compaction(message):
+            items = [compaction_item(message.text, **kept_fields(message.extra, KEPT))]
         else:
             items = _write_said(message)
         if not self._for_request:
@@ -170,7 +174,15 @@ def _write_content(message: Message) -> str | list[dict[str, Any]]:
                     written.append({"type": "input_text", "text": NOT_SHOWABLE})
             case OtherPart(fields={"type": "openai_content", "content": dict(content)}):
                 written.append(content)
+            case OtherPart() if (file := attached(part)) is not None:
+                written.append(_write_file(file))
     return written
+
+
+def _write_file(file: Attached) -> dict[str, Any]:
+    if file.is_sound:  # Responses have no part for one
+        return {"type": "input_text", "text": f"(a file of type {file.media_type}, which cannot be shown)"}
+    return {"type": "input_file", "filename": file.name, "file_data": file.address}
 
 
 class _Reply:
@@ -313,6 +325,30 @@ def is_verbatim(message: Message) -> bool:
     return message.role is Role.CUSTOM and isinstance(kept_fields(message.extra, KEPT).get(_VERBATIM), str)
 
 
+def compaction_item(summary: str, **fields: Any) -> dict[str, Any]:
+    """The item that stands for a conversation whose summary was made here. It is not encrypted: the client has it all.
+
+    Args:
+        summary: what a model learns of the conversation.
+        fields: what else the item has.
+    """
+    return {**fields, "type": "compaction", "encrypted_content": _SUMMARY + summary}
+
+
+def summary_within(item: Mapping[str, Any]) -> str | None:
+    """The summary in an item of `compaction_item`; None: it is none, such as one that a service has encrypted."""
+    match item:
+        case {"type": "compaction", "encrypted_content": str(content)} if content.startswith(_SUMMARY):
+            return content.removeprefix(_SUMMARY) or None
+        case _:
+            return None
+
+
+def is_compaction(message: Message) -> bool:
+    """Whether a message was an item of `compaction_item`."""
+    return message.role is Role.COMPACTION_SUMMARY and has_kept(message.extra, KEPT)
+
+
 def _held(items: Sequence[Any]) -> list[Message] | None:
     """The messages for these items; None if they would not come back from the store as they are."""
     try:
@@ -347,6 +383,9 @@ class _ItemReader:
                 extra = {KEPT: without(item, "type", "call_id", "output")}
                 result = Message(Role.TOOL_RESULT, _read_content(output), tool_call_id=call_id, extra=extra)
                 return [*self.finish(), result]
+        if (summary := summary_within(item)) is not None:
+            rest = without(item, "type", "encrypted_content")
+            return [*self.finish(), Message(Role.COMPACTION_SUMMARY, summary, extra={KEPT: rest})]
         if not _is_made_by_model(item):
             return [*self.finish(), Message(Role.USER, (_whole(item),))]
         pieces = _read_made(item)

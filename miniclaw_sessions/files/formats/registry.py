@@ -29,7 +29,7 @@ class OwnFormat(NamedTuple):
         module, constant: where its `Format` is.
         signs: sets of names in one text each; a file of this format has one set whole, in one line or at the top of
             its document. `type=x` is a field `type` with the value `x`, `[]` a document that is a list, whose names
-            are those of its first element.
+            are those of its first element, and `#text` a file without JSON.
         never: a name that no line of such a file has; None: there is no such name.
         is_written: whether a session can be written in it.
     """
@@ -87,6 +87,29 @@ OURS = (
     ),
     OwnFormat("opencode", "opencode", "OPENCODE", ("info",), is_written=False),
     OwnFormat("opencode-export", "opencode", "OPENCODE_EXPORT", ("info messages",), is_written=False),
+    OwnFormat(
+        "goose",
+        "goose",
+        "GOOSE",
+        ("description message_count", "name message_count", "name extension_data", "role created content"),
+        is_written=False,
+    ),
+    OwnFormat("goose-export", "goose", "GOOSE_EXPORT", ("id working_dir conversation",), is_written=False),
+    OwnFormat("crush", "crush", "CRUSH", ("session",), is_written=False),
+    OwnFormat("open-webui", "open_webui", "OPEN_WEBUI", ("chat",), is_written=False),
+    OwnFormat("open-webui-export", "open_webui", "OPEN_WEBUI_EXPORT", ("[] chat", "chat"), is_written=False),
+    OwnFormat(
+        "librechat",
+        "librechat",
+        "LIBRECHAT",
+        ("conversationId exportAt messages", "conversationId exportAt messagesTree"),
+        is_written=False,
+    ),
+    OwnFormat("cursor", "cursor", "CURSOR", ("composer",), is_written=False),
+    OwnFormat("amp", "amp", "AMP", ("id created messages",), is_written=False),
+    OwnFormat("aider", "aider", "AIDER", ("#text",), is_written=False),
+    OwnFormat("copilot-cli", "copilot_cli", "COPILOT_CLI", ("type data id parentId",), is_written=False),
+    OwnFormat("copilot-cli-json", "copilot_cli", "COPILOT_CLI_JSON", ("sessionId chatMessages",), is_written=False),
     OwnFormat("llm", "llm", "LLM", ("thread", "conversation"), is_written=False),
     OwnFormat("nanobot", "nanobot", "NANOBOT", ("_type created_at", "_type key")),
     OwnFormat("miniclaw", "rust_miniclaw", "RUST_MINICLAW", ("session_id channel chat_id created_at messages",)),
@@ -139,6 +162,7 @@ def recognize(sample: Sample) -> Format:
     top = next(iter(sample.document), None) if is_list else sample.document
     lines = [*map(_names_of, sample.objects)]
     document = _names_of(top if isinstance(top, dict) else {}) | ({"[]"} if is_list else frozenset())
+    document |= {"#text"} if sample.text else frozenset()
     for ours in OURS:
         if ours.is_possible(lines, document) and (form := ours.load()).recognize(sample):
             return form

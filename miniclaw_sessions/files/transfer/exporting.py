@@ -32,6 +32,7 @@ from miniclaw_sessions.core.session.copying import PARENT_SESSION
 from miniclaw_sessions.core.stores.reading import readable
 from miniclaw_sessions.errors import ImportRefused
 from miniclaw_sessions.files.formats.codec import Foreseeing, Format, PageWriter, SessionFacts, Writer
+from miniclaw_sessions.files.transfer.linked import LINK, link_in
 
 T = TypeVar("T")
 
@@ -209,6 +210,10 @@ async def _entries(session: Session, places: _Places | None) -> AsyncIterator[En
 def session_facts(session: Session, form: Format) -> SessionFacts:
     """What a format's writer gets to know of a session; with the header of its file, if that was of this format."""
     metadata = {name: value for name, value in session.metadata.items() if not name.startswith(OWN_METADATA)}
+    if LINK in metadata and not form.is_read:  # people read it
+        chats = [chat.session_id for chat in link_in(metadata).chats]
+        del metadata[LINK]
+        metadata |= {"Linked with, now or earlier": ", ".join(chats)} if chats else {}
     known = session.metadata.get(SOURCE)
     known = known if isinstance(known, dict) else {}
     source = known if known.get("format") == form.name else {}

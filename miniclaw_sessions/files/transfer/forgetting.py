@@ -27,6 +27,7 @@ from miniclaw_sessions.errors import (
     SessionNotFound,
     StoreUnavailable,
 )
+from miniclaw_sessions.files.transfer.linked import link_set_by
 
 if TYPE_CHECKING:
     from miniclaw_sessions.core.manager.manager import SessionManager
@@ -60,6 +61,9 @@ class SelectedSession(msgspec.Struct, frozen=True, kw_only=True):
         last_used: when it was used last; of an expired one, when something was said in it last.
         entries: how many it has.
         is_chat: the person is its chat.
+        is_linked: the person's chat is, or was, linked with its chat, directly or by way of others.
+        joined: where a person was looked for, the sessions whose conversation its chat said yes to join.
+        joined_by: the own sessions of the chats that have joined its conversation, with a yes on both sides.
         messages: how many messages the person is the author of.
         held: why nothing may delete it; None: it may be deleted.
         archived: the archived file, where it has expired.
@@ -73,6 +77,9 @@ class SelectedSession(msgspec.Struct, frozen=True, kw_only=True):
     last_used: datetime
     entries: int
     is_chat: bool = False
+    is_linked: bool = False
+    joined: list[str] = []
+    joined_by: list[str] = []
     messages: int = 0
     held: str | None = None
     archived: str | None = None
@@ -80,7 +87,11 @@ class SelectedSession(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_of(self, which: Selection) -> bool:
         """Whether it is the person's, if one is looked for."""
-        return which.user is None or self.is_chat or self.messages > 0
+        return which.user is None or self.is_chat or self.is_linked or self.messages > 0
+
+    def may_be_of(self, which: Selection) -> bool:
+        """The same, before it is known which sessions are linked with those of the person."""
+        return self.is_of(which) or bool(self.joined or self.joined_by)
 
 
 class Forgotten(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +120,9 @@ class Archiving(Reader, Protocol):
 
 
 async def select_sessions(reader: Archiving, which: Selection) -> AsyncIterator[SelectedSession]:
-    """The sessions that are meant, those that have expired behind all others.
+    """The sessions that are meant: those that are in use, those that have expired, and those that are linked with them.
+
+    All chats that are or were linked are one person's, as both sides of each link have confirmed.
 
     Raises:
         InvalidSearch: no condition is set.
@@ -117,6 +130,29 @@ async def select_sessions(reader: Archiving, which: Selection) -> AsyncIterator[
         WrongKey, DamagedSeal: an archived file does not open.
     """
     which.require_something()
+    persons, others = set[str](), list[SelectedSession]()
+    joined, joined_by = set[tuple[str, str]](), set[tuple[str, str]]()
+    everywhere = msgspec.structs.replace(which, channel=None)  # a link may lead into the channel from another one
+    async for one in _candidates(reader, everywhere):
+        joined.update((one.session_id, other) for other in one.joined)
+        joined_by.update((other, one.session_id) for other in one.joined_by)
+        if one.is_of(which):
+            persons.add(one.session_id)
+            if which.channel in {None, one.channel}:
+                yield one
+        else:
+            others.append(one)
+    links = joined & joined_by  # what only one session says may be a lie, or was refused by the other chat
+    while met := {link for link in links if not persons.isdisjoint(link)}:
+        persons = persons.union(*met)
+        links -= met
+    for one in others:
+        if one.session_id in persons and which.channel in {None, one.channel}:
+            yield msgspec.structs.replace(one, is_linked=True)
+
+
+async def _candidates(reader: Archiving, which: Selection) -> AsyncIterator[SelectedSession]:
+    """The sessions that are meant, and of a person those that are linked with any others."""
     archive = reader.archive  # first: it refuses callers who may not see all sessions
     before = None if which.older_than_s is None else _ago(reader.clock.now(), which.older_than_s)
     names = set(await archive.names())  # before: what comes back meanwhile leaves it, and may be behind the lists then
@@ -133,7 +169,7 @@ async def select_sessions(reader: Archiving, which: Selection) -> AsyncIterator[
             if name in await archive.names():
                 raise
             continue
-        if expired is not None and expired.is_of(which) and (before is None or expired.last_used < before):
+        if expired is not None and expired.may_be_of(which) and (before is None or expired.last_used < before):
             with suppress(SessionNotFound):  # where it is in use again, and held, this copy is held with it
                 in_use = await find(reader, expired.session_id)
                 expired = msgspec.structs.replace(expired, held=in_use.journal.legal_hold)
@@ -143,7 +179,8 @@ async def select_sessions(reader: Archiving, which: Selection) -> AsyncIterator[
         with suppress(SessionNotFound):  # it came back, or was forgotten
             session = await find(reader, session_id)
             one = await _looked_into(session, session.last_accessed, which)
-            if one.is_of(which) and which.channel in {None, one.channel} and (before is None or one.last_used < before):
+            is_meant = one.may_be_of(which) and which.channel in {None, one.channel}
+            if is_meant and (before is None or one.last_used < before):
                 yield one
 
 
@@ -173,7 +210,7 @@ async def _in_use(reader: Archiving, which: Selection, before: datetime | None) 
                 with suppress(SessionNotFound):  # it was deleted meanwhile
                     one = await _looked_into(await find(reader, session_id), used_at, which)
                     is_its = which.channel in (None, one.channel)  # of a shortened id only the session itself says it
-                    found[session_id] = one if is_its and one.is_of(which) else None
+                    found[session_id] = one if is_its and one.may_be_of(which) else None
     still_old = found.keys() if behind is None else {session_id for _, session_id in listed}
     return [one for session_id, one in found.items() if one is not None and session_id in still_old]
 
@@ -192,6 +229,9 @@ async def _looked_into(session: Session, used_at: datetime, which: Selection) ->
         last_used=used_at,
         entries=session.last_sequence,
         is_chat=session.key.chat_id == which.user,
+        is_linked=authored.is_linked,
+        joined=sorted(authored.joined),
+        joined_by=sorted(authored.joined_by),
         messages=authored.messages,
         held=session.journal.legal_hold,
         problems=problems,
@@ -226,6 +266,9 @@ async def _looked_into_archived(archive: Archive, name: str, which: Selection) -
         last_used=last_used,
         entries=entries,
         is_chat=head["chat_id"] == which.user,
+        is_linked=authored.is_linked,
+        joined=sorted(authored.joined),
+        joined_by=sorted(authored.joined_by),
         messages=authored.messages,
         archived=name,
         problems=problems,
@@ -233,11 +276,14 @@ async def _looked_into_archived(archive: Archive, name: str, which: Selection) -
 
 
 class _Authored:
-    """Counts what a person said, entry by entry."""
+    """Counts what a person said, entry by entry, and which chats theirs is linked with."""
 
     def __init__(self, user: str | None) -> None:
         self._user = user
         self.messages = 0
+        self.is_linked = False
+        self.joined: set[str] = set()
+        self.joined_by: set[str] = set()
         self.newest: datetime | None = None
         self.title: str | None = None
 
@@ -248,6 +294,11 @@ class _Authored:
             self.title = entry.name or None
         if self._user is None:
             return
+        link = link_set_by(entry)
+        self.is_linked = self.is_linked or any(one.chat.chat_id == self._user for one in link.joined)
+        self.joined_by.update(one.chat.session_id for one in link.joined)
+        if link.joining is not None and link.joining.state != "asked":
+            self.joined.add(link.joining.chat.session_id)
         if isinstance(entry, Custom) and entry.custom_type == SUSPENDED:
             answer = entry.data.get("answer")  # a yes or no to what waited for it
             self.messages += isinstance(answer, dict) and str(answer.get("author")) == self._user

@@ -57,6 +57,9 @@ from miniclaw_sessions.files.formats.registry import recognize, recognizes
 HEAD_BYTES = 262_144
 """How much of a file is looked at to recognize it."""
 
+TEXT_BYTES = 4_096
+"""How much of it where it is text."""
+
 SAMPLE_LINES = 50
 MAX_LINE_BYTES = 67_108_864
 """A line that is longer than this ends the import: it would have to be held in memory whole."""
@@ -342,7 +345,7 @@ class Import:
         has_lines = objects > 1 or (objects == 1 and not self._bytes.at_end)
         is_by_line = has_lines if form is None else form.by_line
         if is_by_line or head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] not in (b"[", b"{"):
-            return Sample(lines=lines)
+            return Sample(lines=lines, text="" if objects else head[:TEXT_BYTES].decode(errors="replace"))
         data = await self._bytes.head(MAX_DOCUMENT_BYTES)
         if not self._bytes.at_end:
             raise ImportRefused(f"{self._name} is one document of more than {MAX_DOCUMENT_BYTES} bytes")

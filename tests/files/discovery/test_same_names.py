@@ -13,7 +13,8 @@ import pytest
 from miniclaw_sessions.files.discovery.databases import sessions_in
 from miniclaw_sessions.files.discovery.names import Names
 from miniclaw_sessions.files.discovery.overview import overview
-from miniclaw_sessions.files.discovery.programs import ProgramSession, programs_named
+from miniclaw_sessions.files.discovery.program import ProgramSession
+from miniclaw_sessions.files.discovery.programs import programs_named
 from miniclaw_sessions.service.api.shapes import ShownReply
 from miniclaw_sessions.service.client import ClientSession
 from tests.agents import file_of, make_database

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from miniclaw_sessions.files.discovery import databases
+from miniclaw_sessions.files.discovery import database, databases
 from tests.agents import make_database
 from tests.files.discovery.test_follower import TALK, claude_file, following, put
 
@@ -93,7 +93,7 @@ async def test_a_database_that_takes_for_ever_is_stopped_and_left_alone(
 async def test_what_is_too_large_for_the_memory_is_refused_and_its_neighbour_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(databases, "MAX_LINE_BYTES", 20_000)
+    monkeypatch.setattr(database, "MAX_LINE_BYTES", 20_000)
     async with following(tmp_path) as ours:
         script = TABLES + said("long", "x" * 1_000, parts=30) + said("small", "hello")
         make_database(ours.home, "opencode", script)

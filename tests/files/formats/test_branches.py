@@ -25,6 +25,7 @@ from miniclaw_sessions.files.transfer.importing import fork_from
 from tests.files.formats import test_claude_code as claude
 from tests.files.formats import test_codex as codex
 from tests.files.formats.codec_files import NOW
+from tests.programs import copilot_cli, open_webui
 
 pytestmark = pytest.mark.anyio
 
@@ -166,6 +167,37 @@ CODEX_ALL_ROLLED_BACK = [
 ]
 CODEX_ENDS_ROLLED_BACK = CODEX_ROLLBACK[: CODEX_ROLLBACK.index(CODEX_ROLLBACK[7]) + 1]
 
+# --- Copilot CLI and Open WebUI --------------------------------------------------------------------------------------
+
+
+def copilot_said(number: int, after: int, asked: str, answered: str) -> list[dict[str, Any]]:
+    return [
+        copilot_cli.event(number, "user.message", after=after, content=asked),
+        copilot_cli.event(number + 1, "assistant.message", messageId=f"m{number}", content=answered),
+    ]
+
+
+COPILOT_TAKEN_BACK = [
+    copilot_cli.EVENTS[0],
+    *copilot_said(2, 1, "Hello.", "How can I help?"),
+    *copilot_said(4, 3, "Sing.", "La la."),
+    *copilot_said(6, 3, "Tell me a joke.", "Knock, knock."),
+]
+WEBUI_EDIT = [
+    open_webui.HEADER,
+    *(
+        {"message": open_webui.said(*fields, model="m" if fields[2] == "assistant" else None)}
+        for fields in (
+            ("q1", None, "user", "Hello.", 1),
+            ("a1", "q1", "assistant", "How can I help?", 2),
+            ("q2", "a1", "user", "Sing.", 3),
+            ("a2", "q2", "assistant", "La la.", 4),
+            ("q3", "a1", "user", "Tell me a joke.", 5),
+            ("a3", "q3", "assistant", "Knock, knock.", 6),
+        )
+    ),
+]
+
 JOKE = ["Hello.", "How can I help?", "Tell me a joke.", "Knock, knock."]
 GREETING = JOKE[:2]
 
@@ -192,6 +224,8 @@ CASES: dict[str, tuple[Sequence[dict[str, Any]], list[str], tuple[str | None, st
     "claude code, a retry": (CLAUDE_RETRY, JOKE, ("claude-test-1", None)),
     "codex, a rollback": (CODEX_ROLLBACK, JOKE, ("gpt-test-6", "high")),
     "codex, everything rolled back": (CODEX_ALL_ROLLED_BACK, JOKE[2:], ("gpt-test-5", "low")),
+    "copilot cli, a prompt taken back": (COPILOT_TAKEN_BACK, JOKE, ("claude-sonnet-4.5", None)),
+    "open webui, an edited prompt": (WEBUI_EDIT, JOKE, ("m", None)),
     "codex, a rollback last": (CODEX_ENDS_ROLLED_BACK, GREETING, ("gpt-test-5", "low")),
 }
 

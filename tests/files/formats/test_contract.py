@@ -22,16 +22,23 @@ from miniclaw_sessions.core.protocol.encoding import encode_entry
 from miniclaw_sessions.core.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Role, TextPart, ThinkingPart, ToolCall, Usage
 from miniclaw_sessions.errors import ImportRefused
+from miniclaw_sessions.files.formats.amp import AMP
 from miniclaw_sessions.files.formats.anthropic import ANTHROPIC
 from miniclaw_sessions.files.formats.claude_code import CLAUDE_CODE
 from miniclaw_sessions.files.formats.codec import Format, Outcome, Sample, SessionFacts
 from miniclaw_sessions.files.formats.codex import CODEX
+from miniclaw_sessions.files.formats.copilot_cli import COPILOT_CLI, COPILOT_CLI_JSON
+from miniclaw_sessions.files.formats.crush import CRUSH
+from miniclaw_sessions.files.formats.cursor import CURSOR
 from miniclaw_sessions.files.formats.dive import DIVE
 from miniclaw_sessions.files.formats.entry_line import ENTRY_LINE
 from miniclaw_sessions.files.formats.gemini_cli import GEMINI_CLI, GEMINI_CLI_JSON
 from miniclaw_sessions.files.formats.google import GOOGLE
+from miniclaw_sessions.files.formats.goose import GOOSE, GOOSE_EXPORT
+from miniclaw_sessions.files.formats.librechat import LIBRECHAT
 from miniclaw_sessions.files.formats.llm import LLM
 from miniclaw_sessions.files.formats.nanobot import NANOBOT
+from miniclaw_sessions.files.formats.open_webui import OPEN_WEBUI
 from miniclaw_sessions.files.formats.openai_chat import OPENAI_CHAT
 from miniclaw_sessions.files.formats.openai_items import OPENAI_ITEMS
 from miniclaw_sessions.files.formats.opencode import OPENCODE, OPENCODE_EXPORT
@@ -60,6 +67,7 @@ from tests.files.formats.pi_files import AT, HEADER, LARGE, OLD_HEADER, OURS, RE
 from tests.files.formats.test_gemini_cli import GEMINI_DOCUMENT, GEMINI_ONCE
 from tests.files.formats.test_opencode import OPENCODE_LINES
 from tests.files.formats.test_rust_miniclaw import DOCUMENT
+from tests.programs import amp, copilot_cli, crush, cursor, goose, librechat, open_webui
 from tests.sampled import sampled
 
 FORMATS = all_formats()
@@ -111,6 +119,13 @@ LINES = {
     "gemini-cli": Example(GEMINI_CLI, GEMINI_ONCE),
     "opencode": Example(OPENCODE, OPENCODE_LINES),
     "llm": Example(LLM, llm.SECOND),
+    "goose": Example(GOOSE, goose.COMPACTED),
+    "goose, an older version": Example(GOOSE, goose.OLD),
+    "crush": Example(CRUSH, [*crush.LINES, {"message": crush.SUMMARY}]),
+    "copilot-cli": Example(COPILOT_CLI, copilot_cli.EVENTS),
+    "copilot-cli, a subagent": Example(COPILOT_CLI, copilot_cli.SUBAGENT),
+    "open-webui": Example(OPEN_WEBUI, open_webui.LINES),
+    "cursor": Example(CURSOR, cursor.LINES),
     "nanobot": Example(NANOBOT, nanobot.NEWEST),
     "nanobot, the oldest": Example(NANOBOT, nanobot.OLDEST),
     "nanobot, consolidated": Example(NANOBOT, nanobot.consolidated(12, 20)),
@@ -127,6 +142,10 @@ DOCUMENTS = {
     "miniclaw": Example(RUST_MINICLAW, [DOCUMENT]),
     "gemini-cli-json": Example(GEMINI_CLI_JSON, [GEMINI_DOCUMENT]),
     "opencode-export": Example(OPENCODE_EXPORT, [{"info": OPENCODE_LINES[0]["info"], "messages": OPENCODE_LINES[1:]}]),
+    "copilot-cli-json": Example(COPILOT_CLI_JSON, [copilot_cli.HISTORY]),
+    "librechat": Example(LIBRECHAT, [librechat.DOCUMENT]),
+    "amp": Example(AMP, [amp.DOCUMENT]),
+    "goose-export": Example(GOOSE_EXPORT, [{**goose.HEADER, "conversation": goose.SESSION[1:]}]),
     "openai": chat(
         *(OPENAI_CHAT, "messages", {"role": "system", "content": "Be brief."}),
         {
@@ -204,9 +223,12 @@ def again(form: Format, file: bytes) -> Read:
 
 
 def test_every_format_that_is_read_has_an_example() -> None:
-    assert {example.form.name for example in EXAMPLES.values()} == {form.name for form in READABLE}
+    has_examples = {form.name for form in READABLE} - {"aider", "open-webui-export"}  # text, and no list
+    assert {example.form.name for example in EXAMPLES.values()} == has_examples
     assert {form.name for form in FORMATS if not form.is_written} == {
-        *("codex", "claude-code", "gemini-cli", "gemini-cli-json", "opencode", "opencode-export", "llm")
+        *("codex", "claude-code", "gemini-cli", "gemini-cli-json", "opencode", "opencode-export", "llm"),
+        *("goose", "goose-export", "crush", "aider", "copilot-cli", "copilot-cli-json"),
+        *("open-webui", "open-webui-export", "librechat", "cursor", "amp"),
     }
     assert {form.name for form in FORMATS if form.reader is None} == {"html", "markdown"}
 

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from miniclaw_sessions.channels.markdown import html_of
+from miniclaw_sessions.channels.slack.mrkdwn import mrkdwn
 from miniclaw_sessions.channels.splitting import split
-from miniclaw_sessions.channels.telegram_html import telegram_html
+from miniclaw_sessions.channels.telegram.html import telegram_html
+from miniclaw_sessions.channels.whatsapp.text import whatsapp_text
 from miniclaw_sessions.files.formats.fences import language_and_words
 from miniclaw_sessions.files.formats.html.prose import prose
 from miniclaw_sessions.service.cli.markdown import MarkdownStream
@@ -32,14 +34,19 @@ def in_a_terminal(text: str) -> str:
 RENDERERS: dict[str, Callable[[str], str]] = {
     "telegram": telegram_html,
     "matrix and e-mail": html_of,
+    "slack": mrkdwn,
     "page": prose,
     "terminal": in_a_terminal,
+    "whatsapp": whatsapp_text,
 }
+
+WITHOUT_TAGS = {"terminal", "whatsapp"}
 
 
 def shown(name: str, text: str) -> list[str]:
     rendered = RENDERERS[name](text)
-    return re.findall(r"[a-z]\w*", rendered if name == "terminal" else unescape(re.sub(r"<[^>]*>", " ", rendered)))
+    rendered = re.sub('<p class="language">.*?</p>', "", rendered)  # the page names the language, which is no word
+    return re.findall(r"[a-z]\w*", rendered if name in WITHOUT_TAGS else unescape(re.sub(r"<[^>]*>", " ", rendered)))
 
 
 @pytest.mark.parametrize("name", RENDERERS)

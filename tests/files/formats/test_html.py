@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -91,6 +91,12 @@ class Elements(HTMLParser):
         return [value for _, attribute, value in self.attributes if attribute == name]
 
 
+def files(name: str, media_type: str, data: str) -> tuple[OtherPart, OtherPart]:
+    source = {"type": "base64", "media_type": media_type, "data": data}
+    file = {"filename": name, "file_data": f"data:{media_type};base64,{data}"}
+    return OtherPart({"type": "file", "file": file}), OtherPart({"type": "document", "source": source, "title": name})
+
+
 def everything(text: str) -> Growing:
     """A session in which a text stands wherever a text can stand."""
     session = Growing()
@@ -99,6 +105,8 @@ def everything(text: str) -> Growing:
     session.say(
         Message.user((TextPart(text), ImagePart(text, data=text), ImagePart(url=text), OtherPart({"type": text})))
     )
+    session.say(Message.user((TextPart(text, extra={"file": {"filename": text}}), *files(text, text, "!"))))
+    session.say(Message.user(files(text, "application/pdf", "JVBERg==")))
     said = session.say(
         Message(
             Role.ASSISTANT,
@@ -147,45 +155,6 @@ def test_no_control_character_gets_through(text: str) -> None:
     )
 
 
-PROSE = {"p", "pre", "blockquote", "div", "hr", "code", "strong", "em", "ul", "ol", "li"}
-TABLE = {"table", "thead", "tbody", "tr", "th", "td"}
-HOSTILE = [
-    *SPEAKING_HTML,
-    *(
-        "[a](javascript:alert(1))",
-        "[a](data:text/html,x)",
-        "![a](https://example.org/pixel.png)",
-        "<https://a.example>",
-    ),
-    *("[a]: javascript:x\n\n[a]", "https://example.org", '```"><script>\nx\n```', '| a |\n|:-:|\n| "><b> |'),
-    *("&#x1b;[31m", "&lt;script&gt;", "\\<script>", "`<b>`", "99999999999. x", '3) x" onclick="y', "    <b>"),
-]
-
-
-@settings(suppress_health_check=[HealthCheck.too_slow])
-@given(
-    text=st.text(alphabet="<>&\"'`*|#-!/[]():; \n\tab\u202e\x00")
-    | st.text()
-    | st.lists(st.sampled_from(HOSTILE)).map("\n\n".join)
-)
-def test_prose_makes_no_element_but_its_own(text: str) -> None:
-    elements = Elements(prose(text))
-    assert set(elements.tags) <= PROSE | TABLE
-    assert {(name, value) for _, name, value in elements.attributes if name != "start"} <= {
-        ("class", kind) for kind in ("code", "heading", "table")
-    }
-    assert all((value or "").isdigit() for value in elements.all_of("start"))
-    assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e]", elements.text)
-
-
-@pytest.mark.parametrize("text", HOSTILE)
-def test_what_could_load_or_lead_somewhere_is_shown_as_it_was_written(text: str) -> None:
-    elements = Elements(prose(text))
-    assert not {"a", "img", "script", "b", "svg"} & elements.tags.keys()
-    for address in ("javascript:", "https://", "data:", "&#x1b;", "&lt;"):
-        assert (address in text) == (address in elements.text)
-
-
 @given(words=st.lists(st.text(alphabet="abcdef", min_size=1), min_size=1))
 def test_prose_leaves_no_word_out(words: list[str]) -> None:
     text = "\n".join(
@@ -211,13 +180,31 @@ def test_prose_reads_as_it_was_meant() -> None:
     text = "## Found *it*\n\nIn `a*b*c`, **`x` now**:\n- one\n  - two\n\n"
     text += "| a | b |\n|---|--:|\n| 1 | `2` |\n```py\nif a < b:\n```\n> so\n\n7. x"
     assert prose(text).split("\n") == [
-        '<p class="heading">Found <em>it</em></p>',
-        "<p>In <code>a*b*c</code>, <strong><code>x</code> now</strong>:</p>",
-        *("<ul>", "<li>one", "<ul>", "<li>two</li>", "</ul>", "</li>", "</ul>"),
-        *('<div class="table"><table>', "<thead>", "<tr>", "<th>a</th>", "<th>b</th>", "</tr>", "</thead>"),
-        *("<tbody>", "<tr>", "<td>1</td>", "<td><code>2</code></td>", "</tr>", "</tbody>", "</table></div>"),
-        *('<pre class="code">', "if a &lt; b:</pre>", "<blockquote>", "<p>so</p>", "</blockquote>"),
-        *('<ol start="7">', "<li>x</li>", "</ol>", ""),
+        '<p class="heading" dir="auto">Found <em>it</em></p>',
+        '<p dir="auto">In <code>a*b*c</code>, <strong><code>x</code> now</strong>:</p>',
+        *("<ul>", '<li dir="auto">one', "<ul>", '<li dir="auto">two</li>', "</ul>", "</li>", "</ul>"),
+        *(
+            '<div class="table" dir="auto"><table>',
+            "<thead>",
+            "<tr>",
+            "<th>a</th>",
+            '<th class="right">b</th>',
+            "</tr>",
+            "</thead>",
+        ),
+        *(
+            "<tbody>",
+            "<tr>",
+            "<td>1</td>",
+            '<td class="right"><code>2</code></td>',
+            "</tr>",
+            "</tbody>",
+            "</table></div>",
+        ),
+        *('<div class="code"><p class="language">Python</p><pre class="code">',),
+        *('<span class="keyword">if </span>a &lt; b:</pre></div>', '<blockquote dir="auto">'),
+        *("<p>so</p>", "</blockquote>"),
+        *('<ol start="7">', '<li dir="auto">x</li>', "</ol>", ""),
     ]
 
 
@@ -227,6 +214,15 @@ def test_prose_reads_as_it_was_meant() -> None:
         [
             *("`" * 30_000, "*" * 30_000, "*a" * 15_000, "|-" * 15_000, "> " * 15_000, "-" * 30_000, "_*" * 15_000),
             *("- " * 15_000, "[" * 30_000, "`a" * 15_000, "\\" * 30_000, "".join(f"{'`' * n} " for n in range(250))),
+            *("$" * 30_000, "$a" * 15_000, "$$\n" * 10_000, "\\[\n" * 10_000, "\\(" * 15_000, "http://" * 5_000),
+            *(
+                "[^" * 15_000,
+                "~~a" * 10_000,
+                "![" * 15_000,
+                "[a](" * 8_000,
+                "<http:" * 5_000,
+                "https://a" + "(" * 30_000,
+            ),
             *("|a\n|-\n\n" * 3_000, "|a|\n|-|\n" + "|x|\n" * 6_000),
         ],
         every=5,
@@ -240,7 +236,9 @@ def test_no_text_takes_long(text: str) -> None:
 def test_the_page_loads_nothing_and_runs_only_its_own_script() -> None:
     elements = Elements(page(everything("https://example.org/x.png").entries))
     assert not {"link", "iframe", "object", "base", "form"} & elements.tags.keys()
-    assert all((value or "").startswith("#") for value in elements.all_of("href"))
+    led_to = {value or "" for value in elements.all_of("href")}
+    known = "data:application/pdf;base64,JVBERg=="
+    assert {value for value in led_to if not value.startswith(("#", "https://example.org/"))} == {known}
     assert elements.all_of("src") == []
     (policy,) = (value or "" for value in elements.all_of("content") if "default-src" in (value or ""))
     assert policy.startswith("default-src 'none'; style-src 'sha256-")
@@ -264,6 +262,29 @@ def test_only_images_that_the_page_carries_are_shown(image: ImagePart, source: l
     session = Growing()
     session.say(Message.user((image,)))
     assert Elements(page(session.entries)).all_of("src") == source
+
+
+@pytest.mark.parametrize(
+    ("media_type", "data", "link", "player"),
+    [
+        ("application/pdf", "JVBERg==", "data:application/pdf;base64,JVBERg==", []),
+        ("audio/wav", "UklGRg==", "data:audio/wav;base64,UklGRg==", ["data:audio/wav;base64,UklGRg=="]),
+        ("text/html", "PGI+", "data:application/octet-stream;base64,PGI+", []),
+        ("audio/mpeg", '"><script>', None, []),
+    ],
+)
+def test_a_file_can_be_saved_and_a_sound_be_heard(
+    media_type: str, data: str, link: str | None, player: list[str]
+) -> None:
+    session = Growing()
+    session.say(Message.user((TextPart("See"), *files("a <b>.pdf", media_type, data)[:1])))
+    session.say(Message.user((TextPart("\n\n[File: n.txt]\nMilk", extra={"file": {"filename": "n.txt"}}),)))
+    elements = Elements(page(session.entries))
+    assert [value for value in elements.all_of("href") if str(value).startswith("data:")] == ([link] if link else [])
+    assert elements.all_of("download") == (["a <b>.pdf"] if link else [])
+    assert elements.all_of("src") == player
+    assert "a <b>.pdf" in elements.text
+    assert "n.txt 4 bytes\nMilk" in elements.text
 
 
 # --- what the page holds ---------------------------------------------------------------------------------------------

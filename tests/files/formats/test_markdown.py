@@ -101,9 +101,15 @@ def test_parts_that_are_not_text_are_named() -> None:
         ThinkingPart("hm"),
         ImagePart("image/png", data="AAAA"),
         OtherPart({"type": "video", "secret": "x"}),
+        OtherPart(
+            {"type": "file", "file": {"filename": "a*.pdf", "file_data": "data:application/pdf;base64,JVBERg=="}}
+        ),
+        TextPart("\n\n[File: n.txt]\nMilk", extra={"file": {"filename": "n.txt"}}),
     )
     markdown = rendered(Message(Role.USER, parts))
     assert "> see\n\n*Thinking*\n\n> hm\n\n*Image: image/png*\n\n*Content of type video*\n" in markdown
+    assert "*File: a\\*.pdf (4 bytes)*" in markdown
+    assert "*File: n.txt*\n\n```\nMilk\n```" in markdown
     assert "AAAA" not in markdown
 
 

@@ -36,6 +36,8 @@ from miniclaw_sessions.core.protocol.messages import (
     ToolCall,
     Usage,
 )
+from miniclaw_sessions.files.formats.attached import attached, text_of_file, uploaded
+from miniclaw_sessions.files.formats.html.attachments import file_named, file_shown, text_shown
 from miniclaw_sessions.files.formats.html.prose import escaped, preformatted, prose
 from miniclaw_sessions.files.formats.outline import Row
 from miniclaw_sessions.files.formats.tool_calls import parsed
@@ -46,6 +48,8 @@ IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "
 _SPEAKERS = {Role.SYSTEM: "system", Role.USER: "user", Role.ASSISTANT: "assistant"}
 _USUAL_ENDS = (None, "stop", "toolUse", "end_turn", "tool_use")
 _BASE64 = re.compile(r"[A-Za-z0-9+/=\s]+")
+_FETCHED_CHARACTERS = 65_536
+"""A longer image is not repeated each time that the page reads the newest articles."""
 
 
 def anchor(entry_id: str) -> str:
@@ -66,7 +70,16 @@ def kind_of(entry: Entry) -> str:
             return "note"
 
 
-def article(row: Row, *, number: int, parent: int | None, ways: Iterable[tuple[int, Row]], currency: str) -> str:
+def article(  # noqa: PLR0913 - options, each with a name
+    row: Row,
+    *,
+    number: int,
+    parent: int | None,
+    ways: Iterable[tuple[int, Row]],
+    currency: str,
+    carries: bool = True,
+    is_step: bool = False,
+) -> str:
     """One row of the tree.
 
     Args:
@@ -75,11 +88,18 @@ def article(row: Row, *, number: int, parent: int | None, ways: Iterable[tuple[i
         parent: the number of the row that it follows.
         ways: at a fork, the rows with which the conversation goes on, and their numbers.
         currency: what costs are in.
+        carries: whether the files of messages are within it; or else a page fetches them from where it says.
+        is_step: whether it goes on with what the assistant did just before, below one heading.
     """
     entry = row.entry
-    kinds = [kind_of(entry), *(["first"] if row.begins else []), *(["leaf"] if row.is_leaf else [])]
+    kinds = [
+        kind_of(entry),
+        *(["goes-on"] if is_step else []),
+        *(["first"] if row.begins else []),
+        *(["leaf"] if row.is_leaf else []),
+    ]
     up = "" if parent is None else f' data-up="{parent}"'
-    body = _message(row, entry) if isinstance(entry, MessageEntry) else _event(entry)
+    body = _message(row, entry, carries=carries) if isinstance(entry, MessageEntry) else _event(entry, carries=carries)
     labels = [piece for piece in row.folded if isinstance(piece, Label)]
     marks = "".join(f'<span id="{anchor(label.id)}"></span>' for label in labels)
     return (
@@ -135,10 +155,10 @@ def _ways(ways: Iterable[tuple[int, Row]]) -> str:
 # --- messages --------------------------------------------------------------------------------------------------------
 
 
-def _message(row: Row, entry: MessageEntry) -> str:
+def _message(row: Row, entry: MessageEntry, *, carries: bool) -> str:
     message = entry.message
     is_output = message.role in (Role.TOOL_RESULT, Role.BASH_EXECUTION)
-    body = "".join(_part(part, is_output=is_output) for part in _parts(message))
+    body = _body(entry, is_output=is_output, carries=carries)
     extra = message.extra or {}
     command, output = extra.get("command"), extra.get("output")
     if message.role is Role.BASH_EXECUTION and isinstance(command, str):  # some sources keep it beside the output
@@ -146,19 +166,46 @@ def _message(row: Row, entry: MessageEntry) -> str:
         body = preformatted(f"$ {command}", "command") + said + body
     results = [piece for piece in row.folded if isinstance(piece, MessageEntry)]
     calls = "".join(
-        _call(call, [result for result in results if result.message.tool_call_id == call.id])
+        _call(call, [result for result in results if result.message.tool_call_id == call.id], carries=carries)
         for call in message.tool_calls or ()
     )
     failed = ' class="failed"' if message.is_error else ""
     return f"<div{failed}>{body}{calls}</div>"
 
 
+def words(entry: MessageEntry) -> str:
+    """What a message says, for a person who may see no more: no thinking, no tool calls; its larger files by name."""
+    return "".join(_worded(part) for part in _parts(entry.message) if not isinstance(part, ThinkingPart))
+
+
+def _worded(part: Part) -> str:
+    if (file := attached(part)) is not None:
+        return file_named(file.name, file.size)
+    if isinstance(part, ImagePart) and len(data := inlined(part).data or "") > _FETCHED_CHARACTERS:
+        return file_named("image", len(data) * 3 // 4)
+    return _part(part, is_output=False, at=None)
+
+
+def _body(entry: MessageEntry, *, is_output: bool, carries: bool) -> str:
+    return "".join(
+        _part(part, is_output=is_output, at=None if carries else _path(entry, place))
+        for place, part in enumerate(_parts(entry.message))
+    )
+
+
+def _path(entry: Entry, place: int) -> str:
+    """Where the page fetches a file, within its session."""
+    return f"{quote(entry.id, safe='', errors='surrogatepass')}/files/{place}"
+
+
 def _parts(message: Message) -> Sequence[Part]:
     return (TextPart(message.content),) if isinstance(message.content, str) else message.content
 
 
-def _part(part: Part, *, is_output: bool) -> str:
+def _part(part: Part, *, is_output: bool, at: str | None) -> str:  # noqa: PLR0911 - one return for each type
     match part:
+        case TextPart() if (file := text_of_file(part)) is not None:
+            return text_shown(*file)
         case TextPart(text=text):
             return (preformatted(text) if is_output else prose(text)) if text else ""
         case ThinkingPart(thinking=thinking):
@@ -168,14 +215,18 @@ def _part(part: Part, *, is_output: bool) -> str:
             part = inlined(part)
             media_type, data = part.media_type, part.data
             if data is not None and media_type in IMAGE_TYPES and _BASE64.fullmatch(data):
+                if at is not None and len(data) > _FETCHED_CHARACTERS:
+                    return f'<img alt="image" data-file="{escaped(at)}">'
                 return f'<img alt="image" loading="lazy" src="data:{media_type};base64,{data}">'
             where = part.url if part.url is not None and not part.url.startswith("data:") else None
             return f'<p class="missing">Image: {escaped(where or media_type or "of unknown type")}</p>'
+        case OtherPart() if (other := attached(part)) is not None:
+            return file_shown(other, at)
         case OtherPart(fields=fields):
             return f'<p class="missing">Content of type {escaped(str(fields.get("type")))}</p>'
 
 
-def _call(call: ToolCall, results: Sequence[MessageEntry]) -> str:
+def _call(call: ToolCall, results: Sequence[MessageEntry], *, carries: bool) -> str:
     """A call with its arguments by name, texts as they read; anything but an object as it stands."""
     named = parsed(call.arguments, None)
     if isinstance(named, dict):
@@ -187,7 +238,7 @@ def _call(call: ToolCall, results: Sequence[MessageEntry]) -> str:
     has_failed = any(result.message.is_error for result in results)
     outputs = [] if call.output is None else [preformatted(call.output)]
     for result in results:
-        parts = "".join(_part(part, is_output=True) for part in _parts(result.message))
+        parts = _body(result, is_output=True, carries=carries)
         outputs.append(f'<div class="result" id="{anchor(result.id)}">{parts or _NOTHING}</div>')
     return (
         f'<details class="call{" failed" if has_failed else ""}"><summary><b>{escaped(call.name)}</b> '
@@ -208,8 +259,10 @@ def _as_json(value: Any) -> str:
 # --- everything else -------------------------------------------------------------------------------------------------
 
 
-def _event(entry: Entry) -> str:
+def _event(entry: Entry, *, carries: bool) -> str:
     match entry:
+        case Custom(custom_type=kind, data=data) if (file := uploaded(kind, data)) is not None:
+            return f"<div>{file_shown(file, None if carries else _path(entry, 0))}</div>"
         case Compaction(summary=summary):
             instead = f"<details><summary>What a model gets instead</summary>{prose(summary) or _NOTHING}</details>"
             after = "" if entry.tokens_after is None else f" became {entry.tokens_after:,}"

@@ -214,6 +214,34 @@
     act();
   });
 
+  // --- code ---
+
+  for (const block of document.querySelectorAll("div.code")) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "copy";
+    button.setAttribute("aria-label", "Copy the code");
+    block.append(button);
+  }
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest?.("button.copy");
+    if (!button) return;
+    const code = button.parentElement.querySelector("pre");
+    let done = "copied";
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+    } catch {
+      getSelection().selectAllChildren(code);
+      done = "marked";
+    }
+    button.classList.add(done);
+    button.setAttribute("aria-label", done === "copied" ? "Copied" : "Marked: copy it with Ctrl C");
+    setTimeout(() => {
+      button.classList.remove(done);
+      button.setAttribute("aria-label", "Copy the code");
+    }, 2000);
+  });
+
   // --- the beginning ---
 
   find("elsewhere")?.remove();

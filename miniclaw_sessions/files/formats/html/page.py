@@ -18,7 +18,7 @@ from miniclaw_sessions.core.protocol.entries import Entry, LeafMove, MessageEntr
 from miniclaw_sessions.core.protocol.json_values import in_utc
 from miniclaw_sessions.core.protocol.messages import Usage
 from miniclaw_sessions.files.formats.codec import SessionFacts
-from miniclaw_sessions.files.formats.html.articles import anchor, article, tokens_and_cost
+from miniclaw_sessions.files.formats.html.articles import anchor, article, kind_of, tokens_and_cost
 from miniclaw_sessions.files.formats.html.prose import escaped
 from miniclaw_sessions.files.formats.html.sources import SHARED_STYLES, source
 from miniclaw_sessions.files.formats.html.tree import folded, line_of, tree_list
@@ -76,9 +76,9 @@ class HtmlPage:
         leaf = next((row for row in rows if row.is_leaf), None)
         to_leaf = anchor(entries.row(leaf).entry.id) if leaf is not None else "conversation"
         branches = Branches(rows)
-        policy = (  # the page's own style and script, the images that it carries, and nothing else
+        policy = (  # the page's own style and script, the images and sounds that it carries, and nothing else
             f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data:; "
-            "base-uri 'none'; form-action 'none'"
+            "media-src data:; base-uri 'none'; form-action 'none'"
         )
         yield f"""<!DOCTYPE html>
 <html lang="en">
@@ -104,7 +104,7 @@ class HtmlPage:
 <main>
 <header>
 <a class="open" href="#tree">Tree</a>
-<h1>{title}</h1>
+<h1 dir="auto">{title}</h1>
 {self._about()}
 </header>
 <p id="aside" hidden>This branch was left. <a href="#{to_leaf}">Back to where the conversation goes on</a></p>
@@ -180,11 +180,21 @@ def _digest(source: str) -> str:
 
 def _articles(branch: Iterable[int], branches: Branches, entries: _Entries, currency: str) -> Iterator[str]:
     """The articles of a branch."""
+    before = ""
     for number in branch:
         ways = [(way, entries.row(branches.rows[way])) for way in branches.ways.get(number, ())]
         parent = branches.parents[number]
         row = entries.row(branches.rows[number])
-        yield article(row, number=number, parent=parent if parent >= 0 else None, ways=ways, currency=currency)
+        kind = kind_of(row.entry)
+        yield article(
+            row,
+            number=number,
+            parent=parent if parent >= 0 else None,
+            ways=ways,
+            currency=currency,
+            is_step=before == kind == "assistant",
+        )
+        before = "" if ways else kind
 
 
 def _elsewhere(branches: Branches, entries: _Entries, currency: str) -> Iterator[str]:

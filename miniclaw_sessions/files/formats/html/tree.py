@@ -96,7 +96,7 @@ def _item(row: NumberedRow | Fold, read: Callable[[NumberedRow], Line], *, is_wh
         leaf = '<span class="here">leaf</span>' if row.is_leaf else ""
         link = f'href="#{anchor(line.entry_id)}" data-n="{line.sequence}" title="{escaped(line.who)}"'
         on = " on" if row.is_current else ""
-        yield f'<li class="{line.kind}{on}"><a {link}>{leaf}{label}{escaped(line.words)}</a>'
+        yield f'<li class="{line.kind}{on}"><a {link} dir="auto">{leaf}{label}{escaped(line.words)}</a>'
         return
     first, last = (read(_end(row, place)).sequence for place in (0, -1))
     ends = "" if is_whole else f' data-first="{first}" data-last="{last}"'
