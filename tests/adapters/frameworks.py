@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, cast
 
+import agent_framework
 import agents
 import agents.testing
 import pydantic_ai
@@ -22,6 +23,10 @@ from anyio.lowlevel import checkpoint
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Send
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.base.llms.types import ChatMessage, ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock
+from llama_index.core.llms.mock import MockFunctionCallingLLM
+from llama_index.core.memory import ChatMemoryBuffer
 from openai.types.responses import ResponseReasoningItem
 from openai.types.responses.response_reasoning_item import Summary
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ThinkingPart, ToolCallPart
@@ -30,8 +35,10 @@ from strands.agent.conversation_manager import NullConversationManager
 from strands.models import Model
 from strands.session.repository_session_manager import RepositorySessionManager
 
+from miniclaw_sessions.adapters.agent_framework import MiniclawHistoryProvider, from_agent_framework
 from miniclaw_sessions.adapters.langchain import MiniclawChatMessageHistory, from_langchain
 from miniclaw_sessions.adapters.langgraph import MiniclawSaver
+from miniclaw_sessions.adapters.llama_index import MiniclawChatStore, from_llama_index
 from miniclaw_sessions.adapters.openai_agents import MiniclawSession
 from miniclaw_sessions.adapters.pydantic_ai import load_messages, save
 from miniclaw_sessions.adapters.strands import MiniclawSessionRepository
@@ -251,6 +258,93 @@ def _streamed(reply: Reply) -> Iterator[Any]:
     yield {"messageStop": {"stopReason": "tool_use" if reply.calls else "end_turn"}}
 
 
+# --- Microsoft Agent Framework ---------------------------------------------------------------------------------------
+
+
+class Layers(
+    agent_framework.FunctionInvocationLayer[Any],
+    agent_framework.ChatMiddlewareLayer[Any],
+    agent_framework.BaseChatClient[Any],
+):
+    """What the framework's own clients are made of."""
+
+
+async def with_agent_framework(place: Place, turn: Turn, watch: Watch) -> None:
+    class History(MiniclawHistoryProvider):
+        async def save_messages(self, session_id: str | None, messages: Any, **rest: Any) -> None:
+            await super().save_messages(session_id, messages, **rest)
+            watch.acknowledged(*(message.text for message in from_agent_framework(messages)))
+
+    class Scripted(Layers):
+        async def _inner_get_response(self, *, messages: Any, **_: Any) -> agent_framework.ChatResponse:
+            watch.asked(from_agent_framework(messages))
+            return agent_framework.ChatResponse(messages=[_framework_message(next(replies))])
+
+    async def work(label: str) -> str:
+        watch.ran(label)
+        await asyncio.sleep(0)
+        return result_of(label)
+
+    replies = turn.replies()
+    agent = agent_framework.Agent(
+        client=cast("Any", Scripted()),
+        name=AGENT,
+        tools=[work],
+        context_providers=[History(place.holder, channel=CHANNEL)],
+        require_per_service_call_history_persistence=turn.resumes != "close",  # else when the run has ended
+    )
+    picture = agent_framework.Content.from_uri(f"data:image/png;base64,{PICTURE}")
+    shown: list[Any] = [turn.question, *([picture] if turn.picture else [])]
+    session = agent.create_session(session_id=CHAT)
+    said = await agent.run(agent_framework.Message("user", shown), session=session)
+    assert said.text.endswith(turn.answer)
+
+
+def _framework_message(reply: Reply) -> agent_framework.Message:
+    new = agent_framework.Content
+    calls = [new.from_function_call(id_, "work", arguments={"label": label}) for id_, label in reply.calls]
+    thought = [new.from_text_reasoning(text="hm", protected_data="c2ln")] if reply.thinks else []
+    return agent_framework.Message("assistant", [*thought, new.from_text(reply.text), *calls])
+
+
+# --- LlamaIndex ------------------------------------------------------------------------------------------------------
+
+
+async def with_llama_index(place: Place, turn: Turn, watch: Watch) -> None:
+    class Store(MiniclawChatStore):
+        async def async_add_message(self, key: str, message: ChatMessage) -> None:
+            await super().async_add_message(key, message)
+            watch.acknowledged(*(one.text for one in from_llama_index([message])))
+
+    def reply(messages: Any, **_: Any) -> ChatMessage:
+        watch.asked(from_llama_index(messages))
+        return _index_message(next(replies))
+
+    async def work(label: str) -> str:
+        """Works."""
+        watch.ran(label)
+        await asyncio.sleep(0)
+        return result_of(label)
+
+    replies = turn.replies()
+    store = cast("Any", Store)(place.holder, channel=CHANNEL)
+    memory = ChatMemoryBuffer.from_defaults(chat_store=store, chat_store_key=CHAT, token_limit=10**7)
+    model = MockFunctionCallingLLM(response_generator=reply, is_chat_model=True)
+    agent = FunctionAgent(name=AGENT, llm=model, tools=[work], streaming=False)
+    picture = ImageBlock(image=PICTURE.encode(), image_mimetype="image/png")
+    shown = ChatMessage(role="user", blocks=[TextBlock(text=turn.question), *([picture] if turn.picture else [])])
+    said: Any = await agent.run(user_msg=shown, memory=memory)
+    assert said.response.content == turn.answer
+
+
+def _index_message(reply: Reply) -> ChatMessage:
+    thought = [ThinkingBlock(content="hm")] if reply.thinks else []
+    calls = [
+        ToolCallBlock(tool_call_id=id_, tool_name="work", tool_kwargs={"label": label}) for id_, label in reply.calls
+    ]
+    return ChatMessage(role="assistant", blocks=[*thought, TextBlock(text=reply.text), *calls])
+
+
 STEPS: dict[str, Step] = {
     "our own": with_our_own_agent,
     "openai-agents": with_openai_agents,
@@ -258,4 +352,6 @@ STEPS: dict[str, Step] = {
     "langchain": with_langchain,
     "langgraph": with_langgraph,
     "strands": with_strands,
+    "agent-framework": with_agent_framework,
+    "llama-index": with_llama_index,
 }

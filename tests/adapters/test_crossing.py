@@ -15,7 +15,10 @@ from tests.adapters.steps import CHANNEL, CHAT, Place
 from tests.adapters.turns import Turn
 from tests.legality import is_legal
 
-pytestmark = pytest.mark.anyio
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning"),  # in LlamaIndex' workflows
+]
 
 
 class Asked:

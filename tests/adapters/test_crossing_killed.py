@@ -43,7 +43,10 @@ SEEDS = [int(os.environ["CROSSING_SEED"])] if "CROSSING_SEED" in os.environ else
 
 NOT_FOR: dict[str, frozenset[str]] = {  # what a framework refuses itself, or sends as it was given
     "openai-agents": AMBIGUOUS | {"none", "very long", "repeated"},
-    **dict.fromkeys(("pydantic-ai", "langchain", "langgraph", "strands", "google-adk"), AMBIGUOUS | {"none"}),
+    **dict.fromkeys(
+        ("pydantic-ai", "langchain", "langgraph", "strands", "agent-framework", "llama-index", "google-adk"),
+        AMBIGUOUS | {"none"},
+    ),
 }
 
 STEPS = [*frameworks.STEPS, "google-adk", *WITHOUT_FRAMEWORK]

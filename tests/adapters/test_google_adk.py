@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
-import venv
 from pathlib import Path
 
 import pytest
+
+from tests.environments import python_with
 
 ROOT = Path(__file__).parents[2]
 CHECKS = Path(__file__).with_name("google_adk_checks.py")
@@ -21,22 +21,10 @@ PACKAGES = ["google-adk", "pytest", "pytest-timeout", "hypothesis", "blockbuster
 
 
 def google_adk_python(pytestconfig: pytest.Config) -> Path:
-    """The Python of an environment with google-adk; it is made once, and kept beside pytest's own cache."""
-    assert pytestconfig.cache is not None
-    directory = Path(pytestconfig.cache.mkdir("google-adk"))
-    python = directory / "bin" / "python"
-    complete = directory / "complete"
-    wanted = f"{sys.version}\n{PACKAGES}\n{CONSTRAINTS.read_text()}\n{(ROOT / 'pyproject.toml').read_text()}"
-    if complete.exists() and complete.read_text() == wanted:
-        return python
-    venv.create(directory, clear=True, with_pip=True)
-    pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    command = [*pip, "--constraint", CONSTRAINTS, *PACKAGES, "--editable", f"{ROOT}[daemon]"]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    if made.returncode:
-        pytest.skip(f"google-adk cannot be installed here: {made.stderr.strip()[-500:]}")
-    complete.write_text(wanted)
-    return python
+    """The Python of an environment with google-adk."""
+    made_from = CONSTRAINTS.read_text() + (ROOT / "pyproject.toml").read_text()
+    wanted = ["--constraint", str(CONSTRAINTS), *PACKAGES, "--editable", f"{ROOT}[daemon]"]
+    return python_with(wanted, name="google-adk", config=pytestconfig, depends_on=made_from)
 
 
 @pytest.mark.timeout(900)

@@ -16,7 +16,7 @@ from miniclaw_sessions.core.history.context import NO_RESULT, build_context
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Role, TextPart, ToolCall
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.files.formats.codec import has_kept
-from miniclaw_sessions.files.formats.histories import presented
+from miniclaw_sessions.files.formats.histories import presented, traced
 from tests.files.formats.legal_contexts import legal_contexts
 from tests.legality import is_legal
 
@@ -59,6 +59,32 @@ def test_a_history_of_others_is_legal(history: list[Message]) -> None:
     shown = presented(history, "ours")
     assert is_legal(shown) == []
     assert len(shown) == len(build_context(history))
+
+
+@st.composite
+def spoken_at_once(draw: st.DrawFn) -> list[Message]:
+    """What several processes wrote into one chat at the same time, each in its order; some did not come to the end."""
+    turns: list[list[Message]] = []
+    for number in range(draw(st.integers(1, 4))):
+        is_own = draw(st.booleans())
+        asked = [ToolCall(f"call_{number}_{place}", "f", "{}") for place in range(draw(st.integers(0, 2)))]
+        results = [Message.tool_result(call, f"result {call.id}") for call in asked]
+        turn = [Message.user(f"question {number}"), Message.assistant("", tuple(asked)) if asked else None, *results]
+        said = [message for message in [*turn, Message.assistant(f"answer {number}")] if message is not None]
+        turns.append([owned(m) if is_own else m for m in said[: draw(st.integers(1, len(said)))]])
+    whose = draw(st.permutations([number for number, turn in enumerate(turns) for _ in turn]))
+    left = [iter(turn) for turn in turns]
+    return [next(left[number]) for number in whose]
+
+
+@given(spoken_at_once())
+def test_what_processes_said_at_the_same_time_is_legal_where_a_framework_leaves_calls_open(
+    history: list[Message],
+) -> None:
+    shown = [message for message, _ in traced(history, "ours", open_calls=())]
+    assert is_legal(shown) == []
+    texts = [message.text for message in shown if message.text not in {"", NO_RESULT}]
+    assert sorted(texts) == sorted(message.text for message in history if message.text)
 
 
 @given(histories)

@@ -22,7 +22,6 @@ FILES = [
     "memory/test_session_persistence_sanitize.py",
     "memory/test_openai_responses_compaction_session.py",
     "memory/test_compaction_model_visibility.py",
-    "memory/test_compaction_suffix.py",
     "test_agent_runner.py",
     "test_agent_runner_streamed.py",
     "test_max_turns.py",

@@ -44,9 +44,10 @@ stands in pieces. What a message entry cannot hold exactly (a tool's artifact th
 **What is read.** Where the checkpoints stand is held in memory, read from the transcript once for each session. Loading
 a state costs what the state holds.
 
-`BaseStore` is not offered: it is a store of items for many threads, found by key or by meaning, and no conversation.
+Memory for many threads, found by key or by words, is in `adapters.langgraph.store`: `MiniclawStore`.
 """
 
 from miniclaw_sessions.adapters.langgraph.saver import MiniclawSaver
+from miniclaw_sessions.adapters.langgraph.store import MiniclawStore
 
-__all__ = ["MiniclawSaver"]
+__all__ = ["MiniclawSaver", "MiniclawStore"]
