@@ -44,6 +44,10 @@ class Allowed:
         self._allowed = {str(one).strip().casefold() for one in settings.allow}
         self._refused: set[tuple[str, str]] = set()
 
+    def knows(self, *, user_id: str, chat_id: str) -> bool:
+        """Whether `allow` names a person or a chat, or all; nothing is logged."""
+        return not self._allowed.isdisjoint({"*", user_id.casefold(), chat_id.casefold()})
+
     def admits(self, *, user_id: str, chat_id: str, is_group: bool = False, is_addressed: bool = True) -> bool:
         """Whether to answer a message; a person who is not allowed is logged once, with the entry for `allow`.
 
@@ -55,7 +59,7 @@ class Allowed:
         """
         if is_group and not (self._settings.groups == "all" or (self._settings.groups == "addressed" and is_addressed)):
             return False
-        if not self._allowed.isdisjoint({"*", user_id.casefold(), chat_id.casefold()}):
+        if self.knows(user_id=user_id, chat_id=chat_id):
             return True
         if (user_id, chat_id) not in self._refused:
             if len(self._refused) >= _REMEMBERED:

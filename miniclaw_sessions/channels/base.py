@@ -6,7 +6,7 @@ duplicates and failures are the dispatcher's business.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from enum import StrEnum
 from typing import Protocol
@@ -16,10 +16,15 @@ import msgspec
 from miniclaw_sessions import errors
 from miniclaw_sessions.agent.calls import question
 from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted, TurnEnd, TurnFinished, TurnStopped
-from miniclaw_sessions.agent.provider import Begun, ReasoningDelta
+from miniclaw_sessions.agent.provider import Begun
+from miniclaw_sessions.channels.unseen import Unseen, notice_of, with_notice
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.turn import Opening
+from miniclaw_sessions.printable import printable
+
+REPLY = "told"
+"""The name of a command's reply to the person, in the data of the entry that it leaves (`COMMAND`)."""
 
 
 class Answerer(Protocol):
@@ -59,7 +64,11 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
         is_addressed: whether the bot is spoken to. Where people talk to each other, a bare "ok" agrees to nothing.
         goes_on: asked when the store has the message: whether another one follows, and is answered with it, such as the
             next picture of an album; it may wait for that. None: it is answered itself.
+        unseen: what was sent in it and reaches no model: the person reads of it before the answer, the model in the
+            message (`unseen.with_unseen`).
         obeys: whether the words of `channels.commands` are obeyed, or said to the model; `/stop` always is.
+        is_private: whether only one person and the bot read along there: only such a chat can be linked, and one that
+            others read is parted. None: the channel does not say, such as of a button.
     """
 
     chat_id: str
@@ -76,6 +85,8 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
     is_addressed: bool = True
     goes_on: Callable[[], Awaitable[bool]] | None = None
     obeys: bool = True
+    unseen: Sequence[Unseen] = ()
+    is_private: bool | None = None
 
 
 # --- what becomes of it ----------------------------------------------------------------------------------------------
@@ -116,7 +127,7 @@ class Progress(msgspec.Struct, frozen=True, eq=False):
     """Something happened on the way to the answer, such as a piece of its text."""
 
     incoming: Incoming
-    event: AgentEvent | Begun | ReasoningDelta
+    event: AgentEvent | Begun
 
     @property
     def text(self) -> str:
@@ -125,14 +136,32 @@ class Progress(msgspec.Struct, frozen=True, eq=False):
 
 
 class Answered(msgspec.Struct, frozen=True, eq=False):
-    """The answer, or its beginning where it was stopped, acknowledged by the store; or the turn waits for approval."""
+    """The answer, or its beginning where it was stopped, acknowledged by the store; or the turn waits for approval.
+
+    Attributes:
+        incoming: the message.
+        event: how its turn ended.
+        unseen: the names of the files in it that the model was not shown.
+    """
 
     incoming: Incoming
     event: TurnEnd
+    unseen: Sequence[str] = ()
 
     @property
     def text(self) -> str:
-        """The text for the person."""
+        """The text for the person, behind a sentence about each thing that the model was not shown."""
+        return with_notice(self.notice, self._said)
+
+    @property
+    def notice(self) -> str:
+        """Those sentences; empty: there are none."""
+        names = " and ".join(map(printable, self.unseen))
+        missed = [*self.incoming.unseen, *([Unseen(names, "open")] if names else [])]
+        return notice_of(missed)
+
+    @property
+    def _said(self) -> str:
         if isinstance(self.event, TurnFinished):
             return self.event.message.text
         if isinstance(self.event, TurnStopped):
@@ -239,6 +268,7 @@ class WebhookRequest(msgspec.Struct, frozen=True, eq=False):
         headers: by their names in lower case; of one that comes twice the first.
         body: reads it; raises an error that is the reply (413, 408) where it is longer than `listen.max_body_bytes`, or
             does not come in time.
+        address: whose connection it came by, an IP address without its port; empty: by the Unix socket.
     """
 
     method: str
@@ -246,22 +276,34 @@ class WebhookRequest(msgspec.Struct, frozen=True, eq=False):
     query: Mapping[str, str]
     headers: Mapping[str, str]
     body: Callable[[], Awaitable[bytes]]
+    address: str = ""
 
 
 class WebhookReply(msgspec.Struct, frozen=True):
-    """What goes back."""
+    """What goes back.
+
+    Attributes:
+        status: the HTTP status.
+        body: all of it; or what makes it piece by piece while it is sent, and is closed when the client goes away.
+        media_type: what the body is.
+        headers: further ones; none of their values may end its line.
+    """
 
     status: int = 200
-    body: bytes = b""
+    body: bytes | AsyncGenerator[bytes, None] = b""
     media_type: str = "text/plain"
+    headers: Mapping[str, str] = {}
 
 
 class Channel(Protocol):
     """One way to talk to the agent.
 
     It may have `send_timeout_s`, how long its `send` may take, where that is not 30 seconds; `async def aclose()`,
-    called when nothing more will be sent; and `async def webhook(request: WebhookRequest) -> WebhookReply`, which is
-    given every request to `/channels/NAME`, from any sender: it checks the network's secret before it reads the body.
+    called when nothing more will be sent; `async def announce(chat_id: str, text: str) -> None`, which says something
+    that answers nothing, such as a question to the second of two chats; `def attach(self, chats: OwnChats) -> None`,
+    called once, before `receive`, if it shows people what is in their chats (`channels.own_chats`); and `async def
+    webhook(request: WebhookRequest) -> WebhookReply`, which is given every request to `/channels/NAME`, from any
+    sender: it checks the network's secret before it reads the body.
 
     Attributes:
         name: names its sessions: `{name}_{chat_id}`.

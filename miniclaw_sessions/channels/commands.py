@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from datetime import UTC
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,8 +20,11 @@ from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.calls import Approval, calls_to_approve
 from miniclaw_sessions.agent.earlier_turns import end_of_turn, once_more
 from miniclaw_sessions.agent.events import TurnEnd
-from miniclaw_sessions.agent.model_choice import choose
-from miniclaw_sessions.channels.base import Incoming
+from miniclaw_sessions.agent.model_choice import choose, choose_level
+from miniclaw_sessions.agent.reminders.reminders import Mark, Reminders
+from miniclaw_sessions.agent.reminders.words import obey_reminder
+from miniclaw_sessions.channels.base import REPLY, Incoming
+from miniclaw_sessions.channels.linking import Conversation, Linking
 from miniclaw_sessions.core.manager.usage import spent_in
 from miniclaw_sessions.core.protocol.entries import COMMAND, Custom, LeafMove
 from miniclaw_sessions.core.protocol.messages import Message, TextPart, Usage
@@ -43,13 +46,17 @@ class CommandCall(NamedTuple):
     """One command that is about to run.
 
     Attributes:
-        session: the chat's session.
+        session: the session that answers the chat.
         incoming: the message that is the command.
         arguments: the text after the command's word.
         question: the question that was open when the person wrote the command.
         agent: the agent, with the models that a chat may choose.
         answer: lets the assistant answer a message, under the command's own message id.
         currency: the currency of costs.
+        chat: the chat, and what it is linked with.
+        linking: links chats.
+        heard: the message as it came, and when, by the event loop's time.
+        reminders: the reminders of all chats; None: nothing is said here at its time.
     """
 
     session: Session
@@ -59,6 +66,10 @@ class CommandCall(NamedTuple):
     agent: Agent
     answer: Callable[[Message | Opening | None], Awaitable[TurnEnd]]
     currency: str
+    chat: Conversation
+    linking: Linking
+    heard: tuple[Incoming, float]
+    reminders: Reminders | None
 
 
 class Command(NamedTuple):
@@ -97,10 +108,15 @@ async def earlier_answer(session: Session, entry_id: str) -> str | TurnEnd | Non
     """
     entry = await session.tree.get_entry(entry_id)
     if isinstance(entry, Custom) and entry.custom_type == COMMAND:
-        reply = (entry.data or {}).get("told")
+        reply = (entry.data or {}).get(REPLY)
         if isinstance(reply, str):
             return reply
     return await end_of_turn(session, entry_id)
+
+
+def command_note(word: str, reply: str) -> dict[str, Any]:
+    """The data of the entry for an executed command, from which `earlier_answer` has the reply."""
+    return {"word": word, REPLY: reply}
 
 
 # --- a person's yes or no --------------------------------------------------------------------------------------------
@@ -129,11 +145,42 @@ async def message_or_approval(session: Session, incoming: Incoming, question: Qu
     message = incoming.message
     if incoming.approvals is not None:
         return Approval(session, answers=incoming.approvals, author=_author_of(incoming))
-    word = "" if message is None else message.text.strip().rstrip(".!").casefold()
-    is_answer = word in WORDS and incoming.is_addressed and incoming.replaces is None
-    if not is_answer or not await calls_to_approve(session):
+    agreed = bare_answer(incoming)
+    if agreed is None or not await calls_to_approve(session):
         return message
-    return Approval(session, answers=dict.fromkeys(question, WORDS[word]), author=_author_of(incoming))
+    return Approval(session, answers=dict.fromkeys(question, agreed), author=_author_of(incoming))
+
+
+def bare_answer(incoming: Incoming) -> bool | None:
+    """What a message says that is a yes or no to the bot, and nothing else; None: it is another message."""
+    message = incoming.message
+    word = "" if message is None else message.text.strip().rstrip(".!").casefold()
+    return WORDS.get(word) if incoming.is_addressed and incoming.replaces is None else None
+
+
+async def link_or_elsewhere(
+    chat: Conversation, linking: Linking, heard: tuple[Incoming, float], question: Question
+) -> str:
+    """The reply to a bare yes or no that answers no question of the model here; empty: it may answer one.
+
+    It answers the open question about a link; and it does not answer what another one of the linked chats was asked.
+
+    Args:
+        chat: the chat.
+        linking: links chats.
+        heard: the message as it came, and when.
+        question: the question of the model that was open when the person wrote it.
+    """
+    incoming, heard_at = heard
+    if not incoming.obeys or (agreed := bare_answer(incoming)) is None:
+        return ""
+    if question and chat.was_asked_here:
+        return ""  # `/link yes` answers the other one
+    if (reply := await linking.answer(chat.own, incoming, heard_at, agreed=agreed)) is not None:
+        return reply
+    if not question or chat.was_asked_here:
+        return ""
+    return "Your other chat was asked whether a tool may run. /approve or /deny answers that here, too."
 
 
 def _author_of(incoming: Incoming) -> str | None:
@@ -156,7 +203,7 @@ async def _start_over(call: CommandCall) -> str | TurnEnd:
     The arguments, and other parts of the message, become the first message there.
     """
     if (first := _rest_of_message(call)) is not None:
-        return await call.answer(Opening(lambda *_: [first], at=None))
+        return await call.answer(Opening([first], at=None))
     session, key = call.session, call.incoming.message_id
     async with session.journal.between_turns():
         while True:
@@ -165,7 +212,7 @@ async def _start_over(call: CommandCall) -> str | TurnEnd:
             unit = session.unit()
             unit.add(LeafMove, target_id=None)
             with suppress(TranscriptNotKept):  # without a transcript a repeated delivery could not find the entry
-                unit.add_custom(COMMAND, {"word": "/new", "told": _BEGUN_AGAIN}, idempotency_key=key)
+                unit.add_custom(COMMAND, command_note("/new", _BEGUN_AGAIN), idempotency_key=key)
             with suppress(LeafMoved):  # the entry that came between may be this very message, from another gateway
                 await unit.save(if_leaf=session.leaf_id or "")
                 return _BEGUN_AGAIN
@@ -186,6 +233,21 @@ async def _retry(call: CommandCall) -> TurnEnd:
     return await call.answer(once_more(call.session))
 
 
+# --- other chats of the person ---------------------------------------------------------------------------------------
+
+
+async def _link(call: CommandCall) -> str:
+    """Give a code for another chat of the person, take one, or say what is linked."""
+    incoming, heard_at = call.heard
+    return await call.linking.link(call.chat.own, incoming, call.arguments, heard_at)
+
+
+async def _unlink(call: CommandCall) -> str:
+    """Give each chat its own conversation again."""
+    incoming, _ = call.heard
+    return await call.linking.part(call.chat.own, incoming)
+
+
 # --- models and their cost -------------------------------------------------------------------------------------------
 
 
@@ -195,6 +257,16 @@ async def _choose_model(call: CommandCall) -> str:
     name, sentence = choose(models, call.arguments.strip(), call.session.chosen_model)
     if name is not None:
         await call.session.tree.append_model_change(models[name], name)
+    return sentence
+
+
+async def _choose_level(call: CommandCall) -> str:
+    """Say how much the model thinks and which levels it takes, or choose one."""
+    session = call.session
+    levels = call.agent.thinking_levels
+    level, sentence = choose_level(levels, call.arguments.strip(), session.chosen_model, session.chosen_level)
+    if level is not None:
+        await session.tree.append_thinking_level_change(level)
     return sentence
 
 
@@ -216,6 +288,19 @@ async def _show_usage(call: CommandCall) -> str:
     return "\n".join(lines)
 
 
+# --- reminders -------------------------------------------------------------------------------------------------------
+
+
+async def _obey_reminder(call: CommandCall, *, word: str) -> str:
+    """Set a reminder, list, pause or delete some, or change the chat's time zone."""
+    if call.reminders is None:
+        return "Reminders are switched off here."
+    key = call.incoming.message_id
+    mark = None if key is None else Mark(key, partial(command_note, word))
+    command, own = (word, call.arguments), call.chat.own.key
+    return await obey_reminder(call.reminders, call.session, command, mark=mark, chat=own)
+
+
 async def _list_commands(_: CommandCall) -> str:
     """Every command and what it does."""
     return "\n".join(f"{word} - {command.help}" for word, command in COMMANDS.items() if command.help)
@@ -226,9 +311,19 @@ COMMANDS: dict[str, Command] = {
     "/new": Command("begin anew; what you write behind it is the first message", _start_over),
     "/retry": Command("answer my last message once more", _retry),
     "/model": Command("which model answers here; /model NAME changes it", _choose_model),
+    "/thinking": Command("how much it thinks; /thinking LEVEL changes it", _choose_level),
     "/usage": Command("what this chat has used", _show_usage),
+    "/remind": Command("say something later: /remind 20m tea", partial(_obey_reminder, word="/remind")),
+    "/reminders": Command(
+        "list what is said later; /reminders pause, resume or delete NUMBER", partial(_obey_reminder, word="/reminders")
+    ),
+    "/timezone": Command(
+        "the time here; /timezone Europe/Berlin changes it", partial(_obey_reminder, word="/timezone")
+    ),
     "/approve": Command("agree to what waits for a yes", partial(_decide, agreed=True)),
     "/deny": Command("do not agree to it", partial(_decide, agreed=False)),
+    "/link": Command("go on with this conversation in another chat of yours, on any network", _link),
+    "/unlink": Command("give each chat its own conversation again", _unlink),
     "/help": Command("show this", _list_commands),
     "/start": Command("", _list_commands),  # some networks send it for a person who opens the chat for the first time
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -65,20 +66,25 @@ class Delivery:
     Attributes:
         incoming: what was said.
         channel: the channel that gets the events; None: the iterating reader.
+        heard_at: when it came, by the event loop's time.
         session_id: whose chat it is; empty where it cannot be one.
-        session: the session, once it is there.
+        chats: the ids of the own sessions of all chats that talk to the session, once it is there.
+        session: the session that answers it, once it is there.
         answering: cancelled when the answer has taken too long.
         answered_in: a block around its answering: what happens there is seen as a part of what handed it over.
         sending: cancelled when the channel has taken too long to send what became of it.
         is_stopped: whether it was stopped before its turn began.
         question: what the person was asked when he said it, as soon as that is known.
         standing: what he is asked until this is answered, and its channel has sent the answer; None before and after.
+        unseen: the names of the files in it that the model is not shown, as soon as that is known.
     """
 
     def __init__(self, incoming: Incoming, channel: Channel | None = None) -> None:
         self.incoming = incoming
         self.channel = channel
+        self.heard_at = anyio.current_time()
         self.session_id = ""
+        self.chats: Collection[str] = ()
         self.answering = anyio.CancelScope()
         self.answered_in: AbstractContextManager[None] = nullcontext()
         self.sending = anyio.CancelScope()
@@ -86,6 +92,7 @@ class Delivery:
         self.is_stopped = False
         self.question: Question | None = None
         self.standing: Question | None = None
+        self.unseen: Sequence[str] = ()
         self._unread: deque[Outgoing] = deque()
         self._unread_characters = 0
         self._last: Last | None = None
@@ -148,7 +155,7 @@ class Delivery:
             if isinstance(outgoing, NotAnswered):
                 self._log(outgoing)
         elif isinstance(outgoing, Accepted):
-            self._is_accepted = True
+            self._is_accepted, self.unseen = True, outgoing.event.unseen
         self._unread_characters += _weight(_piece_in(outgoing)[1])
         self._unread.append(outgoing)
         self._news.set()
@@ -202,11 +209,14 @@ class TurnPublisher:
     Args:
         turns: the topic that the events go to.
         key: the session's key.
+
+    Attributes:
+        key: it may be known later.
     """
 
     def __init__(self, turns: Topic[TurnEvent], key: SessionKey) -> None:
         self._turns = turns
-        self._key = key
+        self.key = key
         self._has_begun = False
 
     def publish(self, event: AgentEvent) -> None:
@@ -227,17 +237,20 @@ class TurnPublisher:
             self._publish("error", failure)
 
     def _publish(self, kind: str, data: Document) -> None:
-        self._turns.publish(TurnEvent(self._key, kind, data))
+        self._turns.publish(TurnEvent(self.key, kind, data))
 
 
-def event_document(event: AgentEvent) -> tuple[str, Document]:  # noqa: PLR0911 - one for each kind of event
+def event_document(event: AgentEvent) -> tuple[str, Document]:  # noqa: C901, PLR0911 - one for each kind of event
     """An event's name and its data.
 
-    The names: accepted, text, tool_started, tool_finished, usage, compacted; at the end suspended, stopped or done.
+    The names: accepted, thinking, text, tool_started, tool_finished, usage, compacted; at the end suspended, stopped or
+    done.
     """
     match event:
         case MessageAccepted(entry=entry):
             return "accepted", {"entry_id": entry.id}
+        case ReasoningDelta(text=text):
+            return "thinking", {"text": text}
         case TextDelta(text=text):
             return "text", {"text": text}
         case ToolStarted(call=call):

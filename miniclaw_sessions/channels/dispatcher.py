@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
 from types import TracebackType
@@ -25,8 +25,10 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.agent.assistant import Assistant
+from miniclaw_sessions.agent.attachments import unseen_files
 from miniclaw_sessions.agent.earlier_turns import reworded
 from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted, TurnEnd
+from miniclaw_sessions.agent.reminders.reminders import Reminders
 from miniclaw_sessions.channels.base import (
     Accepted,
     Answered,
@@ -46,13 +48,17 @@ from miniclaw_sessions.channels.commands import (
     Question,
     command_in,
     earlier_answer,
+    link_or_elsewhere,
     message_or_approval,
     open_question,
 )
 from miniclaw_sessions.channels.delivery import Delivery, TurnPublisher
+from miniclaw_sessions.channels.linking import Conversation, Linking
+from miniclaw_sessions.channels.own_chats import OwnChats
 from miniclaw_sessions.config import ChannelSettings
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.persistence.own_task import HeldOpen
+from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
@@ -68,6 +74,7 @@ from miniclaw_sessions.errors import (
     TooManyTurns,
     TurnCutOff,
 )
+from miniclaw_sessions.files.transfer.linked import Chat
 from miniclaw_sessions.log import get_logger, in_request
 from miniclaw_sessions.statistics import ChannelState
 
@@ -99,6 +106,7 @@ class Dispatcher:
         send_timeout_s: how long a channel may take to send something, unless it says so itself.
         last_words_s: how long a channel may take to send that an answer is cut off.
         watch: who counts what is handed over, and what becomes of it.
+        reminders: what `/remind` sets; None: nothing is said at its time.
 
     Attributes:
         states: how each channel is, by its name.
@@ -114,6 +122,7 @@ class Dispatcher:
         send_timeout_s: float = SEND_TIMEOUT_S,
         last_words_s: float = LAST_WORDS_S,
         watch: Watch | None = None,
+        reminders: Reminders | None = None,
     ) -> None:
         self._manager = manager
         self._assistant = assistant
@@ -122,6 +131,8 @@ class Dispatcher:
         self._send_timeout_s = send_timeout_s
         self._last_words_s = last_words_s
         self._watch = watch or Watch()
+        self._linking = Linking(manager, self._announce)
+        self._reminders = reminders
         self._chats: dict[str, deque[Delivery]] = {}
         self._under_way: set[Delivery] = set()
         self._refused: set[Delivery] = set()
@@ -187,6 +198,8 @@ class Dispatcher:
         tasks = self._running_tasks()
         if self._cut_off_at < math.inf:
             raise ManagerClosed("the dispatcher is stopping and takes no further channels")
+        if hasattr(channel, "attach"):
+            channel.attach(OwnChats(self._manager, self._assistant, channel.name))
         scope = anyio.CancelScope()
         self._channels.append(channel)
         self._listening.add(scope)
@@ -214,7 +227,8 @@ class Dispatcher:
         Returns:
             False if nothing was under way.
         """
-        stopped = [delivery.stop() for delivery in self._chats.get(session_id, ())]
+        chats = [chat for own, chat in self._chats.items() if session_id in (own, *chat[0].chats)]
+        stopped = [delivery.stop() for chat in chats for delivery in chat]
         return any(stopped)
 
     def cut_off(self, at: float, *, last_words_s: float = math.inf) -> None:
@@ -391,34 +405,71 @@ class Dispatcher:
 
         try:
             await checkpoint()  # whose time is over while it waits is not begun
-            if incoming.session is not None:
-                delivery.session = incoming.session
-            elif incoming.must_exist:
-                delivery.session = await self._manager.find(key.session_id)
-            else:
-                delivery.session = await self._manager.get_or_create(key.channel, key.chat_id)
-            answer = partial(self._answer_at_its_end, delivery, delivery.session, on_event)
-            question = await self._question(delivery, delivery.session)
-            word, arguments = (incoming.obeys and command_in(incoming.message)) or ("", "")
-            if word and (run := COMMANDS[word].run) is not None:
-                agent, currency = self._assistant.agent, self._manager.settings.currency
-                end = await run(CommandCall(delivery.session, incoming, arguments, question, agent, answer, currency))
-            else:
-                said = await message_or_approval(delivery.session, incoming, question)
-                if isinstance(said, Message) and incoming.replaces is not None:
-                    end = await answer(reworded(delivery.session, said, incoming.replaces))
-                else:
-                    end = await answer(said)
-        except DuplicateMessage as error:
-            return await self._answered_before(delivery, error)
+            chat = await self._conversation(delivery, key)
         except Exception as error:  # noqa: BLE001 - every error belongs to this message
             return NotAnswered(incoming, Reason.FAILED, error)
-        return Obeyed(incoming, end) if isinstance(end, str) else Answered(incoming, end)
+        try:
+            delivery.session, delivery.chats, publisher.key = chat.session, chat.chats, chat.session.key
+            said, heard = chat.said, (incoming, delivery.heard_at)
+            answer = partial(self._answer_at_its_end, delivery, chat, on_event)
+            question = await self._question(delivery, chat)
+            word, arguments = (incoming.obeys and command_in(incoming.message)) or ("", "")
+            end: str | TurnEnd
+            if word and (run := COMMANDS[word].run) is not None:
+                agent, currency = self._assistant.agent, self._manager.settings.currency
+                asked = chat.session, said, arguments, question
+                call = CommandCall(*asked, agent, answer, currency, chat, self._linking, heard, self._reminders)
+                end = await run(call)
+            elif not (end := await link_or_elsewhere(chat, self._linking, heard, question)):
+                message = await message_or_approval(chat.session, said, question)
+                if isinstance(message, Message) and said.replaces is not None:
+                    end = await answer(reworded(chat.session, message, said.replaces))
+                else:
+                    end = await answer(message)
+        except DuplicateMessage as error:
+            return await self._answered_before(delivery, chat, error)
+        except Exception as error:  # noqa: BLE001 - every error belongs to this message
+            return NotAnswered(incoming, Reason.FAILED, error)
+        return Obeyed(incoming, end) if isinstance(end, str) else Answered(incoming, end, delivery.unseen)
+
+    async def _conversation(self, delivery: Delivery, key: SessionKey) -> Conversation:
+        """The session that answers, made if it may be; who names a session, as HTTP clients do, means that very one."""
+        incoming = delivery.incoming
+        if incoming.session is not None:
+            own = incoming.session
+        elif incoming.must_exist:
+            own = await self._manager.find(key.session_id)
+        else:
+            own = await self._manager.get_or_create(key.channel, key.chat_id)
+        if delivery.channel is None:
+            return Conversation(own, own, incoming, frozenset((own.session_id,)))
+        return await self._linking.conversation(own, incoming)
+
+    async def _announce(self, chat: Chat, text: str) -> bool:
+        """Say something in a chat of one of the channels here, unasked; whether it was said."""
+        announce = next((getattr(one, "announce", None) for one in self._channels if one.name == chat.channel), None)
+        if announce is None:
+            return False
+        try:
+            with _ending_only_itself(), anyio.fail_after(self._send_timeout_s):
+                await announce(chat.chat_id, text)
+        except Exception as error:  # noqa: BLE001 - a channel's own code; the question stays open
+            kind = type(error).__name__
+            log.warning(
+                "a channel did not send what it was given",
+                action="channel.send_failed",
+                channel=chat.channel,
+                session_id=chat.session_id,
+                error_type=kind,
+                detail=_why(error),
+            )
+            return False
+        return True
 
     async def _answer_at_its_end(
         self,
         delivery: Delivery,
-        session: Session,
+        chat: Conversation,
         on_event: Callable[[AgentEvent], None],
         said: Message | Opening | None,
     ) -> TurnEnd:
@@ -427,8 +478,7 @@ class Dispatcher:
         Raises:
             DuplicateMessage: it is answered with what follows.
         """
-        incoming = delivery.incoming
-        key = incoming.message_id
+        incoming, session, key = delivery.incoming, chat.session, chat.said.message_id
         if incoming.goes_on is not None and said is not None:
             async with session.turn(said, idempotency_key=key) as turn:
                 # only the channel: followers of the session would see an answer begin here, and end in an error
@@ -439,32 +489,40 @@ class Dispatcher:
             session, said, idempotency_key=key, on_event=on_event
         )
 
-    async def _question(self, delivery: Delivery, session: Session) -> Question:
+    async def _question(self, delivery: Delivery, chat: Conversation) -> Question:
         """What the person was asked when he said this; the same holds for what waits behind it, unless that is known.
 
         Messages behind a repeated one are of unknown age: they answer no question.
         """
-        key = delivery.incoming.message_id
-        standing = await open_question(session)
-        is_known = standing and key is not None and await session.journal.find_by_key(key) is not None
+        key = chat.said.message_id
+        standing = await open_question(chat.session)
+        is_known = standing and key is not None and await chat.session.journal.find_by_key(key) is not None
         delivery.standing = () if is_known else standing
         for one in self._chats[delivery.session_id]:
             if one.question is None:
                 one.question = delivery.standing
         return delivery.question or ()
 
-    async def _answered_before(self, delivery: Delivery, error: DuplicateMessage) -> Last:
+    async def _answered_before(self, delivery: Delivery, chat: Conversation, error: DuplicateMessage) -> Last:
         """The answer that the message had, where its channel wants it again."""
-        incoming, session = delivery.incoming, delivery.session
-        is_redelivered = error.key == incoming.message_id  # else it is a new wording of what was said long ago
-        if incoming.answer_again and is_redelivered and session is not None:
+        incoming = delivery.incoming
+        session = chat.own if error.session_id == chat.own.session_id else chat.session
+        is_redelivered = error.key in (incoming.message_id, chat.said.message_id)  # else it is a new wording
+        if incoming.answer_again and is_redelivered:
             try:
                 end = await earlier_answer(session, error.entry_id)
+                unseen = await self._unseen_in(session, error.entry_id)
             except SessionsError as failure:
                 return NotAnswered(incoming, Reason.FAILED, failure)
             if end is not None:
-                return Obeyed(incoming, end) if isinstance(end, str) else Answered(incoming, end)
+                return Obeyed(incoming, end) if isinstance(end, str) else Answered(incoming, end, unseen)
         return NotAnswered(incoming, Reason.DUPLICATE, error)
+
+    async def _unseen_in(self, session: Session, entry_id: str) -> Sequence[str]:
+        """As `Delivery.unseen`: an answer in other words than before is taken for another one, and sent twice."""
+        entry = await session.tree.get_entry(entry_id)
+        said = entry.message if isinstance(entry, MessageEntry) else Message.user("")
+        return [file.name for file in unseen_files(self._assistant.agent.model_of(session), said)]
 
     # --- sending -----------------------------------------------------------------------------------------------------
 

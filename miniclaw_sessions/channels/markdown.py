@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from markdown_it import MarkdownIt
 from markdown_it.common.utils import escapeHtml
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
 
 from miniclaw_sessions.agent.events import TurnFinished
 from miniclaw_sessions.channels.base import Answered, Last
@@ -20,6 +25,38 @@ def html_of(text: str) -> str:
     if is_too_deep(tokens, _MARKDOWN):
         return f"<pre>{escapeHtml(text)}</pre>\n"
     return str(_MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {}))
+
+
+def parser_with(renderer: type[RendererHTML], texts: Mapping[str, str]) -> MarkdownIt:
+    """A parser of Markdown with tables whose renderer writes these texts for tokens that are always the same.
+
+    Args:
+        renderer: of the network.
+        texts: by the type of the token.
+    """
+    parser = MarkdownIt("commonmark", {"html": False}, renderer_cls=renderer).enable(["table", "strikethrough"])
+    keeping_words(parser)
+    for name, text in texts.items():
+        parser.add_render_rule(name, lambda *_, text=text: text)
+    return parser
+
+
+class ListsInText:
+    """Rules of a renderer for networks that show no lists of HTML: a sign before each item, indented by its lists."""
+
+    indent = "  "
+
+    def bullet_list_close(self, tokens: Sequence[Token], index: int, *_: Any) -> str:
+        """An empty line behind the outermost list."""
+        return "" if tokens[index].level else "\n"
+
+    ordered_list_close = bullet_list_close
+
+    def list_item_open(self, tokens: Sequence[Token], index: int, *_: Any) -> str:
+        """A bullet or a number."""
+        token = tokens[index]
+        sign = f"{token.info}{token.markup}" if token.info else "\N{BULLET}"
+        return f"{self.indent * ((token.level - 1) // 2)}{sign} "
 
 
 def model_message(last: Last) -> Message | None:

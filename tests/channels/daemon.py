@@ -1,37 +1,52 @@
-"""The daemon in a process of its own, with one channel, until it is killed."""
+"""The daemon in a process of its own, with one channel, which ends by kill -9 unless it has ended before."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import pytest
+from anyio.abc import Process
 
 
 @asynccontextmanager
-async def killed_at_the_end(channel: str, home: Path, settings: dict[str, str]) -> AsyncIterator[None]:
-    """`serve --channel`, with an empty home but for the workspace, until kill -9.
+async def running(home: Path, environment: Mapping[str, str], *arguments: str) -> AsyncIterator[Process]:
+    """The program, with a home of its own, until kill -9.
 
     Args:
-        channel: the channel's name.
         home: where its files go, and its log.
-        settings: further variables of its environment.
+        environment: its variables, beside HOME and PATH.
+        arguments: its command line.
     """
-    environment = {
-        "HOME": str(home),
-        "PATH": os.environ["PATH"],
-        "MINICLAW_WORKSPACE": str(home / "workspace"),
-        **settings,
-    }
-    command = [sys.executable, "-m", "miniclaw_sessions", "serve", "--channel", channel]
+    command = [sys.executable, "-m", "miniclaw_sessions", *arguments]
+    given = {"HOME": str(home), "PATH": os.environ["PATH"], **environment}
     with (home / "log").open("ab") as log:
-        daemon = await anyio.open_process(command, env=environment, stdout=log, stderr=log)
-        try:
-            yield
-        finally:
-            daemon.send_signal(signal.SIGKILL)
-            await daemon.wait()
+        daemon = await anyio.open_process(command, env=given, cwd=home, stdout=log, stderr=log)
+        async with daemon:
+            try:
+                yield daemon
+            finally:
+                if daemon.returncode is None:
+                    daemon.send_signal(signal.SIGKILL)
+                with anyio.CancelScope(shield=True):
+                    await daemon.wait()
+
+
+@asynccontextmanager
+async def serving(channel: str, home: Path, settings: Mapping[str, str]) -> AsyncIterator[None]:
+    """`serve --channel`, with its workspace in `home / "workspace"`; it is an error if it ends by itself."""
+    environment = {"MINICLAW_WORKSPACE": str(home / "workspace"), **settings}
+    async with running(home, environment, "serve", "--channel", channel) as daemon, anyio.create_task_group() as tasks:
+
+        async def watch() -> None:
+            status = await daemon.wait()
+            pytest.fail(f"the daemon has ended with {status}: {(home / 'log').read_text()[-2000:]}")
+
+        tasks.start_soon(watch)
+        yield
+        tasks.cancel_scope.cancel()

@@ -12,50 +12,56 @@ from typing import Any
 import anyio
 from aiohttp import web
 
+from tests.channels.rooms import Changes
+
 BOT = "@bot:example.org"
 ROOM = "!room:example.org"
 
 
 class Homeserver:
     """`say` is heard by the bot, `answers` is what it sent; so many replies of /sync fail as `broken` says, and so many
-    answers as `refused` says. Of each kind of request, `instead` holds what comes first in the homeserver's place: its
-    status, its type and its body.
+    answers as `refused` says; so many replies to answers are lost as `lost` says. Of each kind of request, `instead`
+    holds what comes first in the homeserver's place: its status, its type and its body.
 
     `since` is where the bot listens from now, and `position` where it would go on after a start.
+
+    Args:
+        people: how many are in the usual room.
+        wait_s: after how long /sync returns with nothing; None: never.
     """
 
-    def __init__(self, people: int = 2) -> None:
+    def __init__(self, people: int = 2, wait_s: float | None = None) -> None:
         self.url = ""
         self.broken = 0
         self.refused = 0
+        self.lost = 0
         self.media = b""
+        self.files: dict[str, bytes] = {}
+        self.rooms = {ROOM: people}
+        """How many people each room has."""
         self.instead: defaultdict[str, list[tuple[int, str, bytes]]] = defaultdict(list)
         self.asked: list[str] = []
         self.invitations: list[str] = []
         self.answers: dict[str, str] = {}
+        self.answered_in: list[str] = []
+        """The rooms of the answers."""
         self.since: str | None = None
         self.position: str | None = None
-        self._people = people
-        self._events: list[dict[str, Any]] = []
-        self._changed = anyio.Event()
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        """What was said, each with its room."""
+        self._wait_s = wait_s
+        self._changes = Changes()
+        self.change, self.until = self._changes.note, self._changes.until
 
-    def say(self, body: Any, sender: str, **content: Any) -> str:
-        event_id = f"${len(self._events)}"
+    def say(self, body: Any, sender: str, room: str = ROOM, /, **content: Any) -> str:
+        event_id = f"${len(self.events)}"
         event = {"event_id": event_id, "sender": sender, "type": "m.room.message", "origin_server_ts": 1}
-        self.add({**event, "content": {"msgtype": "m.text", "body": body, **content}})
+        self.add({**event, "content": {"msgtype": "m.text", "body": body, **content}}, room)
         return event_id
 
-    def add(self, event: dict[str, Any]) -> None:
-        self._events.append(event)
+    def add(self, event: dict[str, Any], room: str = ROOM) -> None:
+        self.events.append((room, event))
         self.change()
-
-    def change(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
-
-    async def until(self, is_so: Callable[[], bool]) -> None:
-        while not is_so():
-            await self._changed.wait()
 
     async def until_position(self, position: int) -> None:
         """Wait until so many events are done."""
@@ -110,32 +116,49 @@ class Homeserver:
     async def _sync(self, request: web.Request) -> web.Response:
         since = self.since = request.query.get("since")
         self.change()
-        begin = len(self._events) if since is None else int(since)
-        while since is not None and begin == len(self._events) and not self.broken:
-            await self._changed.wait()
+        begin = len(self.events) if since is None else int(since)
+        if since is not None:
+            with anyio.move_on_after(self._wait_s):
+                await self.until(lambda: len(self.events) > begin or bool(self.broken))
         if since is not None and self.broken:
             self.broken -= 1
             return web.json_response({"errcode": "M_UNKNOWN"}, status=500)
-        room = {
-            "timeline": {"events": self._events[begin:], "limited": False, "prev_batch": "0"},
-            "summary": {"m.joined_member_count": self._people, "m.invited_member_count": 0, "m.heroes": []},
+        joined = {
+            room: {
+                "timeline": {
+                    "events": [event for said_in, event in self.events[begin:] if said_in == room],
+                    "limited": False,
+                    "prev_batch": "0",
+                },
+                "summary": {"m.joined_member_count": people, "m.invited_member_count": 0, "m.heroes": []},
+            }
+            for room, people in self.rooms.items()
         }
-        rooms = {"join": {ROOM: room}, "invite": dict.fromkeys(self.invitations, _INVITED)}
-        return web.json_response({"next_batch": str(len(self._events)), "rooms": rooms})
+        rooms = {"join": joined, "invite": dict.fromkeys(self.invitations, _INVITED)}
+        return web.json_response({"next_batch": str(len(self.events)), "rooms": rooms})
 
-    async def _media(self, _: web.Request) -> web.Response:
-        return web.Response(body=self.media, content_type="application/octet-stream")
+    async def _media(self, request: web.Request) -> web.Response:
+        data = self.files.get(request.match_info["name"], self.media)
+        return web.Response(body=data, content_type="application/octet-stream")
 
     async def _event(self, request: web.Request) -> web.Response:
-        found = [one for one in self._events if one["event_id"] == request.match_info["event"]]
-        return web.json_response({**found[0], "room_id": ROOM}) if found else _not_found()
+        for room, event in self.events:
+            if event["event_id"] == request.match_info["event"]:
+                return web.json_response({**event, "room_id": room})
+        return _not_found()
 
     async def _send(self, request: web.Request) -> web.Response:
         if self.refused:
             self.refused -= 1
             self.change()
             return web.json_response({"errcode": "M_UNKNOWN"}, status=502)
-        self.answers.setdefault(request.match_info["id"], json.loads(await request.text())["body"])
+        if request.match_info["id"] not in self.answers:
+            self.answers[request.match_info["id"]] = json.loads(await request.text())["body"]
+            self.answered_in.append(request.match_info["room"])
+        if self.lost:
+            self.lost -= 1
+            assert request.transport is not None
+            request.transport.abort()
         self.change()
         return web.json_response({"event_id": f"$answer{next(_numbers)}"})
 

@@ -11,6 +11,8 @@ from datetime import UTC, date, datetime
 from email import message_from_bytes
 from typing import NamedTuple
 
+from tests.channels.rooms import Changes
+
 _HEADER = re.compile(rb"\r?\n\r?\n")
 
 
@@ -34,6 +36,7 @@ class LocalMailbox:
         self.refused: set[str] = set()  # commands that are answered with NO
         self.damaged: set[int] = set()  # mails that are not given out
         self.commands: list[str] = []
+        self.changes = Changes()
         self._connections: set[_Connection] = set()
 
     async def deliver(self, content: bytes, received: date | None = None) -> None:
@@ -118,6 +121,7 @@ class _Connection:
                 self._say(f"{tag} BAD {name} is not understood ({type(error).__name__})")
             else:
                 self._say(f"{tag} {done}")
+            self._mailbox.changes.note()
             await self.writer.drain()
 
     async def _obey(self, name: str, arguments: str) -> str:  # noqa: C901, PLR0912 - a table of commands

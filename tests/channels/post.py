@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from email import message_from_bytes, policy
@@ -13,7 +14,7 @@ from typing import Any
 import anyio
 from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword
 
-from tests.channels.rooms import PATIENCE_S
+from tests.channels.rooms import Changes
 
 BOT, ALICE, BOB = "bot@example.org", "alice@example.org", "bob@example.org"
 
@@ -51,11 +52,13 @@ class Outbox:
         self.sent: list[EmailMessage] = []
         self.fails = ""
         self.refused = 0
+        self.failures: deque[str] = deque()
+        """What the next mails are answered with; one that begins with 2 is taken, and its reply gets lost."""
         self.is_reached: anyio.Event | None = None
         """Set when a mail comes, which then waits for `may_take`."""
         self.may_take = anyio.Event()
         self.password = password
-        self._news = anyio.Event()
+        self.changes = Changes()
 
     @asynccontextmanager
     async def serve(self, tls: ssl.SSLContext | None = None, *, starttls: bool = False) -> AsyncIterator[None]:
@@ -85,26 +88,27 @@ class Outbox:
 
     async def handle_DATA(self, server: SMTP, session: object, envelope: Envelope) -> str:  # noqa: N802 - its name
         del server, session
-        self._news.set()
-        self._news = anyio.Event()
+        self.changes.note()
         if self.is_reached is not None:
             self.is_reached.set()
             await self.may_take.wait()
         if self.fails:
             self.refused += 1
             return self.fails
+        failure = self.failures.popleft() if self.failures else ""
+        if failure and not failure.startswith("2"):
+            return failure
         assert isinstance(envelope.content, bytes)
         message = message_from_bytes(envelope.content, policy=policy.default)
         assert isinstance(message, EmailMessage)
         assert envelope.rcpt_tos == [str(message["to"])]
         assert envelope.mail_from == BOT
         self.sent.append(message)
-        return "250 taken"
+        self.changes.note()
+        return "451 lost" if failure else "250 taken"
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        with anyio.fail_after(PATIENCE_S):
-            while not is_so():
-                await self._news.wait()
+        await self.changes.until(is_so)
 
     async def answers(self, count: int) -> list[EmailMessage]:
         """The answers, once there are so many."""

@@ -24,6 +24,24 @@ PATIENCE_S = 120.0
 """How long a slow machine may take; nothing waits this long when all is well."""
 
 
+class Changes:
+    """What a local server tells those who wait for something there."""
+
+    def __init__(self) -> None:
+        self._changed = anyio.Event()
+
+    def note(self) -> None:
+        """Something has changed."""
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Wait until something is so, which is looked at after each change."""
+        with anyio.fail_after(PATIENCE_S):
+            while not is_so():
+                await self._changed.wait()
+
+
 class Room:
     """A channel: `say` is heard by the dispatcher, `sent` is what it told."""
 
@@ -33,7 +51,7 @@ class Room:
         self.typing_in: list[str] = []
         self.begun = 0
         self._said, self._heard = anyio.create_memory_object_stream[Incoming | BaseException](1000)
-        self._changed = anyio.Event()
+        self._changes = Changes()
 
     def say(self, text: str, chat_id: str = "1", message_id: str | None = None) -> Incoming:
         return self.hear(Incoming(chat_id, Message.user(text), message_id=message_id))
@@ -61,17 +79,17 @@ class Room:
         assert chat_id == outgoing.incoming.chat_id
         await checkpoint()
         self.sent.append(outgoing)
-        self._note()
+        self._changes.note()
 
     @asynccontextmanager
     async def typing(self, chat_id: str) -> AsyncIterator[None]:
         self.typing_in.append(chat_id)
-        self._note()
+        self._changes.note()
         try:
             yield
         finally:
             self.typing_in.remove(chat_id)
-            self._note()
+            self._changes.note()
 
     def close(self) -> None:
         self._said.close()
@@ -79,14 +97,8 @@ class Room:
 
     # --- looking at what was told ------------------------------------------------------------------------------------
 
-    def _note(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
-
     async def until(self, is_so: Callable[[], bool]) -> None:
-        with anyio.fail_after(PATIENCE_S):
-            while not is_so():
-                await self._changed.wait()
+        await self._changes.until(is_so)
 
     async def ended(self, *incoming: Incoming) -> list[Last]:
         """The last that was told of each of these, once it is told."""

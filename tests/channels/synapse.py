@@ -7,11 +7,9 @@ import hmac
 import json
 import os
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
-import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.environments import python_with
 from tests.here import HERE, free_ports
 
 _PACKAGE = "matrix-synapse==1.163.2"
@@ -30,25 +29,7 @@ def synapse_python(pytestconfig: pytest.Config) -> Path:
     """The Python of an environment with Synapse: `$MINICLAW_TEST_SYNAPSE`, or one that is made here."""
     if named := os.environ.get("MINICLAW_TEST_SYNAPSE"):
         return Path(named) / "bin/python"
-    assert pytestconfig.cache is not None
-    directory = Path(pytestconfig.cache.mkdir("synapse"))
-    complete, wanted = directory / "complete", f"{sys.version}\n{_PACKAGE}"
-    if not complete.exists() or complete.read_text() != wanted:
-        venv.create(directory, clear=True, with_pip=True)
-        command = [
-            str(directory / "bin/python"),
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            _PACKAGE,
-        ]
-        made = subprocess.run(command, capture_output=True, text=True, check=False)
-        if made.returncode:
-            pytest.skip(f"Synapse cannot be installed here: {made.stderr.strip()[-500:]}")
-        complete.write_text(wanted)
-    return directory / "bin/python"
+    return python_with([_PACKAGE], name="synapse", config=pytestconfig)
 
 
 class Synapse:

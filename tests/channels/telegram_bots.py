@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import pytest
 
 from miniclaw_sessions import Message, SessionManager
-from miniclaw_sessions.agent.agent import Agent
-from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
+from miniclaw_sessions.agent.reading import FileReader
 from miniclaw_sessions.agent.tools import Tool
-from miniclaw_sessions.channels.dispatcher import Dispatcher
-from miniclaw_sessions.channels.telegram import TelegramChannel, TelegramSettings
+from miniclaw_sessions.channels.telegram.channel import TelegramChannel, TelegramSettings
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.errors import ConfigError
+from tests.channels.contract import serving
 from tests.channels.rooms import Doors
 from tests.channels.telegram_server import TOKEN, BotServer
 
@@ -50,6 +49,7 @@ class Bots:
         self.server, self.manager, self.model = server, manager, model
         self.clock = HastyClock()
         self.tools: list[Tool] = []
+        self.readers: list[FileReader] = []
 
     def channel(self, token: str = TOKEN, **settings: Any) -> TelegramChannel:
         chosen: dict[str, Any] = {"allow": ("*",), "api_url": self.server.url, "stream": False, **settings}
@@ -58,14 +58,9 @@ class Bots:
 
     @asynccontextmanager
     async def serving(self, **settings: Any) -> AsyncIterator[TelegramChannel]:
-        assistant = Assistant(Agent(self.model, tools=self.tools))
-        async with (
-            aclosing(self.channel(**settings)) as channel,
-            Dispatcher(self.manager, assistant, backoff_s=(0.0, 0.0), last_words_s=1.0) as dispatcher,
-        ):
-            dispatcher.serve(channel)
+        channel = self.channel(**settings)
+        async with serving(channel, self.manager, self.model, self.tools, readers=self.readers):
             yield channel
-            dispatcher.cut_off(anyio.current_time())
 
     async def refused(self, channel: TelegramChannel) -> str:
         """The sentence with which a channel gives up listening."""

@@ -59,6 +59,8 @@ REQUIRED = {
     "setWebhook": {"url"},
     "sendMessage": {"chat_id", "text"},
     "editMessageText": {"chat_id", "message_id", "text"},
+    "editMessageReplyMarkup": {"chat_id", "message_id"},
+    "answerCallbackQuery": {"callback_query_id"},
     "deleteMessage": {"chat_id", "message_id"},
     "sendChatAction": {"chat_id", "action"},
     "sendPhoto": {"chat_id", "photo"},
@@ -70,8 +72,9 @@ OPTIONAL = {
     "getUpdates": {"offset", "limit", "timeout", "allowed_updates"},
     "deleteWebhook": {"drop_pending_updates"},
     "setWebhook": {"secret_token", "allowed_updates", "max_connections"},
-    "sendMessage": {"parse_mode", "message_thread_id", "reply_parameters"},
-    "editMessageText": {"parse_mode"},
+    "sendMessage": {"parse_mode", "message_thread_id", "reply_parameters", "reply_markup"},
+    "editMessageText": {"parse_mode", "reply_markup"},
+    "editMessageReplyMarkup": {"reply_markup"},
     "sendChatAction": {"message_thread_id"},
     "sendPhoto": {"message_thread_id", "reply_parameters"},
     "sendDocument": {"message_thread_id", "reply_parameters"},
@@ -199,6 +202,17 @@ class BotServer:
         """Somebody gives his message another wording."""
         self.update(edited_message=message | {"text": text, "edit_date": message["date"] + 60})
 
+    def press(self, text: str, *, sender: Json = ANN, question: Json | None = None) -> Json:
+        """Somebody presses a button of the newest message that has any, or of one as it was; the question."""
+        question = question or next(one for one in reversed(self.messages) if "reply_markup" in one)
+        (data,) = [
+            one["callback_data"] for one in question["reply_markup"]["inline_keyboard"][0] if one["text"] == text
+        ]
+        shown = {name: value for name, value in question.items() if name != "raw"}
+        press = {"id": str(next(self._numbers)), "from": sender, "message": shown, "chat_instance": "1", "data": data}
+        self.update(callback_query=press)
+        return dict(question)
+
     def photograph(self, *sizes: bytes, caption: str = "", **fields: Any) -> Json:
         """Somebody sends a picture, which there is in these sizes, the largest last."""
         photo = []
@@ -226,6 +240,10 @@ class BotServer:
     def heal(self, method: str) -> None:
         """From now on the calls of a method do not fail."""
         self._failures[method].clear()
+
+    def failing(self, method: str) -> int:
+        """How many calls of a method are still to fail."""
+        return len(self._failures[method])
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
@@ -359,7 +377,11 @@ class BotServer:
     def _put(self, parameters: Json, content: Json) -> Json:
         message = {"message_id": next(self._numbers), "date": 1_790_000_000, "from": BOT} | content
         message["chat"] = {"id": parameters["chat_id"], "type": "private"}
-        message |= {key: parameters[key] for key in ("message_thread_id", "reply_parameters") if key in parameters}
+        kept = ("message_thread_id", "reply_parameters", "reply_markup")
+        message |= {key: parameters[key] for key in kept if key in parameters}
+        for one in parameters.get("reply_markup", {}).get("inline_keyboard", [[]])[0]:
+            if not 1 <= len(one["callback_data"].encode()) <= 64:
+                raise Refused(400, "Bad Request: BUTTON_DATA_INVALID")
         self.messages.append(message)
         self.on_message(message)
         shown = ("message_id", "date", "chat", "text", "from")
@@ -372,6 +394,15 @@ class BotServer:
         message |= {"text": text, "raw": parameters["text"]}
         self.on_message(message)
         return {name: message[name] for name in ("message_id", "date", "chat", "text", "from")}
+
+    async def _editMessageReplyMarkup(self, parameters: Json) -> Json:  # noqa: N802
+        message = self._own(parameters, "edit")
+        if message.pop("reply_markup", None) is None:
+            raise Refused(400, "Bad Request: message is not modified")
+        return {name: message[name] for name in ("message_id", "date", "chat", "text", "from")}
+
+    async def _answerCallbackQuery(self, _: Json) -> bool:  # noqa: N802
+        return True
 
     async def _deleteMessage(self, parameters: Json) -> bool:  # noqa: N802
         self.messages.remove(self._own(parameters, "delete"))

@@ -65,7 +65,9 @@ def test_going_back_by_a_label_and_looking_at_the_branches(cli: Cli) -> None:
     assert "the conversation goes on after" in result.err
     branches = result.out.partition("ENDS WITH")[2] or result.out
     assert "My name is Bob." in branches
-    assert result.out.rstrip().splitlines()[-1].count("◀") == 1
+    drawn, _, numbered = result.out.rstrip().rpartition("◀")
+    assert drawn.endswith("(offline) Your name is Ada. ")
+    assert [row.partition("\t")[0] for row in numbered.splitlines()[-2:]] == ["1*", "2"]
     begun_anew = cli("chat", "--chat-id", "me", stdin="/branch root\n/history\n")
     assert "begins anew" in begun_anew.err
     assert begun_anew.out == ""

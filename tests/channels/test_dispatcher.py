@@ -35,7 +35,9 @@ from miniclaw_sessions.channels.base import (
 )
 from miniclaw_sessions.channels.delivery import Delivery
 from miniclaw_sessions.channels.dispatcher import Dispatcher
+from miniclaw_sessions.channels.unseen import file_in
 from miniclaw_sessions.config import ChannelSettings
+from miniclaw_sessions.core.protocol.messages import TextPart
 from miniclaw_sessions.errors import (
     ChatBusy,
     ConfigError,
@@ -272,6 +274,17 @@ async def test_a_message_is_known_after_a_restart_and_answered_if_it_was_not(tmp
     room.close()
 
 
+async def test_an_answer_that_is_given_again_names_the_same_files(room: Room, dispatcher: Dispatcher) -> None:
+    file = file_in("letter.pdf", b"%PDF-1.7 " + b"x" * 50, 5_000_000)
+    assert file is not None
+    said = Incoming("1", Message.user((TextPart("look"), file)), "m1", answer_again=True)
+    (first,) = await room.ended(room.hear(said))
+    await dispatcher.finished()
+    (again,) = await room.ended(room.hear(msgspec.structs.replace(said)))
+    assert again.text == first.text
+    assert first.text.startswith("I cannot open letter.pdf. Please write what matters in it.\n\necho:")
+
+
 # --- another wording -------------------------------------------------------------------------------------------------
 
 
@@ -350,7 +363,7 @@ async def test_a_chat_that_cannot_be_one_is_told_so(room: Room) -> None:
 
 @pytest.mark.usefixtures("dispatcher")
 async def test_a_message_that_cannot_be_stored_is_told_so(room: Room, model: Doors) -> None:
-    (last,) = await room.ended(room.say("x" * 2_000_000))
+    (last,) = await room.ended(room.say("x" * 2**24))
     assert reason_of(last) is Reason.FAILED
     assert last.text.startswith("I cannot take this message")
     assert not room.was_accepted(last.incoming)

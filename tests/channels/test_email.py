@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from email import message_from_bytes, policy
 from email.message import EmailMessage
@@ -17,15 +17,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from miniclaw_sessions import Message, Session, SessionManager
-from miniclaw_sessions.agent.agent import Agent
-from miniclaw_sessions.agent.assistant import Assistant
-from miniclaw_sessions.channels import mail as mail_module
-from miniclaw_sessions.channels.dispatcher import Dispatcher
-from miniclaw_sessions.channels.email import EmailChannel, EmailSettings
-from miniclaw_sessions.channels.mail import Mail
+from miniclaw_sessions.channels.email import mail as mail_module
+from miniclaw_sessions.channels.email.channel import EmailChannel, EmailSettings
+from miniclaw_sessions.channels.email.mail import Mail
 from miniclaw_sessions.core.protocol.messages import ImagePart, TextPart
 from miniclaw_sessions.errors import ConfigError, Unreachable
 from miniclaw_sessions.files.transfer.forgetting import Selection, select_sessions
+from tests.channels import contract
 from tests.channels.dovecot import DovecotMailbox
 from tests.channels.imap_server import LocalMailbox
 from tests.channels.post import ALICE, BOB, BOT, Outbox, body, mail, reply
@@ -73,15 +71,9 @@ def settings(mailbox: LocalMailbox, outbox: Outbox, tmp_path: Path) -> EmailSett
     )
 
 
-@asynccontextmanager
-async def serving(manager: SessionManager, model: Doors, settings: EmailSettings) -> AsyncIterator[Dispatcher]:
-    """The channel as the daemon serves it; its end is the daemon's, which waits a moment for what is under way."""
-    async with Dispatcher(manager, Assistant(Agent(model)), backoff_s=(0.01, 0.01)) as dispatcher:
-        dispatcher.serve(EmailChannel("email", settings))
-        try:
-            yield dispatcher
-        finally:
-            dispatcher.cut_off(anyio.current_time())
+def serving(manager: SessionManager, model: Doors, settings: EmailSettings) -> AbstractAsyncContextManager[None]:
+    """The channel as the daemon serves it."""
+    return contract.serving(EmailChannel("email", settings), manager, model)
 
 
 async def chat_of(manager: SessionManager, answer: EmailMessage) -> Session:
@@ -178,34 +170,6 @@ async def test_images_come_in_and_go_out_as_attachments(
 # --- nothing is lost, nothing is answered twice ----------------------------------------------------------------------
 
 
-async def test_a_mail_is_marked_as_read_only_when_its_answer_has_gone_out(
-    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
-) -> None:
-    model.close("slow")
-    async with serving(manager, model, settings):
-        await mailbox.deliver(mail("slow"))
-        await model.was_asked("slow")
-        assert await mailbox.unread() == ["<1@alice>"]
-        model.open("slow")
-        await outbox.answers(1)
-        await all_read(mailbox)
-
-
-async def test_a_mail_whose_answer_was_cut_off_is_answered_after_the_restart(
-    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
-) -> None:
-    model.close("slow")
-    await mailbox.deliver(mail("slow"))
-    async with serving(manager, model, settings):
-        await model.was_asked("slow")
-    assert (outbox.sent, await mailbox.unread()) == ([], ["<1@alice>"])
-    model.open("slow")
-    async with serving(manager, model, settings):
-        (answer,) = await outbox.answers(1)
-        await all_read(mailbox)
-    assert body(answer) == "echo: slow"
-
-
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
@@ -295,22 +259,6 @@ async def test_a_mail_that_somebody_marks_as_unread_is_given_the_same_answer(
     assert (body(first), model.asked) == (body(second), ["hello"])
 
 
-async def test_the_connection_is_made_again_when_it_breaks_off(
-    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
-) -> None:
-    model.close("one")
-    async with serving(manager, model, settings):
-        await mailbox.deliver(mail("one", "1@alice"))
-        await model.was_asked("one")
-        await mailbox.break_off()
-        await mailbox.deliver(mail("two", "2@alice"))
-        await model.was_asked("two")
-        model.open("one")
-        await outbox.answers(2)
-        await all_read(mailbox)
-    assert sorted(model.asked) == ["one", "two"]
-
-
 async def test_what_could_not_be_marked_as_read_is_marked_later_and_not_answered_again(
     manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
 ) -> None:
@@ -382,7 +330,7 @@ async def test_more_mails_than_fit_into_memory_wait_in_the_mailbox(
     for text in texts:
         await mailbox.deliver(mail(text, f"{text[-1]}@alice"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("miniclaw_sessions.channels.email._IN_HAND", 2)
+        patch.setattr("miniclaw_sessions.channels.email.channel._IN_HAND", 2)
         async with serving(manager, model, settings):
             await model.was_asked(*texts[:2])
             for _ in range(1000):  # a third one would be read in a thread, too, and long before the last of these
@@ -403,7 +351,7 @@ async def test_what_waits_in_one_thread_keeps_nobody_else_from_being_heard(
         await mailbox.deliver(mail(f"and {number}", f"{number}@alice", references="<0@alice>"))
     await mailbox.deliver(mail("another subject", "5@alice"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("miniclaw_sessions.channels.email._IN_HAND", 2)
+        patch.setattr("miniclaw_sessions.channels.email.channel._IN_HAND", 2)
         async with serving(manager, model, settings):
             (answer,) = await outbox.answers(1)
             assert body(answer) == "echo: another subject"
@@ -482,19 +430,6 @@ async def test_old_unread_mail_is_left_alone(
     assert model.asked == ["new"]
 
 
-async def test_stop_in_a_thread_stops_its_answer(
-    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
-) -> None:
-    model.close("slow")
-    async with serving(manager, model, settings):
-        await mailbox.deliver(mail("slow", "1@alice"))
-        await model.was_asked("slow")
-        await mailbox.deliver(mail("/stop\n-- \nAlice", "2@alice", references="<1@alice>"))
-        (answer,) = await outbox.answers(1)
-        await all_read(mailbox)
-    assert body(answer).endswith("(stopped)")
-
-
 # --- bad input -------------------------------------------------------------------------------------------------------
 
 
@@ -505,7 +440,9 @@ async def test_a_mail_that_is_too_large_is_read_in_part_and_answered(
         await mailbox.deliver(with_image("look", "1@alice", content=b"x" * 100_000))
         await outbox.answers(1)
     (asked,) = model.asked
-    assert asked.startswith("look\n\n(attached, but not shown: pixel.png)\n\n(the mail was too large, with 13")
+    assert asked.startswith(
+        "(The person sent a picture (pixel.png), which you cannot see.)\nlook\n\n(the mail was too large, with 13"
+    )
 
 
 async def test_malformed_mails_do_not_hold_up_the_others(
@@ -546,9 +483,11 @@ async def test_whatever_id_a_mail_has_it_is_answered_and_the_model_is_asked_once
 ) -> None:
     ids = ["{GUID-1}@x", "a(b)@x", "a%b*@x", '"a b"@x', 'a\\b"c@x', "ü@x", "\x01@x"]
     async with serving(manager, model, settings):
-        for message_id in [*ids, *ids]:
-            content = mail(message_id, "").replace(b"From:", f"Message-ID: <{message_id}>\r\nFrom:".encode())
-            await mailbox.deliver(content)
+        for _ in range(2):
+            for message_id in ids:
+                await mailbox.deliver(
+                    mail(message_id, "").replace(b"From:", f"Message-ID: <{message_id}>\r\nFrom:".encode())
+                )
             await all_read(mailbox)
     assert len({one["message-id"] for one in outbox.sent}) == len(model.asked) == len(ids)
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from miniclaw_sessions import SessionManager
-from miniclaw_sessions.channels.email import EmailChannel, EmailSettings
+from miniclaw_sessions.channels.email.channel import EmailChannel, EmailSettings
 from miniclaw_sessions.errors import Unreachable
 from tests.channels.dovecot import DovecotMailbox, needs_dovecot, running_dovecot
 from tests.channels.post import ALICE, BOT, Outbox, body, mail, reply

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from miniclaw_sessions.channels.mail import Mail, answer_to, is_authenticated, read_header, read_message
-from miniclaw_sessions.channels.mail_text import text_of_html, unquoted, unsigned
+from miniclaw_sessions.channels.email.mail import Mail, answer_to, is_authenticated, read_header, read_message
+from miniclaw_sessions.channels.email.text import text_of_html, unquoted, unsigned
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, TextPart
+from miniclaw_sessions.files.formats.attached import attached
 from tests.channels.post import ALICE, BOB, BOT, mail
 from tests.channels.telegram_server import PNG
 
@@ -186,13 +187,13 @@ def test_a_hostile_text_takes_no_longer_than_it_is_long(hostile: str) -> None:
 
 def test_of_any_number_of_texts_in_a_mail_only_so_much_is_read_as_of_one() -> None:
     content = multipart("mixed", *[("text/plain", "word " * 20_000)] * 9).as_bytes()
-    assert 262_144 < len(read_message(content, header(), len(content), 0).text) < 262_144 + 100
+    assert 262_144 < len(read_message(content, header(), len(content), 0)[0].text) < 262_144 + 100
 
 
 def test_a_mail_that_brings_us_into_a_thread_keeps_what_it_quotes() -> None:
     asked = mail("Please sum this up.\n\n> we should\n> buy it", references="<1@elsewhere>")
-    assert "> we should" in read_message(asked, header(references="<1@elsewhere>"), len(asked), 0).text
-    answered = read_message(asked, header(references=OURS), len(asked), 0)
+    assert "> we should" in read_message(asked, header(references="<1@elsewhere>"), len(asked), 0)[0].text
+    answered, _ = read_message(asked, header(references=OURS), len(asked), 0)
     assert answered.text == "Please sum this up."
 
 
@@ -207,7 +208,7 @@ def test_a_mail_that_brings_us_into_a_thread_keeps_what_it_quotes() -> None:
 )
 def test_the_subject_belongs_to_the_first_mail_of_a_thread(fields: dict[str, str], text: str, said: str) -> None:
     content = mail(text, **fields)
-    assert read_message(content, header(**fields), len(content), 0).text == said
+    assert read_message(content, header(**fields), len(content), 0)[0].text == said
 
 
 def test_html_becomes_text_with_what_it_quotes_behind_marks() -> None:
@@ -248,23 +249,41 @@ def multipart(kind: str, *parts: tuple[str, str | bytes]) -> EmailMessage:
 def test_of_alternatives_the_plain_text_is_read_with_all_that_stands_beside_it() -> None:
     made = multipart("alternative", ("text/plain", "plain\n"), ("text/html", "<b>html</b>"), ("image/jpeg", PNG))
     content = made.as_bytes()
-    said = read_message(content, Mail(ALICE, "<1@x>"), len(content), len(PNG))
+    said, _ = read_message(content, Mail(ALICE, "<1@x>"), len(content), len(PNG))
     assert said.content == (TextPart("plain"), ImagePart("image/png", base64.b64encode(PNG).decode()))
 
 
 def test_what_no_model_takes_is_named() -> None:
     made = multipart(
-        "mixed", ("text/plain", "see\n"), ("application/pdf", b"%PDF"), ("image/gif", PNG), ("image/png", b"none")
+        "mixed",
+        ("text/plain", "see\n"),
+        ("application/pdf", b"%PDF"),
+        ("image/gif", PNG),
+        ("image/png", b"none"),
+        ("application/pgp-signature", b""),
     )
     content = made.as_bytes()
-    said = read_message(content, Mail(ALICE, "<1@x>"), len(content), len(PNG) - 1)
-    assert said.content == "see\n\n(attached, but not shown: a.pdf, a.gif, a.png)"
+    said, missed = read_message(content, Mail(ALICE, "<1@x>"), len(content), len(PNG) - 1)
+    assert [one.what for one in missed] == ["a file (a.pdf)", "a picture (a.gif)", "a picture (a.png)"]
+    assert said.content == "\n".join([*(one.to_model for one in missed), "see"])
+
+
+def test_a_pdf_a_sound_and_a_text_are_kept_as_far_as_there_is_room() -> None:
+    pdf = b"%PDF-1.7 " + bytes(90)
+    made = multipart("mixed", ("text/plain", "see\n"), ("application/pdf", pdf), ("audio/ogg", b"OggS" + bytes(99)))
+    content = made.as_bytes()
+    said, missed = read_message(content, Mail(ALICE, "<1@x>"), len(content), 0, 150)
+    assert not isinstance(said.content, str)
+    (kept,) = filter(None, map(attached, said.content))
+    assert (kept.name, kept.media_type, kept.is_optional) == ("a.pdf", "application/pdf", True)
+    assert base64.b64decode(kept.data) == pdf
+    assert [one.what for one in missed] == ["an audio file (a.ogg)"]
 
 
 @pytest.mark.parametrize("charset", ["no-such-charset", "hex", "idna", "utf-16", "undefined"])
 def test_a_text_in_a_charset_that_is_none_is_read_as_far_as_it_goes(charset: str) -> None:
     content = mail("x").replace(b"utf-8", charset.encode()).replace(b"\r\nx", b"\r\nh\xe9llo")
-    assert isinstance(read_message(content, header(), len(content), 0).text, str)
+    assert isinstance(read_message(content, header(), len(content), 0)[0].text, str)
 
 
 @given(st.binary(max_size=400), st.integers(0, 600))
@@ -273,7 +292,9 @@ def test_whatever_stands_in_a_mail_is_read_or_refused(noise: bytes, place: int) 
     damaged = whole[:place] + noise + whole[place + len(noise) // 2 :]
     try:
         read = read_header(damaged, BOT)
-        said = read_message(damaged, read if isinstance(read, Mail) else Mail(ALICE, "<1@x>"), len(damaged) + 1, 1000)
+        said, _ = read_message(
+            damaged, read if isinstance(read, Mail) else Mail(ALICE, "<1@x>"), len(damaged) + 1, 1000
+        )
     except (LookupError, ValueError, TypeError, AttributeError):
         return  # what the channel expects of the library's parser
     said.text.encode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,10 @@ from nio import AsyncClient, RoomCreateResponse, RoomSendResponse, SyncResponse,
 from structlog.testing import capture_logs
 
 from miniclaw_sessions import Message, SessionManager
-from miniclaw_sessions.agent.agent import Agent
-from miniclaw_sessions.agent.assistant import Assistant
-from miniclaw_sessions.channels.dispatcher import Dispatcher
-from miniclaw_sessions.channels.matrix import MatrixChannel, MatrixSettings
+from miniclaw_sessions.channels.matrix.channel import MatrixChannel, MatrixSettings
 from miniclaw_sessions.core.protocol.messages import ImagePart, TextPart
 from miniclaw_sessions.errors import ConfigError, Unreachable
-from tests.channels.daemon import killed_at_the_end
+from tests.channels import contract, daemon
 from tests.channels.rooms import PATIENCE_S, Doors
 from tests.channels.synapse import Synapse, running_synapse, synapse_python
 from tests.channels.test_email import PIXEL
@@ -90,14 +87,8 @@ def settings(synapse: Synapse, people: tuple[Person, Person, Person], tmp_path: 
     return MatrixSettings(homeserver=synapse.url, token_file=str(token), allow=(alice.user_id,))
 
 
-@asynccontextmanager
-async def serving(manager: SessionManager, model: Doors, settings: MatrixSettings) -> AsyncIterator[Dispatcher]:
-    async with Dispatcher(manager, Assistant(Agent(model)), backoff_s=(0.05, 0.05)) as dispatcher:
-        dispatcher.serve(MatrixChannel("matrix", settings))
-        try:
-            yield dispatcher
-        finally:
-            dispatcher.cut_off(anyio.current_time())
+def serving(manager: SessionManager, model: Doors, settings: MatrixSettings) -> AbstractAsyncContextManager[None]:
+    return contract.serving(MatrixChannel("matrix", settings), manager, model)
 
 
 async def joined(bot: Person, room_id: str) -> None:
@@ -220,7 +211,7 @@ async def test_images_come_in_and_go_out(
         await alice.hears(bot, 3)
     session = await manager.get_or_create("matrix", room)
     assert session.messages()[0].content == (TextPart("what is this?"), image)
-    assert model.asked[1] == "too large\n\n(an image, but not shown: too large)"
+    assert model.asked[1] == "(The person sent a picture (pixel.png), which you cannot see.)\ntoo large"
     assert getattr(await alice.client.download(mxc=shown["content"]["url"]), "body", None) == PIXEL
 
 
@@ -339,12 +330,12 @@ async def test_every_message_is_answered_once_through_kill_9(
         "MINICLAW_CHANNELS_MATRIX_HOMESERVER": settings.homeserver,
     }
     for kill in range(2):
-        async with killed_at_the_end("matrix", tmp_path, environment):
+        async with daemon.serving("matrix", tmp_path, environment):
             await joined(bot, room)
             for number in range(9 if kill == 0 else 0):
                 await alice.say(room, f"{number} * 2")
             await alice.hears(bot, 3 + 3 * kill)
-    async with killed_at_the_end("matrix", tmp_path, environment):
+    async with daemon.serving("matrix", tmp_path, environment):
         await alice.say(room, "9 * 2")
         answers = await alice.hears(bot, 10)
     assert len({one["event_id"] for one in answers}) == len(answers) == 10

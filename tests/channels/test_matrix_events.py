@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
@@ -15,23 +14,19 @@ from aiohttp import web
 from structlog.testing import capture_logs
 
 from miniclaw_sessions import SessionManager
-from miniclaw_sessions.agent.agent import Agent
-from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.tools import Tool
-from miniclaw_sessions.channels.dispatcher import Dispatcher
-from miniclaw_sessions.channels.matrix import MatrixChannel, MatrixSettings
+from miniclaw_sessions.channels.matrix.channel import MatrixChannel, MatrixSettings
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, TextPart, ToolCall
-from miniclaw_sessions.core.stores.memory import MemoryStore
-from miniclaw_sessions.errors import ModelError, StoreFull
-from miniclaw_sessions.testing import FaultyStore
+from miniclaw_sessions.errors import ModelError
+from tests.channels import contract
 from tests.channels.homeserver import BOT, ROOM, Homeserver
-from tests.channels.rooms import PATIENCE_S, Doors, deleting_tool
+from tests.channels.rooms import Doors, deleting_tool
 from tests.channels.telegram_server import PNG
 
 pytestmark = pytest.mark.anyio
 
 ALICE, BOB = "@alice:example.org", "@bob:elsewhere.org"
-ASIDE = {"m.relates_to": {"rel_type": "m.thread", "event_id": "$9"}}
+ASIDE: dict[str, Any] = {"m.relates_to": {"rel_type": "m.thread", "event_id": "$9"}}
 
 
 @asynccontextmanager
@@ -42,19 +37,15 @@ async def serving(
     tools: Sequence[Tool] = (),
     **settings: Any,
 ) -> AsyncIterator[None]:
-    assistant = Assistant(Agent(model, tools=tools))
-    async with server.serve(), Dispatcher(manager, assistant, backoff_s=(0.01, 0.01)) as dispatcher:
+    async with server.serve():
         with NamedTemporaryFile("w") as token:
             token.write("token")
             token.flush()
             made = MatrixSettings(homeserver=server.url, token_file=token.name, allow=(ALICE, BOB), **settings)
-            dispatcher.serve(MatrixChannel("matrix", made))
-        try:
-            with anyio.fail_after(PATIENCE_S):
-                await server.until_position(0)
-                yield
-        finally:
-            dispatcher.cut_off(anyio.current_time())
+            channel = MatrixChannel("matrix", made)
+        async with contract.serving(channel, manager, model, tools):
+            await server.until_position(0)
+            yield
 
 
 async def test_what_waits_when_the_connection_breaks_off_is_done_only_when_it_is_answered(
@@ -80,40 +71,6 @@ async def test_what_waits_when_the_connection_breaks_off_is_done_only_when_it_is
         await server.until_position(4)
     assert [text for text in server.answers.values() if "echo" in text] == ["echo: slow", "echo: waits"]
     assert model.asked == ["slow", "waits"]
-
-
-async def test_an_answer_that_the_homeserver_does_not_take_is_sent_later_and_holds_up_nothing(
-    manager: SessionManager, model: Doors
-) -> None:
-    server = Homeserver()
-    server.refused = 1
-    async with serving(manager, model, server):
-        server.say("one", ALICE)
-        await server.until(lambda: not server.refused)
-        server.say("two", ALICE)
-        await server.until_position(2)
-    assert sorted(server.answers.values()) == ["echo: one", "echo: two"]
-    assert sorted(model.asked) == ["one", "two"]
-
-
-async def test_while_nothing_can_be_saved_a_person_is_told_so_once_and_answered_afterwards(
-    tmp_path: Path, model: Doors
-) -> None:
-    server, store = Homeserver(), FaultyStore(MemoryStore())
-    async with SessionManager(tmp_path / "full", store=store) as manager, serving(manager, model, server):
-        store.fail(StoreFull("no space left"))
-        server.say("message", ALICE)
-        await server.until_answers(1)
-        server.say("/help", BOB, **ASIDE)  # with what is said next, the message comes again, and is not told again
-        await server.until_answers(2)
-        store.heal()
-        while not any("echo" in text for text in server.answers.values()):
-            known = len(server.answers)
-            server.say("/help", BOB, **ASIDE)
-            with anyio.move_on_after(0.5):  # this may have to come again, too, and a real /sync returns by itself
-                await server.until_answers(known + 1)
-    told = [text for text in server.answers.values() if "/help - " not in text]
-    assert [text.partition(".")[0] for text in told] == ["I cannot save anything just now", "echo: message"]
 
 
 async def test_an_answer_that_can_never_be_sent_holds_up_nothing(manager: SessionManager, model: Doors) -> None:
@@ -188,7 +145,7 @@ async def test_stop_is_heard_whatever_waits_and_nothing_before_it_is_answered(
 async def test_of_more_than_can_be_held_the_oldest_are_told_that_too_much_waits(
     manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("miniclaw_sessions.channels.matrix._HELD", 10)
+    monkeypatch.setattr("miniclaw_sessions.channels.matrix.channel._HELD", 10)
     server = Homeserver()
     model.close("slow")
     async with serving(manager, model, server):
@@ -248,34 +205,16 @@ async def test_an_answer_is_not_taken_for_what_was_told_of_the_same_message_befo
     assert sorted(server.answers.values())[1:] == ["echo: question", "echo: slow"]
 
 
-@pytest.mark.parametrize("caption", ["", "what do I say there?"])
-async def test_a_voice_message_is_told_of_in_a_plain_sentence_to_the_model_and_to_the_person(
-    manager: SessionManager, model: Doors, caption: str
+async def test_a_picture_has_the_type_that_it_is_of_whatever_its_sender_says(
+    manager: SessionManager, model: Doors
 ) -> None:
     server = Homeserver()
-    async with serving(manager, model, server):
-        server.say(caption or "voice.ogg", ALICE, msgtype="m.audio", url="mxc://example.org/1", filename="voice.ogg")
-        await server.until_position(1)
-    to_model = "(The person sent a voice message, or another sound, which you cannot listen to.)"
-    assert model.asked == [f"{to_model}\n{caption}".rstrip()]
-    (answer,) = server.answers.values()
-    assert answer.startswith(
-        "I cannot listen to a voice message, or another sound. Please write what matters in it.\n\n"
-    )
-
-
-@pytest.mark.parametrize("media", [PNG, PNG[:-20], b"<html>"])
-async def test_only_what_is_an_image_is_shown_to_the_model_with_the_type_that_it_has(
-    manager: SessionManager, model: Doors, media: bytes
-) -> None:
-    server = Homeserver()
-    server.media = media
+    server.media = PNG
     async with serving(manager, model, server):
         server.say("p.png", ALICE, msgtype="m.image", url="mxc://example.org/1", info={"mimetype": "image/jpeg"})
         await server.until_position(1)
     (said, _) = (await manager.get_or_create("matrix", ROOM)).messages()
-    image = ImagePart("image/png", base64.b64encode(PNG).decode())
-    assert said.content == ((image,) if media == PNG else "(an image, but not shown: p.png)")
+    assert said.content == (ImagePart("image/png", base64.b64encode(PNG).decode()),)
 
 
 @pytest.mark.parametrize(

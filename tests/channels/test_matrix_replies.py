@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from miniclaw_sessions import SessionManager
-from miniclaw_sessions.channels.matrix_replies import fault_of
+from miniclaw_sessions.channels.matrix.replies import fault_of
 from tests.channels.homeserver import BOT, Homeserver
 from tests.channels.rooms import Doors
 from tests.channels.test_matrix_events import ALICE, serving
@@ -23,6 +23,8 @@ STRANGE = {
     "a document of another": (404, "application/json", b'{"error": "the secret plan"}'),
     "an event_id behind a failure": (500, "application/json", b'{"event_id": "$1", "body": "the secret plan"}'),
 }
+SENT = ["no event_id", "an event_id behind a failure"]
+"""Of these some that a test sends; the others are only judged."""
 
 
 def details(logs: list[Any], action: str) -> list[str]:
@@ -31,7 +33,7 @@ def details(logs: list[Any], action: str) -> list[str]:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("kind", STRANGE)
+@pytest.mark.parametrize("kind", SENT)
 async def test_an_answer_without_an_event_id_of_the_homeserver_is_sent_again_and_is_not_done(
     manager: SessionManager, model: Doors, kind: str
 ) -> None:
@@ -113,7 +115,7 @@ async def test_an_invitation_that_only_a_proxy_refused_is_accepted_later_and_kee
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("kind", STRANGE)
+@pytest.mark.parametrize("kind", SENT)
 async def test_a_reply_to_what_only_a_proxy_shows_is_not_for_the_bot_and_stops_nothing(
     manager: SessionManager, model: Doors, kind: str
 ) -> None:
@@ -158,3 +160,11 @@ def test_what_a_homeserver_says_is_taken(path: str, status: int, body: bytes) ->
 def test_whatever_else_comes_is_not_taken(path: str, body: bytes) -> None:
     assert fault_of(path, 200, body)
     assert fault_of(path, 500, body)
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_what_comes_in_a_homeservers_place_is_no_reply_and_the_fault_shows_none_of_it(kind: str) -> None:
+    status, _, body = STRANGE[kind]
+    fault = fault_of("/_matrix/client/v3/rooms/!a/send/m.room.message/1", status, body)
+    assert fault
+    assert SECRET not in fault

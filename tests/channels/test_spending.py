@@ -1,4 +1,4 @@
-"""`/model` and `/usage` in a chat, and what it is told when its budget is spent."""
+"""`/model`, `/thinking` and `/usage` in a chat, and what it is told when its budget is spent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.budgets import Budgets
-from miniclaw_sessions.agent.provider import ModelEvent, Reply
+from miniclaw_sessions.agent.provider import ModelEvent, Provider, Reply
+from miniclaw_sessions.agent.providers.wrappers import Thinking
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.channels.base import Incoming, Obeyed
 from miniclaw_sessions.channels.dispatcher import Dispatcher
@@ -71,6 +72,26 @@ async def test_a_chat_changes_its_model_and_the_tree_says_so(room: Room, manager
     transcript = await (await manager.get_or_create("room", 1)).tree.get_transcript()
     changes = [(one.provider, one.model_id) for one in transcript.entries if isinstance(one, ModelChange)]
     assert changes == [("test", "largest")]
+
+
+async def test_a_chat_chooses_a_level_of_thinking_that_its_model_takes(room: Room, manager: SessionManager) -> None:
+    models: dict[str, Provider] = {"small": Speaker("small"), "large": Thinking(Speaker("large"), ("low", "high"))}
+    said = ("/thinking", "/model large", "/thinking", "/thinking High", "/thinking huge", "/new", "/thinking")
+    async with Dispatcher(manager, Assistant(Agent(models["small"], choices=models))) as dispatcher:
+        dispatcher.serve(room)
+        answers = [one.text for one in await room.ended(*map(room.say, (*said, "/thinking default")))]
+        dispatcher.cut_off(anyio.current_time())
+    assert answers == [
+        "small has no levels of thinking to choose from (model.thinking_levels).",
+        "From here on large answers.",
+        "large thinks at the level default here. /thinking LEVEL changes that, to one of: low, high, default",
+        "From here on large thinks at the level high.",
+        "large does not take the level huge; choose one of: low, high, default",
+        "We begin anew.",
+        "large thinks at the level high here. /thinking LEVEL changes that, to one of: low, high, default",
+        "From here on large thinks as much as it does by default.",
+    ]
+    assert (await manager.get_or_create("room", 1)).chosen_level is None
 
 
 @pytest.mark.usefixtures("dispatcher")

@@ -14,7 +14,7 @@ from anyio.lowlevel import checkpoint
 from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.agent.provider import ModelEvent, Reply
 from miniclaw_sessions.agent.tools import Tool
-from miniclaw_sessions.channels.telegram_exchanges import ALBUM_S
+from miniclaw_sessions.channels.telegram.exchanges import ALBUM_S
 from miniclaw_sessions.core.events.listeners import TurnEvent
 from miniclaw_sessions.core.protocol.messages import ImagePart
 from miniclaw_sessions.core.stores.memory import MemoryStore
@@ -251,16 +251,15 @@ FILE = {"file_id": "f", "file_unique_id": "f", "file_name": "plan.pdf"}
         ({"dice": {"emoji": "\N{GAME DIE}", "value": 3}}, "a die (\N{GAME DIE}), which you cannot see"),
     ],
 )
-@pytest.mark.parametrize("stream", [False, True])
 async def test_what_no_model_sees_is_said_in_a_plain_sentence_to_the_model_and_to_the_person(
-    bots: Bots, server: BotServer, sent: Json, told: str, *, stream: bool
+    bots: Bots, server: BotServer, sent: Json, told: str
 ) -> None:
     what, _, verb = told.partition(", which you cannot ")
     to_model = f"(The person sent {told}.)\n{sent.get('caption', '')}".rstrip()
     to_person = "" if "dice" in sent else f"I cannot {verb} {what}. Please write what matters in it."
     model = bots.model
     model.replies[to_model] = Message.assistant("What is in it?")
-    async with bots.serving(stream=stream):
+    async with bots.serving(stream=True):
         server.say(**sent)
         await server.until(lambda: not server.updates)
     assert model.asked == [to_model]

@@ -6,8 +6,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import anyio
@@ -17,6 +16,7 @@ from anyio.abc import Process
 from msgspec.structs import replace
 
 from tests.agent.providers.strict_server import Answer, Asked, Call, StrictServer
+from tests.channels.daemon import running
 from tests.channels.telegram_server import BOB, TOKEN, BotServer
 from tests.service.gateway.daemons import PATIENCE_S
 
@@ -51,14 +51,12 @@ class Model:
         return Answer(text=f"{last.text}? You said first: **{said[0]}**")
 
 
-@asynccontextmanager
-async def bot(home: Path, server: BotServer, model: StrictServer, **more: str) -> AsyncIterator[Process]:
+def bot(home: Path, server: BotServer, model: StrictServer, **more: str) -> AbstractAsyncContextManager[Process]:
     """The second command of the page, in a home of its own."""
     _, command = commands()
     words = shlex.split(command.replace("123456789", "42,43").replace("123456:ABC-DEF", TOKEN))
     settings = [word for word in words if "=" in word and not word.startswith("-")]
-    environ = dict(word.split("=", 1) for word in settings) | {
-        "HOME": str(home),
+    environment = dict(word.split("=", 1) for word in settings) | {
         "OPENAI_API_KEY": "k",
         "MINICLAW_MODEL_API_KEY_ENV": "OPENAI_API_KEY",
         "MINICLAW_MODEL_MODEL": "m",
@@ -72,18 +70,7 @@ async def bot(home: Path, server: BotServer, model: StrictServer, **more: str) -
     }
     program, *arguments = words[len(settings) :]
     assert program == ".venv/bin/miniclaw-sessions"
-    log = (home / "log").open("ab")
-    async with await anyio.open_process(
-        [sys.executable, "-m", "miniclaw_sessions", *arguments], env=environ, cwd=home, stdout=log, stderr=log
-    ) as process:
-        try:
-            yield process
-        finally:
-            if process.returncode is None:
-                process.send_signal(signal.SIGKILL)
-            with anyio.CancelScope(shield=True):
-                await process.wait()
-            log.close()
+    return running(home, environment, *arguments)
 
 
 async def test_two_commands_and_a_token_give_a_bot_that_remembers_uses_tools_asks_stops_and_outlives_kill_9(

@@ -1,0 +1,1 @@
+"""Feishu and Lark, by the long connection."""

@@ -1,0 +1,89 @@
+"""What a channel sees of its own chats, where it shows people their history: never a session of another channel.
+
+A channel names a chat by its id alone. The channel's half of the key is fixed here, so nothing that a stranger sends to
+the channel can name another channel's session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import anyio
+
+from miniclaw_sessions.agent.assistant import Assistant
+from miniclaw_sessions.core.events.listeners import SessionCreated, TurnEvent
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.entries import Entry
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.errors import SessionNotFound
+
+LOOK_EVERY_S = 15.0
+"""How often a chat that is not there yet is looked for: another process may have made it."""
+
+
+class OwnChats:
+    """The chats of one channel, for looking at.
+
+    Args:
+        manager: whose sessions they are.
+        assistant: who answers them.
+        channel: the channel's name.
+    """
+
+    def __init__(self, manager: SessionManager, assistant: Assistant, channel: str) -> None:
+        self._manager = manager
+        self._assistant = assistant
+        self._channel = channel
+
+    def __repr__(self) -> str:
+        return f"<OwnChats of {self._channel}>"
+
+    @property
+    def directory(self) -> Path | None:
+        """Where the channel may keep a file of its own; None: the sessions are on a server, for several processes."""
+        return self._manager.workspace
+
+    @property
+    def takes(self) -> frozenset[str]:
+        """The media types of files that the usual model takes, as they are or in words, beside texts."""
+        return self._assistant.agent.taken_with(self._assistant.agent.provider)
+
+    async def find(self, chat_id: str) -> Session | None:
+        """The session of a chat, without renewing its time to live; None: the chat has no session yet.
+
+        Raises:
+            InvalidKey: no chat can have such an id.
+            StoreUnavailable: the store cannot be read.
+        """
+        try:
+            return await self._manager.find(self._id_of(chat_id))
+        except SessionNotFound:
+            return None
+
+    async def awaited(self, chat_id: str) -> AsyncGenerator[Session | None, None]:
+        """The session of a chat as soon as there is one, and None each time that it was waited for in vain."""
+        session_id = self._id_of(chat_id)
+        made = anyio.Event()
+
+        def look(created: SessionCreated) -> None:
+            if created.head.session_id == session_id:
+                made.set()
+
+        self._manager.events.created.subscribe(look)
+        try:
+            while (session := await self.find(chat_id)) is None:
+                yield None
+                with anyio.move_on_after(LOOK_EVERY_S):
+                    await made.wait()
+            yield session
+        finally:
+            self._manager.events.created.unsubscribe(look)
+
+    def watch(self, chat_id: str, after: int) -> AsyncGenerator[list[Entry | TurnEvent], None]:
+        """What happens in a chat behind a place, as `manager.events.watch` has it; leave it with `aclosing`."""
+        return self._manager.events.watch(self._id_of(chat_id), after=after)
+
+    def _id_of(self, chat_id: str) -> str:
+        return SessionKey.of(self._channel, chat_id).session_id

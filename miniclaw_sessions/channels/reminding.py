@@ -1,0 +1,452 @@
+"""Speaking first: what is due is said in its chat, by whichever gateway is there, once.
+
+    async with Dispatcher(manager, assistant, reminders=reminders) as dispatcher:
+        await Reminding(manager, dispatcher, reminders, channels).run()
+
+A reminder is a message like any other: the dispatcher takes it in its turn among the chat's messages, under the key
+`reminder:ID:TIME`, so that the session has it and its answer once. Then the chat's channel sends the answer, and only
+then the reminder is noted as over. A gateway that dies in between has its place taken by another one, or by its own
+next start: what the session has is sent, and not made again. So a reminder is never lost; it is shown twice only where
+a gateway dies between the network's reply and the note of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+from anyio import to_thread
+from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint
+
+from miniclaw_sessions.agent.agent import AgentEvent, MessageAccepted, TurnFinished
+from miniclaw_sessions.agent.events import TurnEnd
+from miniclaw_sessions.agent.reminders.agenda import Item, Place
+from miniclaw_sessions.agent.reminders.records import Reminder, reminder_in
+from miniclaw_sessions.agent.reminders.reminders import Reminders
+from miniclaw_sessions.agent.reminders.times import shown
+from miniclaw_sessions.channels.base import (
+    Answered,
+    Answerer,
+    Channel,
+    Incoming,
+    Last,
+    NotAnswered,
+    Reason,
+    comes_again,
+)
+from miniclaw_sessions.channels.commands import command_note, open_question
+from miniclaw_sessions.channels.dispatcher import SEND_TIMEOUT_S, Dispatcher
+from miniclaw_sessions.clock import sleep_unless
+from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.core.protocol.entries import COMMAND, Custom
+from miniclaw_sessions.core.protocol.messages import Message, Role, Usage
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.session.turn import Opening
+from miniclaw_sessions.errors import (
+    DuplicateMessage,
+    LeafMoved,
+    NotArchived,
+    SessionNotFound,
+    SessionsError,
+    TranscriptNotKept,
+)
+from miniclaw_sessions.log import get_logger
+
+log = get_logger(__name__)
+
+POLL_S = 1.0
+"""Seconds between two looks: another gateway may have set something."""
+
+TOGETHER = 8
+"""How many reminders are said at the same time; the chats' own messages wait for none of the others."""
+
+SILENT = "SILENT"
+"""The answer of a model that has nothing to say about the open points."""
+
+AUTHOR = "reminder"
+"""The name of the message that stands in the session for a reminder that is due."""
+
+_BEAT_S = 10.0
+_HOLD_S = (2.0, 60.0)
+_ON_TIME = timedelta(seconds=60)
+_SETTING = timedelta(seconds=60)  # the agenda knows a reminder before its chat does
+_PATIENCE = timedelta(hours=1)  # with a person who is being asked for a yes or no
+_MAX_POINTS = 20_000
+_POINTS = (
+    "These are the open points of this chat. If there is something about them that the person should hear now, say it. "
+    f"If not, answer {SILENT}, and nothing else.\n\n"
+)
+
+
+class Due(NamedTuple):
+    """A reminder that is due.
+
+    Attributes:
+        place: of its item in the agenda.
+        at: when that says that it is due.
+        session: its chat's; None: it is gone, or the reminder is.
+        reminder: as the session has it.
+    """
+
+    place: Place
+    at: datetime
+    session: Session | None = None
+    reminder: Reminder | None = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether a model answers it."""
+        return self.reminder is not None and self.reminder.asks
+
+
+class Reminding:
+    """Says what is due.
+
+    Args:
+        manager: whose sessions.
+        dispatcher: takes what is said.
+        reminders: the reminders.
+        channels: the chat networks that are connected here; those that have no `announce` only take answers.
+        poll_s: seconds between two looks.
+    """
+
+    def __init__(
+        self,
+        manager: SessionManager,
+        dispatcher: Dispatcher,
+        reminders: Reminders,
+        channels: Iterable[Channel] = (),
+        *,
+        poll_s: float = POLL_S,
+    ) -> None:
+        self._manager = manager
+        self._dispatcher = dispatcher
+        self._reminders = reminders
+        self._agenda = reminders.agenda
+        self._channels: Mapping[str, Any] = {one.name: one for one in channels if hasattr(one, "announce")}
+        self._clock = manager.clock
+        self._poll_s = poll_s
+        self._news = anyio.Event()
+        self._idle = anyio.Event()
+        self._has_adopted = False
+        self._beat_at = 0.0
+        self._saying = {asks: set[Place]() for asks in (False, True)}  # a slow model holds up no texts
+        self._over: list[Place] = []
+        self._given_up: list[Place] = []
+        self._held: dict[Place, tuple[float, float]] = {}  # until when it is left alone, and for how long the last time
+
+    def __repr__(self) -> str:
+        return f"<Reminding, {len(self._channels)} channels>"
+
+    async def run(self) -> None:
+        """Say what is due, until it is cancelled; what it has taken and not said is then any gateway's."""
+        self._reminders.on_set = self._look_now
+        try:
+            async with anyio.create_task_group() as tasks:
+                while True:
+                    self._news, idle, wait = anyio.Event(), self._idle, self._poll_s
+                    with self._waiting():
+                        wait = min(wait, await self._look(tasks))
+                    if not self._is_busy:
+                        idle.set()
+                    await sleep_unless(self._clock, wait, self._news)
+        finally:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(_BEAT_S), self._waiting():
+                await self._agenda.remove(self._over)
+                await self._agenda.give_back([*self._agenda.taken])
+
+    async def finished(self) -> None:
+        """Return when all that is due now was said, as far as it can be; while `run` runs."""
+        if self._idle.is_set():
+            self._idle = anyio.Event()
+        idle = self._idle
+        self._look_now()
+        await idle.wait()
+
+    @property
+    def _is_busy(self) -> bool:
+        return any(self._saying.values()) or bool(self._over) or bool(self._given_up)
+
+    def _look_now(self) -> None:
+        self._news.set()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """What the store does not do now is done later; it says itself what is wrong with it."""
+        try:
+            yield
+        except SessionsError as error:
+            log.debug("reminders wait", action="reminder.waits", error_type=type(error).__name__)
+
+    async def _show_life(self) -> None:
+        """Keep what this gateway is saying, which may take long, from being another one's."""
+        if self._clock.monotonic() >= self._beat_at:
+            await self._agenda.show_life()
+            self._beat_at = self._clock.monotonic() + _BEAT_S
+
+    # --- what is due -------------------------------------------------------------------------------------------------
+
+    async def _look(self, tasks: TaskGroup) -> float:
+        """Begin to say what is due now, as much as there is room for; the seconds until something else is."""
+        if not self._has_adopted:
+            await self._reminders.adopt_schedules()
+            self._has_adopted = True
+        await self._settle()
+        await self._show_life()
+        items, wait = await self._agenda.due()
+        chosen = await self._chosen(items)
+        taken = set(await self._agenda.take({due.place: items[due.place] for due in chosen}))
+        for due in chosen:
+            if due.place in taken:
+                self._saying[items[due.place].asks].add(due.place)
+                tasks.start_soon(self._work, due, name="reminder")
+        held = (until - self._clock.monotonic() for place, (until, _) in self._held.items() if place in items)
+        return max(0.0, min(wait, _BEAT_S if self._agenda.taken else wait, *held))
+
+    async def _settle(self) -> None:
+        """Note what is over, and what any gateway may try, in one commit each."""
+        over, given_up = list(self._over), list(self._given_up)
+        await self._agenda.remove(over)
+        await self._agenda.give_back(given_up)
+        self._over, self._given_up = self._over[len(over) :], self._given_up[len(given_up) :]
+
+    async def _chosen(self, items: Mapping[Place, Item]) -> list[Due]:
+        """Those that are said now, the earliest first."""
+        now = self._clock.monotonic()
+        self._held = {
+            place: held for place, held in self._held.items() if place in items or place in self._agenda.taken
+        }
+        room = {asks: TOGETHER - len(saying) for asks, saying in self._saying.items()}
+        chosen = list[Due]()
+        for place in sorted(items, key=lambda one: (items[one].at, one.reminder_id)):
+            if not any(room.values()):
+                break
+            asks = items[place].asks
+            if not room[asks] or now < self._held.get(place, (0.0, 0.0))[0]:
+                continue
+            due = await self._found(place, items[place])
+            if due is None:
+                self._hold(place)
+            else:
+                room[asks] -= 1
+                chosen.append(due)
+        return chosen
+
+    def _hold(self, place: Place) -> None:
+        """Leave it alone for a while, each time for longer."""
+        first, longest = _HOLD_S
+        delay = min(longest, max(first, 2 * self._held.get(place, (0.0, 0.0))[1]))
+        self._held[place] = self._clock.monotonic() + delay, delay
+
+    async def _work(self, due: Due) -> None:
+        is_said = False
+        try:
+            is_said = await self._is_said(due)
+        except Exception as error:  # noqa: BLE001 - one reminder's failure is not that of all others
+            self._log("a reminder waits", due, error, action="reminder.waits")
+        for saying in self._saying.values():
+            saying.discard(due.place)
+        if is_said:
+            self._over.append(due.place)
+        else:
+            self._hold(due.place)
+            self._given_up.append(due.place)
+        self._look_now()
+
+    async def _found(self, place: Place, item: Item) -> Due | None:
+        """What an item is about; None: it is for another gateway, or its time has not come all the same."""
+        session = await self._session(item.session_id)
+        if session is None:
+            return Due(place, item.at)
+        reminder = reminder_in(session, place.reminder_id)
+        if reminder is None:
+            return None if self._clock.now() - item.at < _SETTING else Due(place, item.at)
+        if reminder.network and (reminder.channel or session.key.channel) not in self._channels:
+            return None  # a gateway that is connected to the network says it
+        due = Due(place, item.at, session, reminder)
+        if due.asks and self._clock.now() - item.at < _PATIENCE and await open_question(session):
+            return None  # another question would take the place of the one that the person is being asked
+        return due
+
+    async def _session(self, session_id: str) -> Session | None:
+        """The chat's session, also from the archive; None: it was deleted."""
+        try:
+            return await self._manager.find(session_id)
+        except SessionNotFound:
+            try:
+                return await self._manager.restore(session_id)
+            except NotArchived:
+                return None
+
+    # --- saying it ---------------------------------------------------------------------------------------------------
+
+    async def _is_said(self, due: Due) -> bool:
+        """Say a reminder; whether it is over, for this time."""
+        session, reminder = due.session, due.reminder
+        if session is None or reminder is None or reminder.paused:
+            return True
+        now = self._clock.now()
+        if reminder.at != due.at:  # it was said, or moved: the agenda has its new time
+            await self._agenda.add(reminder.id, session.session_id, reminder.at, asks=reminder.asks)
+            return True
+        if reminder.at > now:  # the clock was set back just now
+            return False
+        if self._is_wanted(reminder, now) and not await self._say(due, session, reminder):
+            return False
+        await self._reminders.advance(session, reminder)
+        return True
+
+    def _is_wanted(self, reminder: Reminder, now: datetime) -> bool:
+        """Whether it is said: not if it was missed by too much, nor if the settings do not have it any more."""
+        settings, late = self._reminders.settings, now - reminder.at
+        if reminder.schedule and reminder.schedule not in self._reminders.schedules:
+            return False
+        return late <= _ON_TIME or (settings.missed == "late" and late.total_seconds() <= settings.missed_within_s)
+
+    async def _say(self, due: Due, session: Session, reminder: Reminder) -> bool:
+        """Let the session have it, and the channel send it; whether that is done."""
+        answerer, asked = await self._answerer(session, reminder)
+        if asked is None:
+            return True
+        incoming = Incoming(
+            session.key.chat_id,
+            Message(Role.USER, asked, name=AUTHOR),
+            message_id=reminder.key,
+            channel=session.key.channel,
+            answerer=answerer,
+            must_exist=True,
+            answer_again=True,
+            is_addressed=False,
+            obeys=False,
+        )
+        last = await self._last_of(incoming)
+        if comes_again(last) or (isinstance(last, NotAnswered) and last.reason is Reason.BUSY):
+            return False
+        if isinstance(last, NotAnswered):
+            if last.reason is Reason.FAILED:
+                self._log("a reminder was not answered", due, last.error, action="reminder.failed")
+            return True
+        if isinstance(last, Answered) and _is_silent(reminder, last):
+            return True
+        chat = (reminder.channel, reminder.chat_id) if reminder.channel else (incoming.channel, incoming.chat_id)
+        return await self._sent(due, *chat, last.text)
+
+    async def _last_of(self, incoming: Incoming) -> Last:
+        delivery = self._dispatcher.ask(incoming)
+        try:
+            async for outgoing in delivery:
+                if isinstance(outgoing, Last):
+                    return outgoing
+        finally:
+            delivery.abandon(0.0)
+        raise SessionsError("a message ended without an outcome")
+
+    async def _sent(self, due: Due, channel_name: str, chat_id: str, text: str) -> bool:
+        """Let the channel say it, if it is connected; whether its network has confirmed that."""
+        if (channel := self._channels.get(channel_name)) is None or not text:
+            return True
+        with anyio.move_on_after(getattr(channel, "send_timeout_s", SEND_TIMEOUT_S)):
+            try:
+                await channel.announce(chat_id, text)
+            except Exception as error:  # noqa: BLE001 - a channel's own code; it is tried again
+                self._log("a reminder was not sent, and is sent again", due, error, action="reminder.not_sent")
+            else:
+                return True
+        return False
+
+    def _log(self, sentence: str, due: Due, error: Exception, *, action: str) -> None:
+        session_id = "" if due.session is None else due.session.session_id
+        log.warning(sentence, action=action, session_id=session_id, error_type=type(error).__name__)
+
+    async def _answerer(self, session: Session, reminder: Reminder) -> tuple[Answerer, str | None]:
+        """Who answers a reminder, and the message in the session that stands for it; None: there is nothing to say."""
+        schedule = self._reminders.schedules.get(reminder.schedule)
+        zone = self._reminders.zone_of(session, reminder)
+        text = reminder.text
+        if schedule is not None and schedule.points_file:
+            points = await to_thread.run_sync(_points, schedule.points_file)
+            return _Looking(self._dispatcher.assistant), _POINTS + points if points else None
+        if reminder.asks:
+            return self._dispatcher.assistant, f"(It is {shown(self._clock.now(), zone)}.) {text}"
+        said = f"Reminder: {text}"
+        if self._clock.now() - reminder.at > _ON_TIME:
+            said = f"Reminder, late, because I could not say it on {shown(reminder.at, zone)}: {text}"
+        return _Saying(said), f"(A reminder is due: {text})"
+
+
+def _points(path: str) -> str:
+    """The open points in a file; empty: there are none."""
+    try:
+        with Path(path).expanduser().open(encoding="utf-8", errors="replace") as file:
+            return file.read(_MAX_POINTS).strip()
+    except OSError:
+        return ""
+
+
+def _is_silent(reminder: Reminder, last: Answered) -> bool:
+    return bool(reminder.schedule) and last.text.strip().strip(".") == SILENT
+
+
+class _Saying:
+    """Answers with a text, without a model.
+
+    While the person is asked for a yes or no, the text stands beside the conversation: a message in it would be
+    taken for the end of the question.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    async def answer(
+        self,
+        session: Session,
+        message: Message | Opening | None,
+        *,
+        idempotency_key: str | None = None,
+        on_event: Callable[[AgentEvent], None],
+    ) -> TurnEnd:
+        """As `Assistant.answer`."""
+        key = idempotency_key or ""
+        known = await session.journal.find_by_key(key)
+        if known is not None and isinstance(await session.tree.get_entry(known.id), Custom):
+            raise DuplicateMessage(session.session_id, key, known.id)
+        reply = Message.assistant(self._text)
+        if known is None and await open_question(session):
+            unit = session.unit()
+            unit.add_custom(COMMAND, command_note("/remind", self._text), idempotency_key=key)
+            await unit.save()
+            return TurnFinished(reply, Usage())
+        async with session.turn(message, idempotency_key=idempotency_key) as turn:
+            on_event(MessageAccepted(turn.message))
+            turn.append(reply)
+        return TurnFinished(turn.said[-1], Usage())
+
+
+class _Looking:
+    """Lets the assistant look at something; where it has nothing to say, the conversation goes on without that."""
+
+    def __init__(self, assistant: Answerer) -> None:
+        self._assistant = assistant
+
+    async def answer(
+        self,
+        session: Session,
+        message: Message | Opening | None,
+        *,
+        idempotency_key: str | None = None,
+        on_event: Callable[[AgentEvent], None],
+    ) -> TurnEnd:
+        """As `Assistant.answer`."""
+        before = session.leaf_id
+        end = await self._assistant.answer(session, message, idempotency_key=idempotency_key, on_event=on_event)
+        if isinstance(end, TurnFinished) and end.message.text.strip().strip(".") == SILENT:
+            try:
+                await session.tree.branch(before, if_leaf=session.leaf_id or "")
+            except (LeafMoved, TranscriptNotKept):  # something was said meanwhile, or the store keeps no other branch
+                await checkpoint()
+        return end
