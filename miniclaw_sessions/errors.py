@@ -9,7 +9,7 @@
     │                  NotPermitted
     ├── creating       SessionLimit
     ├── appending      InvalidKey, InvalidMessage                (also ValueError)
-    │                  UnsafeCompaction                         (also ValueError)
+    │                  UnsafeCompaction, InvalidReminder        (also ValueError)
     │                  DuplicateMessage, TurnInProgress, NothingToResume, LeafMoved, ManagerClosed,
     │                  SessionDeleted, TranscriptNotKept, WrongThread, ReadOnlyWorkspace
     ├── importing      ImportRefused                            (also ValueError)
@@ -196,8 +196,16 @@ class InvalidKey(SessionsError, ValueError):
     """A channel, chat id or session id cannot name a session."""
 
 
+class InvalidReminder(SessionsError, ValueError):
+    """A reminder cannot be set or changed so; the sentence says why, and what can be written."""
+
+
 class InvalidMessage(SessionsError, ValueError):
     """A message cannot be stored faithfully; nothing of it was accepted."""
+
+
+class FileNotTaken(InvalidMessage):
+    """A message holds a file that the model does not take; nothing of it was accepted."""
 
 
 class UnsafeCompaction(SessionsError, ValueError):

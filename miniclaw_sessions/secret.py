@@ -86,7 +86,7 @@ def channel_secret(channel: str, kind: str, file: str, environ: Mapping[str, str
 
     Args:
         channel: its name.
-        kind: `token` or `password`: the setting is `{kind}_file`, the credential `{channel}_{kind}`.
+        kind: such as `token` or `password`: the setting is `{kind}_file`, the credential `{channel}_{kind}`.
         file: what is set.
         environ: the environment.
         variable: what the variable is called behind the channel's name; empty: as the kind is.
@@ -94,14 +94,29 @@ def channel_secret(channel: str, kind: str, file: str, environ: Mapping[str, str
     Raises:
         ConfigError: none of them has it, or as for `read_secret`.
     """
-    named = re.sub(r"\W", "_", f"{channel}_{variable or kind}").upper()
-    secret = read_secret(file, f"{channel}_{kind}", environ, variable=named if named in environ else "")
+    secret = optional_channel_secret(channel, kind, file, environ, variable=variable)
     if secret is None:
         raise ConfigError(
-            f"the channel {channel} needs a {kind}: in the file that channels.{channel}.{kind}_file names, in the "
-            f"credential {channel}_{kind}, or in the environment variable {named}"
+            f"the channel {channel} needs its {kind}: in the file that channels.{channel}.{kind}_file names, in the "
+            f"credential {channel}_{kind}, or in the environment variable {_variable(channel, variable or kind)}"
         )
     return secret
+
+
+def optional_channel_secret(
+    channel: str, kind: str, file: str, environ: Mapping[str, str], *, variable: str = ""
+) -> Secret | None:
+    """A secret that a channel may have: `channel_secret`, or None where none of its places has it.
+
+    Raises:
+        ConfigError: as for `read_secret`.
+    """
+    named = _variable(channel, variable or kind)
+    return read_secret(file, f"{channel}_{kind}", environ, variable=named if named in environ else "")
+
+
+def _variable(channel: str, kind: str) -> str:
+    return re.sub(r"\W", "_", f"{channel}_{kind}").upper()
 
 
 def _secret_from(path: Path, *, lines: bool) -> Secret:

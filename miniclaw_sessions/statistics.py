@@ -17,7 +17,9 @@ class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
     `messages` counts those of the window, `message_count` all of the transcript. `updated_at` is when the content last
     changed, `last_accessed` when the session was last used. `lost` counts the older messages that a former store lost,
     until the loss is acknowledged. `last_words` is the beginning of the newest message, and `first_words`, for a
-    session without a title, that of the first message of a person; both only on request.
+    session without a title, that of the first message of a person; both only on request, and so is `waiting`: whether
+    tool calls wait for a person's yes or no, and `linked`: the sessions of the other chats that are linked with its
+    chat. `pinned` and `labels` are what its metadata has under these names.
     """
 
     session_id: str
@@ -34,6 +36,10 @@ class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
     lost: int = 0
     last_words: str | None = None
     first_words: str | None = None
+    pinned: bool = False
+    labels: tuple[str, ...] = ()
+    waiting: bool = False
+    linked: tuple[str, ...] = ()
 
 
 class ManagerStatistics(msgspec.Struct, frozen=True, kw_only=True):

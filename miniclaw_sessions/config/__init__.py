@@ -1,5 +1,6 @@
 """Every setting and the source of its value: `settings` has them, `loading` puts them together."""
 
+from miniclaw_sessions.config.loaded import LoadedSettings, names_server, socket_path
 from miniclaw_sessions.config.loading import (
     check_table,
     config_path,
@@ -20,24 +21,25 @@ from miniclaw_sessions.config.settings import (
     PLUGINS,
     BudgetSettings,
     ChannelSettings,
+    DocumentSettings,
     EncryptionSettings,
     FollowSettings,
     ListenSettings,
-    LoadedSettings,
     LogSettings,
     MCPSettings,
     ModelSettings,
     PostgreSQLSettings,
     PriceSettings,
+    ReminderSettings,
     RetentionSettings,
+    ScheduleSettings,
     SessionSettings,
     Settings,
     Table,
     TelemetrySettings,
+    TranscriptionSettings,
     masked,
-    names_server,
     show_value,
-    socket_path,
 )
 
 __all__ = [
@@ -47,6 +49,7 @@ __all__ = [
     "PLUGINS",
     "BudgetSettings",
     "ChannelSettings",
+    "DocumentSettings",
     "EncryptionSettings",
     "FollowSettings",
     "ListenSettings",
@@ -56,11 +59,14 @@ __all__ = [
     "ModelSettings",
     "PostgreSQLSettings",
     "PriceSettings",
+    "ReminderSettings",
     "RetentionSettings",
+    "ScheduleSettings",
     "SessionSettings",
     "Settings",
     "Table",
     "TelemetrySettings",
+    "TranscriptionSettings",
     "check_table",
     "config_path",
     "flag_of",

@@ -15,14 +15,13 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 import msgspec
 
+from miniclaw_sessions.config.loaded import LoadedSettings, names_server
 from miniclaw_sessions.config.settings import (
     PLUGINS,
-    LoadedSettings,
     PostgreSQLSettings,
     Settings,
     Table,
     cut,
-    names_server,
     show_value,
 )
 from miniclaw_sessions.errors import ConfigError

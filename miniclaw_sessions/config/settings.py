@@ -98,7 +98,7 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
         archive_days: days after which the archive forgets a session for good; 0: never.
         restore_archived: a chat that speaks again after its session has expired goes on with what the archive has.
         max_unsaved_bytes: accepted but uncommitted bytes beyond which appending is refused.
-        max_message_bytes: the largest message, encoded.
+        max_message_bytes: the largest message, encoded, with the files in it.
         max_metadata_bytes: the largest metadata of one session, all of it together, encoded.
         max_sessions: sessions beyond which none is created.
         max_cached: sessions in memory beyond which the least recently used ones are evicted, once they are saved; they
@@ -126,7 +126,7 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
     archive_days: Days = 0.0
     restore_archived: bool = True
     max_unsaved_bytes: Bytes = 67_108_864
-    max_message_bytes: Bytes = 1_048_576
+    max_message_bytes: Bytes = 8_388_608
     max_metadata_bytes: Bytes = 1_048_576
     max_sessions: Count = 100_000
     max_cached: Count = 100_000
@@ -169,7 +169,7 @@ class ListenSettings(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Literal["token", "open", "off"] = "token"
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
-    max_body_bytes: Bytes = 2_097_152
+    max_body_bytes: Bytes = 10_485_760
     request_timeout_s: Seconds = 30.0
     graceful_timeout_s: Seconds = 10.0
     max_connections: Count = 512
@@ -188,19 +188,24 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         choices: other models that a chat may change to with `/model`, written as `fallback` is.
         thinking: how much the model thinks before it answers: `low`, `medium`, `high`, ... for models with efforts; a
             number of tokens, 0, or `adaptive`, for models with a budget. Empty: the model's default.
+        thinking_levels: the levels of thinking that a chat may choose with `/thinking`, the least first. Empty: those
+            of the model, where they are known by its name.
+        titles: whether the model is asked for a title behind the first answer in a session that has none.
         api_key_file: file with the key; empty: the systemd credential `model_api_key`; without that, and without a
             `base_url`, the environment variable that the provider itself names, such as OPENAI_API_KEY.
         api_key_env: environment variable with the key, if a file is not possible.
         system_prompt: the first instruction to the model.
         max_iterations: rounds of tool calls in one turn.
         tool_timeout_s: seconds for one tool call.
-        tools: the model's tools: `time`, `calculator`, `search_history`, those of installed packages, or patterns of
-            names (`github_*`); empty: none.
+        tools: the model's tools: `time`, `calculator`, `search_history`, `reminders`, those of installed packages, or
+            patterns of names (`github_*`); empty: none.
         search_all_chats: whether `search_history` searches all chats, and not only its own: every person who chats can
             then learn the content of all other chats.
         timeout_s: seconds without a sign of life from the model's service; such a request is repeated twice.
         reply_timeout_s: seconds for one reply of the model, however steadily it comes.
         max_reply_bytes: the largest reply.
+        files: media types of files that the model takes beside texts and pictures, such as `application/pdf`; empty:
+            those that its service is known to take.
         context_window: how many tokens the model accepts; 0: unknown, and it gets the messages of the window.
         reserve_tokens: how many of them stay free for the reply; beyond that the older part is summarized.
         keep_tokens: about how much of the newest part is not summarized.
@@ -212,6 +217,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     fallback: str = ""
     choices: tuple[str, ...] = ()
     thinking: str = ""
+    thinking_levels: tuple[str, ...] = ()
+    titles: bool = False
     api_key_file: str = ""
     api_key_env: str = ""
     system_prompt: str = "You are a helpful assistant."
@@ -222,9 +229,49 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: Seconds = 120.0
     reply_timeout_s: Seconds = 600.0
     max_reply_bytes: Bytes = 8 * 2**20
+    files: tuple[str, ...] = ()
     context_window: Annotated[int, msgspec.Meta(ge=0, le=2**31)] = 0
     reserve_tokens: Count = 16_384
     keep_tokens: Count = 20_000
+
+
+class TranscriptionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The service that writes down what is said in voice messages and other sounds, which most models do not take.
+
+    It speaks OpenAI's `/audio/transcriptions`; the extra `openai` is its client. The sound stays in the session.
+
+    Attributes:
+        model: the model's name, such as `whisper-1`; empty: sounds are kept, and not heard.
+        base_url: the service's address, with its version; empty: OpenAI's own.
+        api_key_file: file with the key; empty: the systemd credential `transcription_api_key`; without that, and
+            without a `base_url`, OPENAI_API_KEY.
+        api_key_env: environment variable with the key, if a file is not possible.
+        language: the language that is spoken, such as `en`; empty: the model finds out.
+        timeout_s: seconds without a sign of life from the service; such a request is repeated twice.
+    """
+
+    model: str = ""
+    base_url: str = ""
+    api_key_file: str = ""
+    api_key_env: str = ""
+    language: str = ""
+    timeout_s: Seconds = 60.0
+
+
+class DocumentSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How PDF, Word and Excel files are read for models that do not take them; the extra `documents` reads them.
+
+    The text stands in the session before the document. Each is read in a process of its own.
+
+    Attributes:
+        max_pages: how many pages of a document are read; 0: none is read, and the model reads that it cannot be shown.
+        max_memory_mb: how much memory that may take.
+        timeout_s: how many seconds.
+    """
+
+    max_pages: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 300
+    max_memory_mb: Annotated[int, msgspec.Meta(ge=64, le=2**20)] = 512
+    timeout_s: Seconds = 30.0
 
 
 class ChannelSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -237,6 +284,50 @@ class ChannelSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     max_waiting_per_chat: Count = 20
     max_messages: Count = 1_000
+
+
+class ReminderSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What is said in chats at its time: `/remind`, the tool `reminders`, and `[schedules.NAME]`.
+
+    Attributes:
+        enabled: whether reminders can be set, and are said.
+        timezone: the time zone of chats that have chosen none with `/timezone`.
+        missed: whether one whose time passed while no gateway ran is said `late`, or left out (`skip`).
+        missed_within_s: seconds after which one that was missed is left out in any case.
+        max_per_chat: reminders of one chat beyond which none is set.
+    """
+
+    enabled: bool = True
+    timezone: Annotated[str, msgspec.Meta(min_length=1)] = "UTC"
+    missed: Literal["late", "skip"] = "late"
+    missed_within_s: Seconds = 86_400.0
+    max_per_chat: Count = 100
+
+
+class ScheduleSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What is said or asked in a chat again and again: a `text`, a `prompt`, or the open points of a file.
+
+    Attributes:
+        chat: the id of the chat's session, such as `telegram_123456789`.
+        cron: when, as a cron expression of five fields, in the chat's time zone or in `timezone`; empty: `every_s`.
+        every_s: seconds from one time to the next, at least 60.
+        timezone: the time zone of `cron`.
+        text: what is said.
+        prompt: what the model is asked; its answer is said.
+        points_file: what the model looks at, unless it is empty; where it answers SILENT, nothing is said.
+    """
+
+    chat: str
+    cron: str = ""
+    every_s: Annotated[float, msgspec.Meta(ge=60, le=_LONGEST_S)] | None = None
+    timezone: str = ""
+    text: str = ""
+    prompt: str = ""
+    points_file: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.cron) == bool(self.every_s) or sum(map(bool, (self.text, self.prompt, self.points_file))) != 1:
+            raise ValueError("it needs cron or every_s, and one of text, prompt and points_file")
 
 
 class MCPSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -327,8 +418,9 @@ class FollowSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The other programs whose sessions the daemon follows; see docs/how-to/import-other-programs.md.
 
     Attributes:
-        programs: their names, of `pi`, `claude-code`, `codex`, `nanobot`, `openclaw`, `opencode`, `gemini-cli` and
-            `llm`; or `*`: all of them. The daemon looks in the home of the user that it runs as.
+        programs: their names, of `pi`, `claude-code`, `codex`, `nanobot`, `openclaw`, `opencode`, `gemini-cli`,
+            `llm`, `goose`, `crush`, `aider`, `copilot-cli`, `open-webui`, `librechat`, `cursor` and `amp`; or
+            `*`: all of them. The daemon looks in the home of the user that it runs as.
     """
 
     programs: tuple[str, ...] = ()
@@ -406,7 +498,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         workspace: the directory that holds all files; or the URL of a shared store (`postgresql:`), with the same
             meaning as in `sessions.store`. With a shared store a directory holds nothing but the daemon's socket.
-        sessions, listen, model, budgets, channels, follow, encryption, telemetry, log: the sections.
+        sessions, listen, model, transcription, documents, budgets, channels, reminders, follow, encryption, telemetry,
+            log: the sections.
+        schedules: what is said in chats again and again, by name: `[schedules.NAME]`.
         mcp: MCP servers, by name: `[mcp.NAME]`.
         prices: the prices of models, by name.
         plugins: the tables of plug-ins, by kind and name: `[channels.NAME]`, `[tools.NAME]` and so on.
@@ -416,42 +510,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sessions: SessionSettings = SessionSettings()
     listen: ListenSettings = ListenSettings()
     model: ModelSettings = ModelSettings()
+    transcription: TranscriptionSettings = TranscriptionSettings()
+    documents: DocumentSettings = DocumentSettings()
     budgets: BudgetSettings = BudgetSettings()
     channels: ChannelSettings = ChannelSettings()
+    reminders: ReminderSettings = ReminderSettings()
     follow: FollowSettings = FollowSettings()
     encryption: EncryptionSettings = EncryptionSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     log: LogSettings = LogSettings()
+    schedules: dict[str, ScheduleSettings] = {}
     mcp: dict[str, MCPSettings] = {}
     prices: dict[str, PriceSettings] = {}
     plugins: dict[str, dict[str, Table]] = {}
-
-
-class LoadedSettings(msgspec.Struct, frozen=True):
-    """The settings, and for each dotted name (`sessions.window`) where its value came from."""
-
-    settings: Settings
-    sources: Mapping[str, str]
-
-    @property
-    def workspace(self) -> Path:
-        """The workspace directory, with `~` resolved."""
-        return Path(self.settings.workspace).expanduser()
-
-    @property
-    def shared_store(self) -> str | None:
-        """The URL of the store that several processes share, where all is in there and nothing in a directory."""
-        return store if names_server(store := self.settings.sessions.store) else None
-
-    @property
-    def directory(self) -> Path | None:
-        """The workspace directory, which there is; beside a shared store only if one was named."""
-        return self.workspace if self.shared_store is None or self.sources["workspace"] != "default" else None
-
-
-def names_server(text: str) -> bool:
-    """Whether this is the URL of a store on a server, which several processes share, and not of one in a directory."""
-    return text.startswith("postgresql:")
 
 
 def masked(value: Any, name: str = "") -> Any:
@@ -498,22 +569,3 @@ def show_value(value: Any, name: str = "") -> str:
 def cut(text: str) -> str:
     """A text as one that fits into a line."""
     return text if len(text) <= 120 else text[:117] + "..."  # noqa: PLR2004 - one line
-
-
-# --- places -----------------------------------------------------------------------------------------------------------
-
-
-def socket_path(loaded: LoadedSettings, environ: Mapping[str, str]) -> Path | None:
-    """Where the daemon's Unix socket lies: as set, else in a service's runtime directory, else in the workspace.
-
-    Returns:
-        None when the socket is switched off, or there is no directory for it.
-    """
-    chosen = loaded.settings.listen.socket
-    if chosen == "none":
-        return None
-    if chosen:
-        return Path(chosen).expanduser()
-    runtime = environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
-    directory = Path(runtime) if runtime else loaded.directory
-    return None if directory is None else directory / "miniclaw.sock"

@@ -39,6 +39,7 @@ class Deed(msgspec.Struct, frozen=True, kw_only=True):
         operation: what, by its name in the table of operations.
         session_id: to which session; None: to none, or to all.
         made: the session that was made of it.
+        of_token: the name of the token that was made or revoked.
         request_id: the id of the request, as its answer says it; empty without a request.
         status: the HTTP status; 0: the client went away before there was one.
         time, level, event, action, outcome: what the log adds.
@@ -53,6 +54,7 @@ class Deed(msgspec.Struct, frozen=True, kw_only=True):
     operation: str
     session_id: str | None
     made: str | UnsetType = UNSET
+    of_token: str | UnsetType = UNSET
     request_id: str | UnsetType = UNSET
     status: int
     outcome: str = ""

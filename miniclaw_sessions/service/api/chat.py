@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
-from miniclaw_sessions.core.history.pairing import open_calls
-from miniclaw_sessions.core.protocol.images import IMAGE_TYPES, MAX_IMAGE_BYTES, image_of, inlined
 from miniclaw_sessions.core.protocol.keys import SessionKey
-from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Part
+from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.errors import InvalidMessage, TurnCutOff
+from miniclaw_sessions.service.api.attaching import with_real_files
 from miniclaw_sessions.service.api.error_table import ANSWERING, as_reply, invalid
 from miniclaw_sessions.service.api.event_stream import EVENT_STREAM, HEARTBEAT, encoded_event, until_last
 from miniclaw_sessions.service.api.events import (
@@ -26,6 +25,7 @@ from miniclaw_sessions.service.api.events import (
     StoppedEvent,
     SuspendedEvent,
     TextEvent,
+    ThinkingEvent,
     ToolFinishedEvent,
     ToolStartedEvent,
     UsageEvent,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 EVENTS: dict[str, type[msgspec.Struct]] = {
     "accepted": AcceptedEvent,
+    "thinking": ThinkingEvent,
     "text": TextEvent,
     "tool_started": ToolStartedEvent,
     "tool_finished": ToolFinishedEvent,
@@ -83,7 +84,8 @@ async def chat(context: Context, request: Chat) -> ChatReply | Stream:
     given = request.body.idempotency_key
     key = checked_idempotency_key(request.idempotency_key if given is None else given)
     author = request.body.author or context.caller.name
-    wanted = msgspec.structs.replace(request.body, idempotency_key=key, author=author)
+    body = await _with_uploaded(context, request.body)
+    wanted = msgspec.structs.replace(body, idempotency_key=key, author=author)
     session_id = SessionKey.of(wanted.channel, wanted.chat_id).session_id
     context.note(session_id)
     if wanted.stream:
@@ -103,13 +105,23 @@ async def chat(context: Context, request: Chat) -> ChatReply | Stream:
     raise TurnCutOff
 
 
+async def _with_uploaded(context: Context, body: ChatRequest) -> ChatRequest:
+    """The request with the uploaded files that its message names."""
+    if not isinstance(body.message, dict):
+        return body
+    from miniclaw_sessions.service.api.openai.uploaded_files import with_uploaded  # noqa: PLC0415 - a client has these shapes
+
+    (message,) = await with_uploaded(context, [body.message])
+    return msgspec.structs.replace(body, message=message)
+
+
 def user_message(request: ChatRequest) -> Message | None:
     """The message as a value; None where a turn is to go on.
 
     Raises:
         InvalidMessage: it is not a user's message, or not one that could be appended.
-        RequestError: there is not one of a message, `resume` and `approvals`, but none or several; or an image in it
-            is none: a service would refuse it, and with it each later message of the chat.
+        RequestError: there is not one of a message, `resume` and `approvals`, but none or several; or a file in it
+            is of no kind that models are shown.
     """
     asked_for = (request.message is not msgspec.UNSET) + request.resume + (request.approvals is not msgspec.UNSET)
     if asked_for != 1:
@@ -122,31 +134,7 @@ def user_message(request: ChatRequest) -> Message | None:
     message = checked_message({"role": "user", **request.message})
     if not message.is_user:
         raise InvalidMessage("only a user's message can be answered; add others with POST .../messages")
-    return _with_real_images(message)
-
-
-def _with_real_images(message: Message) -> Message:
-    """The message, each image that it holds with the type that it really has.
-
-    A service that checks the type would refuse this message, and each later one of the chat.
-
-    Raises:
-        RequestError: one of them is no image.
-    """
-    if isinstance(message.content, str):
-        return message
-    parts: list[Part] = []
-    for place, part in enumerate(message.content):
-        image = inlined(part) if isinstance(part, ImagePart) else None
-        if image is None or image.data is None:
-            parts.append(part)
-            continue
-        if (real := image_of(image.data)) is None:
-            wanted = f"one of {', '.join(IMAGE_TYPES)} in base64, of at most {MAX_IMAGE_BYTES} bytes"
-            param = f"message.content[{place}].{'data' if image is part else 'url'}"
-            raise invalid(f"`{param}` is no image that a model can be shown: {wanted}", param)
-        parts.append(msgspec.structs.replace(image, media_type=real.media_type, data=real.data))
-    return msgspec.structs.replace(message, content=tuple(parts))
+    return with_real_files(message)
 
 
 async def _event_stream(context: Context, wanted: ChatRequest) -> AsyncGenerator[bytes, None]:
@@ -182,11 +170,11 @@ async def stop_turn(context: Context, request: OneSession) -> StoppedReply:
 @operation("GET", f"{ONE}/approvals", OneSession, ApprovalsReply)
 async def list_approvals(context: Context, request: OneSession) -> ApprovalsReply:
     """The tool calls of a session that wait for a person's yes or no; `chat` takes it in `approvals`."""
+    from miniclaw_sessions.core.manager.summaries import calls_for_approval  # noqa: PLC0415 - a client has these shapes, and no store
+
     session = await context.find(request.session_id)
-    waiting = await session.tree.get_waiting()
-    open_now = [call for call in open_calls(session.messages()) if call.id in waiting]
-    rows = [PendingCallRow(**waiting[call.id].document_of(call)) for call in open_now]
-    return ApprovalsReply(pending=[row for row in rows if row.needs_approval])
+    calls = await calls_for_approval(session)
+    return ApprovalsReply(pending=[PendingCallRow(**waiting.document_of(call)) for call, waiting in calls])
 
 
 OPERATIONS = (chat, stop_turn, list_approvals)

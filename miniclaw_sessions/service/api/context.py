@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, Self, cast
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from miniclaw_sessions.core.manager import SessionManager
     from miniclaw_sessions.core.session import Session
     from miniclaw_sessions.core.session.compacting import Summarizer
+    from miniclaw_sessions.service.api.kept_tokens import TokenKeeper
     from miniclaw_sessions.service.api.openai.response_request import Responses
 
 Scope = Literal["probe", "open", "read", "write", "admin"]
@@ -113,6 +114,14 @@ class Chats(Protocol):
         """The models that a chat may choose, and who provides them; the first one answers unless it does."""
         ...
 
+    async def takes(self) -> Mapping[str, Collection[str]]:
+        """The media types of files that each of these models takes, beside texts."""
+        ...
+
+    async def thinking_levels(self) -> Mapping[str, Sequence[str]]:
+        """The levels of thinking that each of these models takes, the least first."""
+        ...
+
 
 class BoundedChats:
     """`Chats` for a caller with bounds: nothing is said in what is not there for him."""
@@ -139,6 +148,14 @@ class BoundedChats:
         """The models that a chat may choose."""
         return await self._chats.models()
 
+    async def takes(self) -> Mapping[str, Collection[str]]:
+        """The media types of files that each of these models takes, beside texts."""
+        return await self._chats.takes()
+
+    async def thinking_levels(self) -> Mapping[str, Sequence[str]]:
+        """The levels of thinking that each of these models takes."""
+        return await self._chats.thinking_levels()
+
 
 async def _without_bounds(session: Session) -> None:
     """There are no budgets."""
@@ -154,6 +171,7 @@ class Context:
         caller: who asks.
         about: the session that the request is about, as it is written down; None: none, or none yet.
         made: the session that was made of that one, for the same purpose.
+        of_token: the name of the token that was made or revoked, for the same purpose.
         also_about: further sessions that it is about; each is written down for itself.
         summarizer: summarizes where a request brings no summary; None: nothing does.
         may_spend: raises BudgetSpent where nothing more may be spent in a session.
@@ -162,6 +180,8 @@ class Context:
         started: the monotonic second at which it was made.
         problems: what is wrong beside the manager, such as with the sockets; one sentence each.
         channels: how the channels are that the settings turn on, by name.
+        tokens: keeps the tokens; None: nothing does.
+        under_way: how far backups and their verification have come, by what is done.
         searches: bounds the searches under way.
         series: the numbers of the last hour; empty where nothing samples them.
         large_replies: bounds the replies under way that may hold a whole session in memory.
@@ -180,6 +200,7 @@ class Context:
         self.caller = OWNER
         self.about: str | None = None
         self.made: str | None = None
+        self.of_token: str | None = None
         self.also_about: list[str] = []
         self.summarizer = summarizer
         self.may_spend: Callable[[Session], Awaitable[None]] = _without_bounds
@@ -188,6 +209,8 @@ class Context:
         self.started = time.monotonic()
         self.problems: Callable[[], list[str]] = list
         self.channels: Callable[[], Mapping[str, ChannelState]] = dict
+        self.tokens: TokenKeeper | None = None
+        self.under_way: dict[str, tuple[int, int]] = {}  # one for all requests
         self.searches = anyio.Semaphore(SEARCHES)
         self.series = Series()
         self.large_replies = anyio.Semaphore(LARGE_REPLIES)

@@ -51,6 +51,7 @@ STATUS: dict[type[errors.SessionsError], tuple[int, str | None]] = {
     errors.InvalidMessage: (422, None),
     errors.UnsafeCompaction: (422, None),
     errors.InvalidSearch: (422, None),
+    errors.InvalidReminder: (422, None),
     errors.ImportRefused: (422, None),
     errors.SessionExists: (409, None),
     errors.SessionHeld: (409, None),
@@ -90,7 +91,7 @@ ANSWERING = (
     *("duplicate_message", "message_under_way", "message_stopped", "chat_busy", "too_many_turns", "turn_cut_off"),
     *("nothing_to_resume", "agent_error", "iteration_limit", "budget_spent", "model_error", "context_overflow"),
     *("model_refused", "model_access_denied", "model_unavailable", "model_timeout"),
-    *("model_overloaded", "model_rate_limited"),
+    *("model_overloaded", "model_rate_limited", "file_not_taken"),
 )
 """What may become of a message that a model is to answer."""
 

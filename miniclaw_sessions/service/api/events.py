@@ -15,9 +15,29 @@ class AcceptedEvent(Reply, kw_only=True):
     entry_id: str
 
 
+class ThinkingEvent(Reply, kw_only=True):
+    """A further piece of what the model shows of its thinking."""
+
+    text: str
+
+
 class TextEvent(Reply, kw_only=True):
     """A further piece of the answer's text."""
 
+    text: str
+
+
+class ProseEvent(Reply, kw_only=True):
+    """A further piece of the answer's text as HTML, whose blocks are those of the saved message.
+
+    Attributes:
+        closed: blocks that are complete: they take the place of what was open.
+        open: what is open behind them, and takes the same place; null: what was open goes on, and nothing has closed.
+        text: further text for the end of what is open; in the last `pre` of it, where there is one.
+    """
+
+    closed: str
+    open: str | None
     text: str
 
 

@@ -50,6 +50,7 @@ class MeantRow(Reply, kw_only=True):
     Attributes:
         last_used: when it was used last; of an expired one, when something was said in it last.
         is_chat: the person is its chat.
+        is_linked: the person's chat is, or was, linked with its chat, directly or by way of others.
         messages: how many messages the person is the author of.
         held: why nothing may delete it, where it is under legal hold.
         archived: the archived file, where it has expired.
@@ -63,6 +64,7 @@ class MeantRow(Reply, kw_only=True):
     last_used: datetime
     entries: int
     is_chat: bool
+    is_linked: bool
     messages: int
     held: str | None
     archived: str | None
@@ -202,18 +204,35 @@ class HoldRequest(msgspec.Struct, frozen=True):
 
 @operation("PUT", f"{ONE}/hold", HoldRequest, SessionReply, scope="admin")
 async def hold_session(context: Context, request: HoldRequest) -> SessionReply:
-    """Put a session under legal hold: nothing deletes it, and it does not expire, until that ends."""
+    """Put a session under legal hold: nothing deletes it, and it does not expire, until that ends.
+
+    The sessions of chats that are linked with it are held, too: what one of them says may stand in another.
+    """
+    from miniclaw_sessions.files.transfer.linked import linked_sessions  # noqa: PLC0415 - not a client's
+
     session = await context.find(request.session_id)
+    for one in await linked_sessions(context.manager, session):
+        if one is not session and one.journal.legal_hold is None:
+            await context.manager.hold(one.session_id, request.body.reason)
+            context.also_about.append(one.session_id)
     return session_reply(await context.manager.hold(session.session_id, request.body.reason))
 
 
 @operation("DELETE", f"{ONE}/hold", OneSession, SessionReply, scope="admin")
 async def release_session(context: Context, request: OneSession) -> SessionReply:
-    """End the legal hold of a session; nothing happens to a session without one."""
+    """End the legal hold of a session, and that of each linked session which is held for the same reason.
+
+    Nothing happens to a session without one.
+    """
+    from miniclaw_sessions.files.transfer.linked import linked_sessions  # noqa: PLC0415 - not a client's
+
     session = await context.find(request.session_id)
-    if session.journal.legal_hold is None:
-        return session_reply(session)
-    return session_reply(await context.manager.hold(session.session_id, None))
+    if (reason := session.journal.legal_hold) is not None:
+        for one in await linked_sessions(context.manager, session):
+            if one.journal.legal_hold == reason:
+                await context.manager.hold(one.session_id, None)
+                context.also_about += [one.session_id] if one is not session else []
+    return session_reply(session)
 
 
 OPERATIONS = (forget_sessions, export_person, hold_session, release_session)

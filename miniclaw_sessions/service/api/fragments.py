@@ -5,14 +5,16 @@ Text of people and models is escaped there, in one place; a page that shows thes
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
+from miniclaw_sessions.core.history.first_words import first_words
 from miniclaw_sessions.core.protocol.entries import Entry, Label, LeafMove, MessageEntry
 from miniclaw_sessions.errors import EntryNotFound, SessionNotFound
 from miniclaw_sessions.service.api.error_table import invalid
@@ -23,10 +25,14 @@ from miniclaw_sessions.service.api.shapes import Reply
 
 if TYPE_CHECKING:
     from miniclaw_sessions.core.session import Session
+    from miniclaw_sessions.files.formats.outline import NumberedRow
     from miniclaw_sessions.service.api.context import Context
 
 MAX_ARTICLES = 200
 """Articles in one reply."""
+
+MAX_MARKS = 60
+"""Marks on the map of a conversation."""
 
 _ENTRIES_EACH = 8
 """The entries that one article stands for at most; the rest follows with the next request."""
@@ -60,6 +66,22 @@ class ArticlesReply(Reply, kw_only=True):
     articles: list[ArticleRow]
 
 
+class OutlineMark(Reply, kw_only=True):
+    """A place on the branch that the conversation goes on from, for a map of it.
+
+    Attributes:
+        sequence: its entry's place.
+        at: how far along the branch it stands, from 0 to 1.
+        kind: `said`: a person said something; `fork`: ways part here.
+        words: how it begins.
+    """
+
+    sequence: int
+    at: float
+    kind: Literal["said", "fork"]
+    words: str
+
+
 class OutlineReply(Reply, kw_only=True):
     """A session's tree for looking at.
 
@@ -67,8 +89,10 @@ class OutlineReply(Reply, kw_only=True):
         leaf_id: where the conversation goes on.
         entries: the sequence number of the newest entry.
         labels: the bookmarks, by entry.
-        ways: of each entry at which ways part, the entries with which they begin.
-        tips: of each branch that was left, its last entry, by its first one.
+        ways: of each entry at which ways part, the entries with which they begin, in their order; those of the
+            beginning by the empty text.
+        tips: of each branch that was left, its last entry, by its first one and by those with which ways begin.
+        marks: what people said and where ways part on the current branch, in order; of a long one some of them, evenly.
         html: the nested list.
     """
 
@@ -77,6 +101,7 @@ class OutlineReply(Reply, kw_only=True):
     labels: dict[str, str]
     ways: dict[str, list[str]]
     tips: dict[str, str]
+    marks: list[OutlineMark]
     html: str
 
 
@@ -169,7 +194,7 @@ def _articles(entries: Sequence[Entry], leaf_id: str | None, currency: str) -> l
         first, last = entries[row.entry], entries[max((row.entry, *row.folded))]
         whole = with_entries(row, [entries[number] for number in (row.entry, *row.folded)])
         plain = replace(whole, begins=False)  # the page's beginning is no branch's: it stays as it is
-        html = article(plain, number=first.sequence, parent=None, ways=(), currency=currency)
+        html = article(plain, number=first.sequence, parent=None, ways=(), currency=currency, carries=False)
         made.append(
             ArticleRow(
                 entry_id=first.id, parent_id=first.parent_id, sequence=first.sequence, last=last.sequence, html=html
@@ -214,6 +239,10 @@ async def show_outline(context: Context, request: ShowOutline) -> OutlineReply:
                 places.append(entry.sequence)
         rows = outline_of(shape, shape.number_of(session.leaf_id))
         branches = Branches(rows)
+        at_beginning = [number for number, parent in enumerate(branches.parents) if parent < 0]
+        forks = {**branches.ways, **({-1: at_beginning} if len(at_beginning) > 1 else {})}
+        parting = {fork: sorted(rows[way].entry for way in ways) for fork, ways in forks.items()}
+        begins = {way for ways in parting.values() for way in ways}
         if request.first is None:
             shown = tree.folded(rows)
         else:
@@ -221,7 +250,8 @@ async def show_outline(context: Context, request: ShowOutline) -> OutlineReply:
             if request.first not in at or request.last not in at:
                 raise EntryNotFound(session.session_id, f"{request.first} to {request.last}")
             shown = tree.unfolded(rows[at[request.first] : at[request.last] + 1])
-        wanted = {places[row.entry] for row in tree.rows_read(shown)}
+        marked = [] if request.first is not None else _marked([row for row in rows if row.is_current])
+        wanted = {places[row.entry] for row in (*tree.rows_read(shown), *(row for _, row in marked))}
         stored = await session.tree.read_at(wanted)
         if wanted - stored.keys():
             raise SessionNotFound(session.session_id)  # it was deleted meanwhile
@@ -231,15 +261,30 @@ async def show_outline(context: Context, request: ShowOutline) -> OutlineReply:
             leaf_id=session.leaf_id,
             entries=session.journal.final_sequence,
             labels={ids[number]: label for number, label in shape.labels.items()},
-            ways={
-                ids[rows[fork].entry]: [ids[rows[way].entry] for way in ways] for fork, ways in branches.ways.items()
-            },
+            ways={ids[rows[fork].entry] if fork >= 0 else "": [ids[way] for way in parting[fork]] for fork in parting},
             tips={
-                ids[rows[branch[0]].entry]: ids[max((rows[branch[-1]].entry, *rows[branch[-1]].folded))]
+                ids[rows[number].entry]: ids[max((rows[branch[-1]].entry, *rows[branch[-1]].folded))]
                 for branch in branches.left
+                for number in branch
+                if number == branch[0] or rows[number].entry in begins
             },
+            marks=[_mark(at, row, decode_stored(stored[places[row.entry]])) for at, row in marked],
             html="".join(html),
         )
+
+
+def _mark(at: float, row: NumberedRow, entry: Entry) -> OutlineMark:
+    return OutlineMark(sequence=entry.sequence, at=at, kind="fork" if row.is_fork else "said", words=first_words(entry))
+
+
+def _marked(current: Sequence[NumberedRow]) -> list[tuple[float, NumberedRow]]:
+    """The rows of a branch that its map marks, with how far along they stand: at most `MAX_MARKS`, the forks first."""
+    found = [number for number, row in enumerate(current) if row.is_user or row.is_fork]
+    forks = [number for number in found if current[number].is_fork][-MAX_MARKS:]
+    others = [number for number in found if not current[number].is_fork]
+    step = max(1, math.ceil(len(others) / max(1, MAX_MARKS - len(forks))))
+    last = max(1, len(current) - 1)
+    return [(number / last, current[number]) for number in sorted((*forks, *others[::step]))]
 
 
 OPERATIONS = (show_articles, show_outline)

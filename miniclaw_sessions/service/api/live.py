@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+import anyio
 import msgspec
 
-from miniclaw_sessions.core.events.listeners import TurnEvent
+from miniclaw_sessions.core.events.listeners import PIECES, TEXT, THINKING, TurnEvent
 from miniclaw_sessions.core.protocol.encoding import encode_entry
+from miniclaw_sessions.core.protocol.entries import Entry
 from miniclaw_sessions.core.protocol.keys import SessionKey, of_channel
 from miniclaw_sessions.errors import ManagerClosed
+from miniclaw_sessions.printable import printable
 from miniclaw_sessions.service.api import events
 from miniclaw_sessions.service.api.chat import EVENTS as OF_AN_ANSWER
 from miniclaw_sessions.service.api.error_table import invalid
@@ -28,6 +31,7 @@ OF_A_SESSION: dict[str, type[msgspec.Struct]] = {
     "entry": events.EntryEvent,
     "typing": events.TypingEvent,
     **{name: shape for name, shape in OF_AN_ANSWER.items() if name != "obeyed"},
+    "prose": events.ProseEvent,
     "gone": events.GoneEvent,
 }
 OF_ALL: dict[str, type[msgspec.Struct]] = {
@@ -42,6 +46,8 @@ OF_ALL: dict[str, type[msgspec.Struct]] = {
     "turn_ended": events.TurnEndedEvent,
 }
 _MAX_DIGITS = 16
+_TOGETHER_S = 0.08
+"""For how long further pieces of a text that is rendered are awaited: its reader draws each step of it."""
 _GONE = encoded_event("gone", b"{}")
 
 
@@ -51,11 +57,13 @@ class FollowSession(msgspec.Struct, frozen=True):
     Attributes:
         after: behind this sequence number; by default behind its newest entry.
         incarnation: which session of this name: another one that was made since is not taken for it.
+        rendered: text of an answer comes as HTML, in events `prose` in place of `text`.
     """
 
     session_id: str
     after: Sequence_ | None = None
     incarnation: str | None = None
+    rendered: bool = False
     last_event_id: str | None = None
 
 
@@ -76,6 +84,7 @@ async def follow_session(context: Context, request: FollowSession) -> Stream:
     is_another = request.incarnation not in (None, session.journal.incarnation)
     is_gone = is_another or (last is not None and int(last) > session.last_sequence)
     place = session.journal.committed_sequence if after is None else after
+    shown = _Rendering() if request.rendered else _as_it_is
 
     async def encoded() -> AsyncGenerator[bytes, None]:
         if not is_gone:
@@ -84,17 +93,47 @@ async def follow_session(context: Context, request: FollowSession) -> Stream:
                 try:
                     async for batch in watched:
                         pieces = [
-                            encoded_event(one.kind, msgspec.json.encode(one.data))
+                            b"".join(shown(one))
                             if isinstance(one, TurnEvent)
                             else encoded_event("entry", encode_entry(one), str(one.sequence))
                             for one in batch
                         ]
-                        yield b"".join(pieces) or HEARTBEAT
+                        if sent := b"".join(pieces) or (b"" if batch else HEARTBEAT):
+                            yield sent
+                        if request.rendered and batch and all(map(_is_piece, batch)):  # what is saved waits for nothing
+                            await anyio.sleep(_TOGETHER_S)
                 except ManagerClosed:
                     return  # the end of the stream without a word: follow it elsewhere
         yield _GONE
 
     return Stream(encoded(), EVENT_STREAM)
+
+
+def _is_piece(one: Entry | TurnEvent) -> bool:
+    return isinstance(one, TurnEvent) and one.kind in PIECES
+
+
+def _as_it_is(event: TurnEvent) -> Iterator[bytes]:
+    yield encoded_event(event.kind, msgspec.json.encode(event.data))
+
+
+class _Rendering:
+    """The events of answers for one reader who looks at them: each text as HTML that grows."""
+
+    def __init__(self) -> None:
+        from miniclaw_sessions.files.formats.html.growing import GrowingProse  # noqa: PLC0415 - heavy
+
+        self._growing = GrowingProse()
+
+    def __call__(self, event: TurnEvent) -> Iterator[bytes]:
+        piece = self._growing.add(event.data["text"]) if event.kind == TEXT else self._growing.end()
+        if piece.text or piece.opened is not None:
+            document = events.ProseEvent(closed=piece.closed, open=piece.opened, text=piece.text)
+            yield encoded_event("prose", msgspec.json.encode(document))
+        if event.kind == THINKING:
+            event = event._replace(data={"text": printable(event.data["text"], lines=True)})
+        if event.kind != TEXT:
+            yield from _as_it_is(event)
 
 
 class FollowAll(msgspec.Struct, frozen=True):

@@ -44,6 +44,7 @@ _PATHS = {
     "conversation_id": "The conversation's id, which is its session's.",
     "response_id": "The response's id.",
     "item_id": "The item's id.",
+    "file_id": "The file's id.",
     "session_id": "The session's id, `{channel}_{chat_id}`; percent-encoded, once more where it holds a `%` itself.",
     "entry_id": "The entry's id.",
 }
@@ -172,6 +173,10 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _body(one: Operation[Any, Any], schemas: Schemas, examples: list[dict[str, Any]]) -> dict[str, Any]:
+    if one.accepts:
+        fields = {"file": {"type": "string", "format": "binary"}, "purpose": {"type": "string"}}
+        form = {"schema": {"type": "object", "properties": fields, "required": ["file", "purpose"]}}
+        return {"required": True, "description": "A form.", "content": dict.fromkeys(one.accepts, form)}
     if one.uploads:
         file = {"schema": {"type": "string", "format": "binary"}}
         about = "The file, of any size."

@@ -33,9 +33,13 @@ HEADERS = {
     LAST_EVENT_ID: "Last-Event-ID",
     "retry_count": "x-stainless-retry-count",
     "client_chat": "X-Conversation-Id",
+    "client_task": "X-Conversation-Task",
     "open_webui_chat": "X-OpenWebUI-Chat-Id",
 }
 """The fields of requests that are headers, and what these are called."""
+
+FILLED_IN = frozenset({"client_chat", "client_task", "open_webui_chat"})
+"""Those that programs make of a template: an empty one is as if it was left out."""
 
 MAX_IDEMPOTENCY_KEY_LENGTH = 255
 BODY = "body"
@@ -107,6 +111,7 @@ class Operation(Generic[Q, R]):
         errors: which errors it ends with, by their `type`, besides those that everything of its kind may end with
             (`openapi.errors_of`).
         reads: whether it only reads sessions, so that it needs no lock on the workspace.
+        accepts: the media types of an upload; by default a file as it is.
         patient: whether it takes as long as there is much to do, or a model is slow: it ends when its client goes away.
             Everything else has the server's time for a request.
         openai: whether it is one of OpenAI's (`api/openai`): parameters that it does not know are let through, and
@@ -125,6 +130,7 @@ class Operation(Generic[Q, R]):
     media_types: tuple[str, ...] = ("application/json",)
     events: Mapping[str, type[msgspec.Struct]] = field(default_factory=dict)
     errors: tuple[str, ...] = ()
+    accepts: tuple[str, ...] = ()
     reads: bool = False
     patient: bool = False
     openai: bool = False
@@ -199,6 +205,7 @@ def operation(  # noqa: PLR0913 - one argument per column of the table
     media_types: tuple[str, ...] = ("application/json",),
     events: Mapping[str, type[msgspec.Struct]] | None = None,
     errors: tuple[str, ...] = (),
+    accepts: tuple[str, ...] = (),
     reads: bool | None = None,
     patient: bool = False,
     openai: bool = False,
@@ -225,6 +232,7 @@ def operation(  # noqa: PLR0913 - one argument per column of the table
             media_types=media_types,
             events=events or {},
             errors=errors,
+            accepts=accepts,
             reads=only_reads,
             patient=patient,
             openai=openai,

@@ -48,6 +48,7 @@ class AccessReply(Reply, kw_only=True):
         channels: there are sessions of these alone; null: of all.
         chat_prefix: and only those whose chat ids begin so.
         currency: what the costs of replies are in.
+        max_message_bytes: the largest message, encoded, with the files in it.
     """
 
     name: str
@@ -55,6 +56,7 @@ class AccessReply(Reply, kw_only=True):
     channels: list[str] | None
     chat_prefix: str
     currency: str = "USD"
+    max_message_bytes: int = 0
 
 
 class HealthReply(ProbeReply, kw_only=True):
@@ -165,6 +167,7 @@ async def show_access(context: Context, request: Nothing) -> AccessReply:
         channels=channels,
         chat_prefix=bounds.chat_prefix,
         currency=context.whole.settings.currency,
+        max_message_bytes=context.whole.settings.max_message_bytes,
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from weakref import WeakSet
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, UnsetType
 
 from miniclaw_sessions.core.protocol.entries import LeafMove
 from miniclaw_sessions.core.protocol.keys import SessionKey, is_session_id
@@ -31,6 +31,8 @@ from miniclaw_sessions.service.api.shapes import (
 from miniclaw_sessions.statistics import SessionSummary
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from miniclaw_sessions.core.session import Session
     from miniclaw_sessions.core.session.journal import Journal
     from miniclaw_sessions.core.stores.positions import IdPart, ListPosition
@@ -72,7 +74,8 @@ class ListSessions(msgspec.Struct, frozen=True):
         limit: at most this many.
         after: behind the place that the page before calls `next`.
         last_words: have in each row how the newest message of a person or the model begins; and where there is no
-            title, how the first one does: `first_words`.
+            title, how the first one does: `first_words`; whether it waits for a yes or no: `waiting`; and with
+            which other sessions it is linked: `linked`.
     """
 
     channel: str | None = None
@@ -85,18 +88,44 @@ class ListSessions(msgspec.Struct, frozen=True):
 
 @operation("GET", "/v1/sessions", ListSessions, SessionsReply)
 async def list_sessions(context: Context, request: ListSessions) -> Stream:
-    """A page of sessions, the most recently used first. Creates and renews nothing."""
+    """A page of sessions, the most recently used first. Creates and renews nothing.
+
+    The agenda of reminders, in the channel `reminders`, is only listed where that is asked for.
+    """
     wanted = request.part if request.prefix is None else request.prefix
     page = await context.manager.list(
         channel=request.channel or None,
-        only=None if wanted is None else _id_part(wanted, at_beginning=request.prefix is not None),
+        only=_asked_for(request.channel)
+        if wanted is None
+        else _id_part(wanted, at_beginning=request.prefix is not None),
         limit=request.limit + 1,
         after=None if request.after is None else _parse_place(request.after),
         last_words=request.last_words,
     )
     place = _place(page[request.limit - 1]) if len(page) > request.limit else None
-    rows = map(msgspec.json.encode, page[: request.limit])
+    shown = page[: request.limit]
+    rows = map(msgspec.json.encode, await _with_links(context, shown) if request.last_words else shown)
     return Stream(document_in_pieces({"next": place}, "sessions", rows))
+
+
+async def _with_links(context: Context, rows: list[SessionSummary]) -> list[SessionSummary]:
+    """Rows of the list, each with the sessions that its chat is linked with."""
+    from miniclaw_sessions.files.transfer.linked import link_of  # noqa: PLC0415 - a client has these shapes, and lists nothing
+
+    sessions = await context.manager.source.load_listed([row.session_id for row in rows])
+    found = {
+        session_id: tuple(await _linked_with(context, session))
+        for session_id, session in sessions.items()
+        if link_of(session).chats
+    }
+    return [msgspec.structs.replace(row, linked=found.get(row.session_id, ())) for row in rows]
+
+
+async def _linked_with(context: Context, session: Session) -> list[str]:
+    from miniclaw_sessions.files.transfer.linked import linked_sessions  # noqa: PLC0415 - same
+
+    ids = [one.session_id for one in await linked_sessions(context.manager, session)]
+    return [one for one in ids if one != session.session_id]
 
 
 class Resolve(msgspec.Struct, frozen=True):
@@ -142,6 +171,15 @@ async def _named(context: Context, name: str) -> list[SessionSummary]:
     return found
 
 
+def _asked_for(channel: str | None) -> Callable[[str], bool] | None:
+    """Without a channel, all sessions but those of the agenda of reminders, which are no conversations."""
+    if channel:
+        return None
+    from miniclaw_sessions.agent.reminders.agenda import CHANNEL  # noqa: PLC0415 - a client has these shapes, and no agent
+
+    return lambda session_id: not session_id.startswith(f"{CHANNEL}_")
+
+
 def _id_part(text: str, *, at_beginning: bool) -> IdPart:
     from miniclaw_sessions.core.stores.positions import IdPart  # noqa: PLC0415 - a client has these shapes, and lists nothing
 
@@ -165,9 +203,14 @@ async def show_session(context: Context, request: ShowSession) -> ShownReply:
     session = await context.find(request.session_id)
     reply = ShownReply(**msgspec.structs.asdict(session_reply(session)))
     if request.last_words:
-        from miniclaw_sessions.core.manager.summaries import words_of  # noqa: PLC0415 - a client has these shapes, and no manager
+        from miniclaw_sessions.core.manager.summaries import (  # noqa: PLC0415 - a client has these shapes, and no manager
+            calls_for_approval,
+            words_of,
+        )
 
         reply.last_words, reply.first_words = await words_of(session)
+        reply.waiting = bool(await calls_for_approval(session))
+        reply.linked = await _linked_with(context, session)
     return reply
 
 
@@ -218,10 +261,23 @@ class UpdateSessionRequest(msgspec.Struct, frozen=True):
     if_match: str | None = None
 
 
+async def _check_level(context: Context, session: Session, wanted: UpdateSession) -> None:
+    """Refuse a level of thinking by its name, where it is known which ones the session's model takes."""
+    if not wanted.thinking_level or context.chats is None:
+        return
+    levels = await context.chats.thinking_levels()
+    chosen = session.chosen_model if isinstance(wanted.model, UnsetType) else wanted.model
+    model = chosen if chosen is not None and chosen in levels else next(iter(levels), "")
+    if (taken := levels.get(model)) and wanted.thinking_level not in taken:
+        sentence = f"{model} does not take the level of thinking {wanted.thinking_level!r}, but {', '.join(taken)}"
+        raise invalid(sentence, param="thinking_level")
+
+
 @operation("PATCH", ONE, UpdateSessionRequest, SessionReply)
 async def update_session(context: Context, request: UpdateSessionRequest) -> SessionReply:
-    """Change title, model and other metadata."""
+    """Change title, model, level of thinking and other metadata; a level that the model does not take is refused."""
     session = await context.find(request.session_id)
+    await _check_level(context, session, request.body)
     changes = {**request.body.changes(), **checked_metadata(request.body.metadata)}
     unit = session.unit()
     unit.add_metadata(**changes)
@@ -338,6 +394,7 @@ def session_reply(session: Session) -> SessionReply:
         entries=session.journal.final_sequence,
         etag=etag_of(session),
         chosen_model=session.chosen_model,
+        chosen_level=session.chosen_level,
         usage=UsageReply.of(session.total_usage, total_tokens=session.total_usage.total),
         metadata=dict(session.metadata),
     )

@@ -75,6 +75,7 @@ class SessionReply(Reply, kw_only=True):
             acknowledged.
         leaf_id: where the conversation goes on; null at the root.
         chosen_model: the model that was chosen last, on any branch, whichever has answered since.
+        chosen_level: the level of thinking that was chosen last, on any branch.
         committed_sequence: up to which entry the store has acknowledged it.
         dirty: whether its file lacks something.
         incarnation: what a deleted and recreated session does not share with its predecessor.
@@ -93,6 +94,7 @@ class SessionReply(Reply, kw_only=True):
     entries: int
     leaf_id: str | None
     chosen_model: str | None
+    chosen_level: str | None
     usage: UsageReply
     committed_sequence: int
     dirty: bool
@@ -105,10 +107,17 @@ class SessionReply(Reply, kw_only=True):
 
 
 class ShownReply(SessionReply, kw_only=True):
-    """A session, and its words as in a row of the list (`SessionSummary`), where they were asked for."""
+    """A session, and its words as in a row of the list (`SessionSummary`), where they were asked for.
+
+    Attributes:
+        linked: the sessions of the other chats that are linked with its chat; the first is the one that answers all of
+            them, unless this one does.
+    """
 
     last_words: str | None = None
     first_words: str | None = None
+    waiting: bool = False
+    linked: list[str] = []
 
 
 class OpenedReply(SessionReply, kw_only=True):
@@ -333,8 +342,8 @@ class ChatEvent(msgspec.Struct, frozen=True):
     """Something that happens while an answer is made.
 
     Attributes:
-        kind: accepted, text, tool_started, tool_finished, usage, compacted; at the end suspended, stopped or done,
-            or obeyed where the message was a command.
+        kind: accepted, thinking, text, tool_started, tool_finished, usage, compacted; at the end suspended, stopped or
+            done, or obeyed where the message was a command.
         data: what goes with it.
     """
 

@@ -11,16 +11,26 @@ from miniclaw_sessions.service.api import (
     forgetting,
     fragments,
     live,
+    message_files,
     messages,
     search,
     service,
     sessions,
+    tokens,
     transfer,
     tree,
     upkeep,
     usage,
 )
-from miniclaw_sessions.service.api.openai import completions, conversations, models, responses
+from miniclaw_sessions.service.api.openai import (
+    compacted_responses,
+    completions,
+    conversations,
+    files,
+    input_tokens,
+    models,
+    responses,
+)
 from miniclaw_sessions.service.api.operation import Operation
 from miniclaw_sessions.service.api.service import program_version
 
@@ -35,6 +45,7 @@ def document() -> dict[str, Any]:
 
 OPERATIONS: tuple[Operation[Any, Any], ...] = (
     *messages.OPERATIONS,
+    *message_files.OPERATIONS,
     *live.OPERATIONS,
     *chat.OPERATIONS,
     *sessions.OPERATIONS,
@@ -45,10 +56,14 @@ OPERATIONS: tuple[Operation[Any, Any], ...] = (
     *fragments.OPERATIONS,
     *transfer.OPERATIONS,
     *upkeep.OPERATIONS,
+    *tokens.OPERATIONS,
     *forgetting.OPERATIONS,
     *conversations.OPERATIONS,
     *responses.OPERATIONS,
+    *input_tokens.OPERATIONS,
+    *compacted_responses.OPERATIONS,
     *completions.OPERATIONS,
+    *files.OPERATIONS,
     *models.OPERATIONS,
     *description.operations_showing(document),
 )

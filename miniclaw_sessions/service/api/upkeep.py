@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,7 +77,7 @@ class AcknowledgedReply(Reply, kw_only=True):
 
 
 class BackUpRequest(msgspec.Struct, frozen=True):
-    """Where to."""
+    """Where to, or which."""
 
     body: BackUp
 
@@ -91,21 +93,85 @@ async def back_up(context: Context, request: BackUpRequest) -> BackupReply:
     from miniclaw_sessions.core.persistence.recovery import Progress  # noqa: PLC0415 - heavy
     from miniclaw_sessions.files.transfer import backup  # noqa: PLC0415 - heavy
 
+    target, manager = _whole_path(request), context.manager
+    with _under_way(context, "back_up") as note:
+
+        def report(stage: str, done: int, total: int | None) -> None:
+            note(stage, done, total)
+            manager.on_progress(Progress(stage, done, total or 0))
+
+        made = await backup.back_up(manager, target, report)
+    return _without_paths(context, backup_reply(made, target))
+
+
+@operation("POST", "/v1/backup/verify", BackUpRequest, BackupReply, scope="admin", reads=False, patient=True)
+async def verify_backup(context: Context, request: BackUpRequest) -> BackupReply:
+    """Read every byte of a backup again; `problems` has what is wrong with it, nothing if it is sound.
+
+    Raises:
+        RequestError: the directory is not named by its whole path.
+        NotPermitted: the caller's own token has bounds.
+        ConfigError: it is no backup, or not a complete one.
+    """
+    from miniclaw_sessions.files.transfer import backup  # noqa: PLC0415 - heavy
+
+    context.manager.statistics()  # refuses who may not see what is about all sessions
+    target = _whole_path(request)
+    with _under_way(context, "verify_backup") as note:
+        found = await backup.verify_backup(target, note)
+    return _without_paths(context, backup_reply(found, target))
+
+
+def _whole_path(request: BackUpRequest) -> Path:
     target = Path(request.body.directory)
     if not target.is_absolute() or "\0" in request.body.directory:
         raise invalid("name the directory by its whole path, which begins with /", param="directory")
-    manager = context.manager
+    return target
 
-    def report(stage: str, done: int, total: int | None) -> None:
-        manager.on_progress(Progress(stage, done, total or 0))
 
+def _without_paths(context: Context, reply: BackupReply) -> BackupReply:
+    return msgspec.structs.replace(reply, problems=context.without_paths(reply.problems))
+
+
+@contextmanager
+def _under_way(context: Context, name: str) -> Iterator[Callable[[str, int, int | None], None]]:
+    """While it is done, others see how far it is (`show_progress`); what fails with a path in it says none."""
+
+    def note(stage: str, done: int, total: int | None) -> None:
+        del stage
+        context.under_way[name] = done, total or 0
+
+    note("", 0, None)
     try:
-        made = await backup.back_up(manager, target, report)
+        yield note
     except ConfigError as error:
         (sentence,) = context.without_paths([str(error)])
         raise ConfigError(sentence) from error
-    reply = backup_reply(made, target)
-    return msgspec.structs.replace(reply, problems=context.without_paths(reply.problems))
+    finally:
+        context.under_way.pop(name, None)
+
+
+class ProgressRow(Reply, kw_only=True):
+    """How far one of them is; `total` is 0 while it is not known."""
+
+    operation: str
+    done: int
+    total: int
+
+
+class ProgressReply(Reply, kw_only=True):
+    """The backups that are made or verified now, by their operations."""
+
+    under_way: list[ProgressRow]
+
+
+@operation("GET", "/v1/progress", Nothing, ProgressReply, reads=False)
+async def show_progress(context: Context, request: Nothing) -> ProgressReply:
+    """How far `back_up` and `verify_backup` are that are under way; empty where none is."""
+    del request
+    context.manager.statistics()  # refuses who may not see what is about all sessions
+    rows = [ProgressRow(operation=name, done=one[0], total=one[1]) for name, one in context.under_way.items()]
+    return ProgressReply(under_way=rows)
 
 
 def backup_reply(report: BackupReport, directory: Path) -> BackupReply:
@@ -215,4 +281,13 @@ async def acknowledge_losses(context: Context, request: AcknowledgeLosses) -> Ac
     return AcknowledgedReply(acknowledged=await context.manager.acknowledge_losses(request.session_id))
 
 
-OPERATIONS = (back_up, list_backups, list_quarantine, sweep, unarchive_session, acknowledge_losses)
+OPERATIONS = (
+    back_up,
+    verify_backup,
+    show_progress,
+    list_backups,
+    list_quarantine,
+    sweep,
+    unarchive_session,
+    acknowledge_losses,
+)

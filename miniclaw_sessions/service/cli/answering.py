@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -10,9 +10,11 @@ from msgspec import UnsetType
 
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.providers.configured import open_agent
+from miniclaw_sessions.agent.reminders.reminders import Reminders
+from miniclaw_sessions.agent.reminders.words import COMMANDS, obey_reminder
 from miniclaw_sessions.agent.summarizing import summarizer_of
-from miniclaw_sessions.channels.base import Incoming
-from miniclaw_sessions.channels.commands import message_or_approval, open_question
+from miniclaw_sessions.channels.base import REPLY, Incoming
+from miniclaw_sessions.channels.commands import command_in, message_or_approval, open_question
 from miniclaw_sessions.channels.delivery import event_document
 from miniclaw_sessions.config import Settings
 from miniclaw_sessions.core.session import Session
@@ -54,9 +56,22 @@ class _Chats:
             author=request.author or None,
             is_addressed=request.commands,
         )
+        if request.commands and (reply := await self._obeyed(session, incoming)) is not None:
+            yield _only(ChatEvent("obeyed", {REPLY: reply, "stopped": False}))
+            return
         said = await message_or_approval(session, incoming, await open_question(session))
         async with assistant.run(session, said) as events:
             yield (ChatEvent(*event_document(event)) async for event in events)
+
+    async def _obeyed(self, session: Session, incoming: Incoming) -> str | None:
+        """The reply to a command about reminders, which a daemon says at their time; None: it is none."""
+        command = command_in(incoming.message)
+        if command is None or command[0] not in COMMANDS:
+            return None
+        settings = self._settings
+        networks = settings.plugins.get("channels", {})
+        reminders = Reminders(self._context.manager, settings.reminders, settings.schedules, networks=networks)
+        return await obey_reminder(reminders, session, command, chat=session.key)
 
     def stop(self, session: Session) -> bool:
         """End the session's open turn; False when no turn is open."""
@@ -65,6 +80,14 @@ class _Chats:
     async def models(self) -> Mapping[str, str]:
         """The models that a chat may choose, and who provides them."""
         return (await self._opened()).agent.models
+
+    async def takes(self) -> Mapping[str, Collection[str]]:
+        """The media types of files that each of these models takes, beside texts."""
+        return (await self._opened()).agent.takes
+
+    async def thinking_levels(self) -> Mapping[str, Sequence[str]]:
+        """The levels of thinking that each of them takes."""
+        return (await self._opened()).agent.thinking_levels
 
     async def summarize(self, *arguments: Any, **options: Any) -> Any:
         """What the configured model makes of the older part of a conversation."""
@@ -80,3 +103,7 @@ class _Chats:
             agent = await self._stack.enter_async_context(open_agent(self._settings, self._context.manager))
             self._assistant = Assistant(agent, self._settings.model)
         return self._assistant
+
+
+async def _only(event: ChatEvent) -> AsyncIterator[ChatEvent]:
+    yield event

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Annotated, Any
@@ -11,8 +12,12 @@ import typer
 from typer.core import TyperCommand
 
 from miniclaw_sessions.service.cli.invocation import SHARED, merged, parameters_of
-from miniclaw_sessions.service.cli.parameters import LightGroup, verbatim
+from miniclaw_sessions.service.cli.output import verbatim
+from miniclaw_sessions.service.cli.parameters import LightGroup, lighten_completion
 from miniclaw_sessions.service.cli.version import PROGRAM, print_version
+
+_COMPLETING = "_MINICLAW_SESSIONS_COMPLETE"
+"""The variable of the environment with which a shell asks what may follow."""
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("serve", "Run the daemon until SIGTERM or Ctrl-C."),
@@ -53,7 +58,9 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Encrypt everything in the workspace with the first key, also what another key encrypted; or decrypt it.",
     ),
     "decrypt": ("encryption", "Write what is in an encrypted file to standard output."),
+    "reminders": ("reminders", "Set, list, pause and delete what is said in a chat at its time."),
     "tokens": ("tokens", "Make, list and revoke the tokens of those who may ask the daemon by TCP."),
+    "plugins": ("plugins", "List the plug-ins that are installed, or write a new one."),
     "config": ("settings", "Show the configuration, or write a file to change it in."),
     "systemd": ("settings", "Run the daemon as a systemd service."),
 }
@@ -95,6 +102,8 @@ app = typer.Typer(
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; errors come out as exceptions."""
+    if _COMPLETING in os.environ:
+        lighten_completion()
     status: int | None = app(args=arguments, prog_name=PROGRAM, standalone_mode=False)
     return status or 0
 

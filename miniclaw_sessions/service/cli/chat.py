@@ -7,28 +7,38 @@ import getpass
 import os
 import sys
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from anyio import create_task_group, to_thread
 
 from miniclaw_sessions.clock import SystemClock
+from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.keys import SessionKey
-from miniclaw_sessions.core.protocol.messages import Message, Role
-from miniclaw_sessions.errors import InvalidMessage, NothingToResume, SessionNotFound, SessionsError, first_cause
+from miniclaw_sessions.core.protocol.messages import Message, Part, Role
+from miniclaw_sessions.errors import (
+    FileNotTaken,
+    InvalidMessage,
+    NothingToResume,
+    SessionNotFound,
+    SessionsError,
+    first_cause,
+)
+from miniclaw_sessions.printable import printable
 from miniclaw_sessions.service.cli.answer import Answer
 from miniclaw_sessions.service.cli.entry_names import EntryNames
 from miniclaw_sessions.service.cli.failures import sentence
 from miniclaw_sessions.service.cli.invocation import Invocation, command
-from miniclaw_sessions.service.cli.names import complete_session, find_session
-from miniclaw_sessions.service.cli.output import counted, message_block, one_line, text_of
+from miniclaw_sessions.service.cli.names import complete_session, find_session, name_of
+from miniclaw_sessions.service.cli.output import counted, message_block, one_line
 from miniclaw_sessions.service.cli.sessions import shown_messages
 from miniclaw_sessions.service.cli.tree import KEEP_TOKENS, ROOT, WIDEST, short_ids, verdict
 from miniclaw_sessions.service.cli.tree_drawing import draw_tree
 from miniclaw_sessions.service.cli.tree_lists import branch_documents, branch_table, message_line
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from miniclaw_sessions.service.api.shapes import ChatEvent
@@ -40,14 +50,19 @@ app = typer.Typer()
 COMMANDS = {
     "/retry": "let the last message be answered once more",
     "/edit": "change the last message and say it again; /edit TEXT says TEXT in its place",
+    "/attach": "let a file go with the next message: /attach PATH; without one, take back what was attached",
     "/approve": "let a tool do what it has asked for; a yes does the same",
     "/deny": "do not let it; so does a no",
     "/stop": "stop what is being answered in this conversation, by whomever it was asked",
-    "/tree": "show all that was said, on every branch",
+    "/tree": "show all that was said, and go to a branch by its number; /tree NUMBER goes at once",
     "/branch": "list the branches; /branch ENTRY goes back to one, by the end of its id or a label",
     "/compact": "let a summary stand for the older part",
     "/model": "show which model answers; /model NAME changes it, in this conversation",
+    "/thinking": "show how much the model thinks; /thinking LEVEL changes it",
     "/usage": "show what this conversation has used",
+    "/remind": "say something here later: /remind 20m tea",
+    "/reminders": "list what is said later; /reminders pause, resume or delete NUMBER",
+    "/timezone": "show the time zone here; /timezone Europe/Berlin changes it",
     "/history": "show the messages that a model would be reminded of",
     "/new": "begin anew; the transcript is kept (/clear does the same)",
     "/resume": "go on with another conversation; /resume NAME with the one that has this in its id or title",
@@ -55,7 +70,19 @@ COMMANDS = {
     "/help": "show this",
     "/quit": "leave; so does Ctrl-D",
 }
-_WITH_ARGUMENT = ("/edit ", "/branch ", "/resume ", "/rename ", "/model ")
+_WITH_ARGUMENT = (
+    "/remind ",
+    "/reminders ",
+    "/timezone ",
+    "/attach ",
+    "/edit ",
+    "/branch ",
+    "/resume ",
+    "/rename ",
+    "/model ",
+    "/thinking ",
+    "/tree ",
+)
 _KEYS = "Enter sends, Alt-Enter begins a new line, Tab completes, Esc or Ctrl-C stops an answer"
 
 
@@ -68,6 +95,7 @@ _KEYS = "Enter sends, Alt-Enter begins a new line, Tab completes, Esc or Ctrl-C 
         "chat 'trip to rome'": "the one that has this in its title",
         "chat --message 'What did I ask yesterday?'": "one answer, and out",
         "chat --message - < letter.txt": "a message of many lines",
+        "chat --message 'What is in it?' --attach report.pdf": "a picture, PDF, sound or text with it",
     },
 )
 async def chat(  # noqa: PLR0913 - one for each option
@@ -85,6 +113,9 @@ async def chat(  # noqa: PLR0913 - one for each option
     message: Annotated[
         str | None, typer.Option("--message", "-m", help="Say this and leave; - reads standard input.")
     ] = None,
+    attach: Annotated[
+        list[Path] | None, typer.Option(help="A file that goes with --message; may be given again.", show_default=False)
+    ] = None,
     continues: Annotated[bool, typer.Option("--continue", "-c", help="The conversation that was used last.")] = False,
     resumes: Annotated[bool, typer.Option("--resume", "-r", help="Choose a conversation from a list.")] = False,
     channel: Annotated[str | None, typer.Option(help="The conversation's channel.", show_default="cli")] = None,
@@ -95,6 +126,8 @@ async def chat(  # noqa: PLR0913 - one for each option
     """Talk to the model; the conversation is kept. Without a terminal, each line of standard input is a message."""
     if sum((session_id is not None, continues, resumes, chat_id is not None)) > 1:
         raise typer.BadParameter("name one conversation: SESSION, --continue, --resume or --chat-id")
+    if attach and message is None:
+        raise typer.BadParameter("--attach goes with --message; at the prompt there is /attach")
     text = sys.stdin.read() if message == "-" else message
     if text is not None:
         text = _checked(text.strip(), "the message")
@@ -113,14 +146,18 @@ async def chat(  # noqa: PLR0913 - one for each option
         else:
             session = client.session(SessionKey.of(_channel(channel), _chat_id(chat_id)).session_id)
         if session is not None:
-            await _talk(invocation, client, session, text)
+            await _talk(invocation, client, session, text, attach or ())
 
 
-async def _talk(invocation: Invocation, client: Client, session: ClientSession, text: str | None) -> None:
+async def _talk(
+    invocation: Invocation, client: Client, session: ClientSession, text: str | None, attach: Sequence[Path]
+) -> None:
     """Say one message, or hold a conversation, at the keyboard or line by line."""
     conversation = Conversation(invocation, client, session)
     if text is not None:
-        await conversation.say(text)
+        for path in attach:
+            await conversation.attach(path)
+        await conversation.say_with_files(text)
     elif sys.stdin.isatty():
         await conversation.hold()
     else:
@@ -146,6 +183,14 @@ async def _picked(client: Client, channel: str | None) -> ClientSession | None:
     return await pick_session(client, channel)
 
 
+def _file_named(line: str) -> Path | None:
+    if not line.startswith(("/", "'", '"', "~")):
+        return None
+    from miniclaw_sessions.service.cli.attaching import path_in  # noqa: PLC0415 - few need it
+
+    return path_in(line)
+
+
 def _checked(text: str, place: str) -> str:
     """Text from a pipe or an argument; bytes that are not UTF-8 are in it as lone surrogates."""
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
@@ -163,12 +208,14 @@ class Conversation:
         self._session = session
         self._moves = Moves(invocation, session)
         self._keyboard: Keyboard | None = None
+        self._files: tuple[Part, ...] = ()  # that go with the next message
 
     async def hold(self) -> None:
         """Read and answer until the person leaves; an error ends an answer, not the conversation."""
         from miniclaw_sessions.service.cli.keyboard import Keyboard  # noqa: PLC0415 - loads prompt_toolkit
 
-        self._keyboard = Keyboard(COMMANDS, keeps_history=not self._invocation.loaded.settings.encryption.key_file)
+        is_encrypted = bool(self._invocation.loaded.settings.encryption.key_file)
+        self._keyboard = Keyboard(COMMANDS, self._offered, keeps_history=not is_encrypted)
         await self._greet()
         goes_on = True
         while goes_on:
@@ -189,7 +236,7 @@ class Conversation:
             if not await self.obey(_checked(line, f"line {number}").strip()):
                 return
 
-    async def obey(self, text: str) -> bool:  # noqa: C901, PLR0912 - one case for each command
+    async def obey(self, text: str) -> bool:  # noqa: C901, PLR0912, PLR0915 - one case for each command
         """Obey a command or say a message; whether the conversation goes on."""
         name, _, rest = text.partition(" ") if text.startswith(_WITH_ARGUMENT) else (text, "", "")
         rest = rest.strip()
@@ -213,7 +260,7 @@ class Conversation:
             case "/resume":
                 chosen = await (find_session(self._client, rest) if rest else _picked(self._client, None))
                 if chosen is not None:
-                    self._session, self._moves = chosen, Moves(self._invocation, chosen)
+                    self._session, self._moves, self._files = chosen, Moves(self._invocation, chosen), ()
                     await self._greet()
             case "/rename":
                 await self._session.update(title=rest or None)
@@ -221,38 +268,85 @@ class Conversation:
             case "/retry":
                 await self._moves.to_newest_question()
                 await self.say(None)
+            case "/attach":
+                await self._attach(rest)
             case "/edit":
                 await self._edit(rest)
             case "/tree":
-                await self._moves.show_tree()
+                await self._look_at_tree(rest)
             case "/branch" if rest:
                 await self._moves.to_entry(rest)
             case "/branch":
                 await self._moves.list_branches()
-            case "/model":
-                await self._choose_model(rest)
+            case "/model" | "/thinking":
+                await self._choose(name, rest)
             case "/usage":
                 await self._show_usage()
+            case "/remind" | "/reminders" | "/timezone":
+                await self._obey_reminder(text)
             case "/compact":
                 await self._moves.compact()
+            case _ if self._keyboard is not None and (dropped := _file_named(text)) is not None:
+                await self.attach(dropped)
             case _ if name.startswith("/") and not name.startswith("//"):
                 unknown = one_line(name.split(maxsplit=1)[0])
                 hint = "/help lists them, // begins a message with a slash"
                 self._invocation.note(f"no such command: {unknown}; {hint}", "yellow")
             case _:
-                await self.say(text.removeprefix("/") if text.startswith("//") else text)
+                await self.say_with_files(text.removeprefix("/") if text.startswith("//") else text)
         return True
 
-    async def _choose_model(self, wanted: str) -> None:
-        """Show which model answers, or change it."""
-        from miniclaw_sessions.agent.model_choice import choose  # noqa: PLC0415 - few need it
+    async def attach(self, path: Path) -> None:
+        """Let a file go with the next message.
 
-        models, key = await self._client.models(), SessionKey.parse(self._session.session_id)
-        session = await self._client.get_or_create(key.channel, key.chat_id)  # which may have been said nothing yet
-        name, sentence = choose(models, wanted, (await session.info()).chosen_model)
-        if name is not None:
-            await self._session.update(provider=models[name], model=name)
-        self._invocation.note(one_line(sentence))
+        Raises:
+            FileNotTaken, InvalidMessage, OSError: it cannot; the sentence says why.
+        """
+        from miniclaw_sessions.service.cli.attaching import read_file  # noqa: PLC0415 - few need it
+
+        part, shown = await read_file(self._client, self._session, path)
+        self._files += (part,)
+        if not self._invocation.as_json:
+            self._invocation.note(f"attached {shown}")
+
+    async def _attach(self, given: str) -> None:
+        from miniclaw_sessions.service.cli.attaching import path_of  # noqa: PLC0415 - few need it
+
+        if given:
+            await self.attach(path_of(given))
+            return
+        count, self._files = len(self._files), ()
+        taken_back = f"took back {counted(count, 'file', 'files')}"
+        self._invocation.note(taken_back if count else "say which file goes with the next message: /attach PATH")
+
+    async def say_with_files(self, text: str) -> None:
+        """Say something with what was attached; what was refused can be sent again."""
+        files, self._files = self._files, ()
+        try:
+            await self.say(text, files=files)
+        except (FileNotTaken, InvalidMessage):
+            self._files = files
+            raise
+
+    async def _look_at_tree(self, number: str) -> None:
+        """Show the tree, and go on at the end of the branch whose number is given, or typed then."""
+        if not number and await self._moves.show_tree() > 1 and self._keyboard is not None:
+            with contextlib.suppress(EOFError, KeyboardInterrupt):
+                number = (await self._keyboard.line("branch (Enter stays)> ")).strip()
+        if number:
+            await self._moves.to_branch(number)
+
+    async def _offered(self, command: str) -> Sequence[str]:
+        from miniclaw_sessions.service.cli.choices import offered  # noqa: PLC0415 - few need it
+
+        return await offered(self._client, self._session, command)
+
+    async def _choose(self, name: str, wanted: str) -> None:
+        """Show which model answers, or how much it thinks, or change it."""
+        from miniclaw_sessions.service.cli.choices import choose_level, choose_model  # noqa: PLC0415 - few need them
+
+        choose = choose_model if name == "/model" else choose_level
+        self._invocation.note(one_line(await choose(self._client, self._session, wanted)))
 
     async def _show_usage(self) -> None:
         from miniclaw_sessions.service.cli.usage import print_usage  # noqa: PLC0415 - few need it
@@ -263,6 +357,12 @@ class Conversation:
         else:
             print_usage(self._invocation, "day", report)
 
+    async def _obey_reminder(self, words: str) -> None:
+        """Set, list or change what is said here at its time; the daemon says it, and `/history` shows it."""
+        from miniclaw_sessions.service.cli.reminders import obeyed  # noqa: PLC0415 - few need it
+
+        self._console.print(printable(await obeyed(self._session, words), lines=True), style="dim", markup=False)
+
     async def _decide(self, *, agrees: bool) -> None:
         """Answer what waits for a yes or no."""
         if pending := await self._session.list_approvals():
@@ -270,12 +370,15 @@ class Conversation:
         else:
             self._invocation.note("nothing waits for an approval")
 
-    async def say(self, text: str | None, *, approvals: dict[str, bool] | None = None) -> None:
+    async def say(
+        self, text: str | None, *, approvals: dict[str, bool] | None = None, files: Sequence[Part] = ()
+    ) -> None:
         """Say something and show the answer as it comes; Ctrl-C or Esc stops it. None: answer the last message again.
 
         Args:
             text: what is said.
             approvals: a yes or no to calls that wait for it, in place of that.
+            files: what goes with it.
 
         Raises:
             SessionsError: there is no answer, or only a part of it.
@@ -285,7 +388,12 @@ class Conversation:
 
         answer = Answer(self._invocation)
         is_said = text is not None and not text.startswith("/")  # what begins so is a command of ours, or words
-        events = self._session.chat(text, approvals=approvals, commands=is_said)
+        said: Message | str | None = text
+        if text is not None and files:
+            from miniclaw_sessions.service.cli.attaching import with_files  # noqa: PLC0415 - few need it
+
+            said = with_files(text, files)
+        events = self._session.chat(said, approvals=approvals, commands=is_said)
         with answer, stop_presses(None if self._keyboard is None else self._keyboard.input) as presses:
             try:
                 await self._show(answer, events, presses)
@@ -320,7 +428,7 @@ class Conversation:
 
     async def _edit(self, rest: str) -> None:
         """Say the last message differently."""
-        question = await self._moves.newest_question()
+        question, files = await self._moves.newest_question()
         if not rest and self._keyboard is None:
             self._invocation.note("say what stands in its place: /edit TEXT", "yellow")
             return
@@ -329,14 +437,15 @@ class Conversation:
                 rest = (await self._keyboard.line("edit> ", question)).strip()
         if rest:
             await self._moves.before_newest_question()
-            await self.say(rest)
+            await self.say(rest, files=(*files, *self._files))
+            self._files = ()
 
     async def _greet(self) -> None:
         past, last = "a new conversation", []
         with contextlib.suppress(SessionNotFound):
-            info = await self._session.info()
+            info = await self._session.info(last_words=True)
             past = f"{counted(info.messages, 'message', 'messages')} so far" if info.messages else past
-            past = f"{one_line(info.title)} · {past}" if info.title else past
+            past = past if name_of(info) == info.session_id else f"{name_of(info)} · {past}"
             last = (await self._session.history(limit=1)).messages[-1:]
         self._console.print(f"{one_line(self._session.session_id)} · {past} · /help", style="dim")
         if last and await self._is_unanswered(last[0].message):
@@ -401,13 +510,16 @@ class Moves:
         question = await self._session.tree.get_entry((await self._newest_question())["id"])
         await self._session.tree.branch(question.parent_id)
 
-    async def newest_question(self) -> str:
-        """What the user said last.
+    async def newest_question(self) -> tuple[str, tuple[Part, ...]]:
+        """The words that the user said last, and the pictures and files that went with them.
 
         Raises:
             NothingToResume: the user has said nothing yet.
         """
-        return text_of(await self._newest_question())
+        from miniclaw_sessions.service.cli.attaching import written_and_files  # noqa: PLC0415 - few need it
+
+        entry = await self._session.tree.get_entry((await self._newest_question())["id"])
+        return written_and_files(entry.message) if isinstance(entry, MessageEntry) else ("", ())
 
     async def _newest_question(self) -> dict[str, Any]:
         messages = await shown_messages(self._session)
@@ -418,7 +530,18 @@ class Moves:
 
     async def to_entry(self, name: str) -> None:
         """Go back to an entry by the end of its id or by its label, or to the root; show where that is."""
-        target = None if name == ROOT else EntryNames(await self._session.tree.shape()).find(name)
+        await self._go_on_at(None if name == ROOT else EntryNames(await self._session.tree.shape()).find(name))
+
+    async def to_branch(self, number: str) -> None:
+        """Go back to the end of a branch, by its number in `show_tree`; show where that is."""
+        branches = branch_documents(await self._session.tree.get_transcript())
+        numbers = {str(place): branch["entry_id"] for place, branch in enumerate(branches, 1)}
+        if (entry_id := numbers.get(number)) is not None:
+            await self._go_on_at(entry_id)
+        else:
+            self._invocation.note(f"write the number of a branch, from 1 to {len(branches)}", "yellow")
+
+    async def _go_on_at(self, target: str | None) -> None:
         moved = await self._session.tree.branch(target)
         if self._invocation.as_json:
             self._invocation.print_json({"session_id": self._session.session_id, "leaf_id": moved.leaf_id})
@@ -430,16 +553,26 @@ class Moves:
 
     # --- looking around ----------------------------------------------------------------------------------------------
 
-    async def show_tree(self) -> None:
-        """Draw the tree, with the ids that `to_entry` takes."""
+    async def show_tree(self) -> int:
+        """Draw the tree, with the ids that `to_entry` takes, and list its branches, if there are several, by number.
+
+        Returns:
+            How many branches can be gone to; of JSON none.
+        """
         if self._invocation.as_json:
             self._invocation.print_json(await self._session.tree.shape())
-            return
+            return 0
         transcript = await self._session.tree.get_transcript()
         console = self._invocation.console
         width = min(console.width, WIDEST)
         for line in draw_tree(transcript, width=width, encoding=console.encoding, ids=short_ids(transcript)):
             console.print(line, soft_wrap=True)
+        branches = branch_documents(transcript)
+        if len(branches) > 1:
+            console.print()
+            table = branch_table(branches, short_ids(transcript), SystemClock().now(), is_numbered=True)
+            self._invocation.print_rows(table)
+        return len(branches)
 
     async def list_branches(self) -> None:
         """The branches, and which is current."""

@@ -16,7 +16,7 @@ from anyio import to_thread
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.errors import SessionNotFound
 from miniclaw_sessions.service.cli.invocation import Invocation, write_bytes
-from miniclaw_sessions.service.cli.output import counted, local_time, one_line
+from miniclaw_sessions.service.cli.output import Brief, counted, local_time, one_line
 from miniclaw_sessions.service.cli.tables import Rows
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ def _show(invocation: Invocation, found: Sequence[Overview]) -> None:
     rows = Rows("PROGRAM", "SESSIONS", "MESSAGES", "SIZE", "NEWEST", numeric=("SESSIONS", "MESSAGES", "SIZE"))
     for one in found:
         newest = local_time(one.newest)
-        rows.add(one.program, f"{one.sessions:,}", f"~{one.messages:,}", decimal(one.bytes), newest)
+        messages, size = Brief(str(one.messages), f"~{one.messages:,}"), Brief(str(one.bytes), decimal(one.bytes))
+        rows.add(one.program, f"{one.sessions:,}", messages, size, newest)
     invocation.print_rows(rows)
     for one in found:
         for unread in one.unread:

@@ -14,6 +14,7 @@ from rich.cells import cell_len, set_cell_size
 
 from miniclaw_sessions.errors import SessionsError
 from miniclaw_sessions.printable import printable
+from miniclaw_sessions.service.cli.output import Brief
 
 if TYPE_CHECKING:
     from miniclaw_sessions.service.api.tree import TreeReply
@@ -46,6 +47,10 @@ class ShortIds:
     def __call__(self, entry_id: str) -> str:
         """The end of an id, safe to print."""
         return printable(entry_id[-self._length :])
+
+    def brief(self, entry_id: str) -> Brief:
+        """The same for people; the whole id for programs."""
+        return Brief(entry_id, self(entry_id))
 
     def cell(self, entry_id: str) -> str:
         """The same in exactly as many columns as all others."""

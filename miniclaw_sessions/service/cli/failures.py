@@ -44,7 +44,7 @@ def sentence(error: Exception) -> str:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "miniclaw-sessions"
         wrong = error.format_message().replace(": Value error, ", ": ", 1)
-        text = f"{wrong} ({path} --help explains)"
+        text = f"{wrong or 'no command is named'} ({path} --help explains)"
     elif isinstance(error, typer.Abort):
         text = "nothing was done"
     elif isinstance(error, OSError) and error.strerror:

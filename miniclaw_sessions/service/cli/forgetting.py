@@ -145,6 +145,7 @@ def _show_meant(invocation: Invocation, found: ForgetReply) -> None:
             numeric={"ENTRIES"},
             cut={"TITLE"},
             fold={"SESSION"},
+            title="TITLE",
         )
         for row in found.sessions:
             is_expired = "expired" if row.archived else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,7 +130,8 @@ class Importing:
                 on_sent=on_sent,
             )
         except ImportRefused as error:
-            (self.refused if file.is_named else self.skipped).append({"path": path, "reason": str(error)})
+            if not await self._import_chats(client, file):
+                (self.refused if file.is_named else self.skipped).append({"path": path, "reason": str(error)})
         except SessionExists as error:
             if self._skip_existing:
                 self.skipped.append({"path": path, "reason": str(error)})
@@ -142,3 +143,31 @@ class Importing:
         else:
             document = msgspec.to_builtins(imported)
             self.imported.append({"path": path, **document, "seconds": round(clock.monotonic() - began, 3)})
+
+    async def _import_chats(self, client: Client, file: FoundFile) -> bool:
+        """Import the chats of a file that is an export of several, each as a session; False: it is none."""
+        from anyio import to_thread  # noqa: PLC0415 - help does not need it
+
+        from miniclaw_sessions.files.formats.codec import MAX_DOCUMENT_BYTES  # noqa: PLC0415 - same
+        from miniclaw_sessions.files.formats.open_webui import OPEN_WEBUI_EXPORT, chats_apart  # noqa: PLC0415 - same
+
+        if self._session_id is not None or file.path.suffix != ".json" or file.size > MAX_DOCUMENT_BYTES:
+            return False
+        chats = await to_thread.run_sync(lambda: chats_apart(file.path.read_bytes()))
+        for name, content in chats:
+            path = f"{os.fsencode(file.path).decode(errors='backslashreplace')}#{name}"
+            try:
+                imported = await client.import_stream(
+                    _one_piece(content), name=name, form=OPEN_WEBUI_EXPORT.name, dry_run=self._dry_run
+                )
+            except SessionExists as error:
+                (self.skipped if self._skip_existing else self.refused).append({"path": path, "reason": str(error)})
+            except SessionsError as error:
+                self.refused.append({"path": path, "reason": str(error)})
+            else:
+                self.imported.append({"path": path, **msgspec.to_builtins(imported), "seconds": 0.0})
+        return bool(chats)
+
+
+async def _one_piece(content: bytes) -> AsyncIterator[bytes]:
+    yield content

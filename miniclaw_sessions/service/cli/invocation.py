@@ -22,8 +22,16 @@ import typer
 from miniclaw_sessions.config import LoadedSettings, LogSettings, config_path, load_settings
 from miniclaw_sessions.log import configured_when_used
 from miniclaw_sessions.printable import printable_json
-from miniclaw_sessions.service.cli.output import Report, one_line, print_sentence, progress_on, unwatched
-from miniclaw_sessions.service.cli.parameters import LightCommand, LightGroup, verbatim
+from miniclaw_sessions.service.cli.output import (
+    Brief,
+    Report,
+    one_line,
+    print_sentence,
+    progress_on,
+    unwatched,
+    verbatim,
+)
+from miniclaw_sessions.service.cli.parameters import LightCommand, LightGroup
 from miniclaw_sessions.service.cli.tables import Rows
 
 if TYPE_CHECKING:
@@ -192,7 +200,7 @@ class Invocation:
         """What is known of one thing: a name and a value on each line."""
         rows = Rows("NAME", "VALUE", headed=False, numeric={"VALUE"} if numeric else (), fold={"VALUE"})
         for name, value in facts.items():
-            rows.add(one_line(name), one_line(value), style=style)
+            rows.add(one_line(name), value if isinstance(value, Brief) else one_line(value), style=style)
         self.print_rows(rows)
 
     def print_json(self, document: Any) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition
 from prompt_toolkit.formatted_text import FormattedText
@@ -29,25 +29,37 @@ if TYPE_CHECKING:
 HISTORY = Path("~/.miniclaw/chat_history")
 """What was typed, for the next time; not written where the conversations are encrypted."""
 
+Offered = Callable[[str], Awaitable[Sequence[str]]]
+"""What a command may be given, by its name."""
+
+_WITH_PATH = "/attach "
+
 ESCAPE_S = 0.05
 """An Esc that nothing follows for so long is a key of its own, and not the beginning of another key's code."""
 
 
 class Keyboard:
-    """A line editor: Enter sends, Alt-Enter begins a new line, and what was typed is remembered between runs."""
+    """A line editor: Enter sends, Alt-Enter begins a new line, and what was typed is remembered between runs.
 
-    def __init__(self, commands: Mapping[str, str], *, keeps_history: bool) -> None:
+    Args:
+        commands: their names, and what they do.
+        offered: what may follow the name of a command; it is asked with each key, and may take its time.
+        keeps_history: whether what was typed is written down for the next run.
+    """
+
+    def __init__(self, commands: Mapping[str, str], offered: Offered, *, keeps_history: bool) -> None:
         self.input = create_input()
         self._prompt: PromptSession[str] = PromptSession(
             input=self.input,
             output=create_output(always_prefer_tty=True),
             history=_history() if keeps_history else InMemoryHistory(),
-            completer=_Commands(commands),
+            completer=_Commands(commands, offered),
             complete_while_typing=Condition(lambda: self._prompt.default_buffer.text.startswith("/")),
             key_bindings=_bindings(),
             multiline=True,
             prompt_continuation="...  ",
             enable_open_in_editor=True,
+            enable_suspend=True,
         )
 
     async def line(self, prompt: str, text: str = "") -> str:
@@ -85,18 +97,35 @@ def _bindings() -> KeyBindings:
 
 
 class _Commands(Completer):
-    """Completes the name of a command."""
+    """Completes the name of a command, what it may be given, and the path of a file."""
 
-    def __init__(self, commands: Mapping[str, str]) -> None:
+    def __init__(self, commands: Mapping[str, str], offered: Offered) -> None:
         self._commands = commands
+        self._offered = offered
+        self._paths = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
-        """The commands that begin so."""
+        """The commands, or the files, that begin so."""
         del complete_event
         text = document.text_before_cursor
+        if text.startswith(_WITH_PATH):
+            path = Document(text.removeprefix(_WITH_PATH))
+            yield from self._paths.get_completions(path, CompleteEvent(completion_requested=True))
         for name, meaning in self._commands.items():
             if text.startswith("/") and name.startswith(text):
                 yield Completion(name, start_position=-len(text), display_meta=meaning)
+
+    async def get_completions_async(
+        self, document: Document, complete_event: CompleteEvent
+    ) -> AsyncGenerator[Completion, None]:
+        """The same, and what may follow the name of a command."""
+        for one in self.get_completions(document, complete_event):
+            yield one
+        name, space, begun = document.text_before_cursor.partition(" ")
+        if space and name in self._commands:
+            for argument in await self._offered(name):
+                if argument.startswith(begun):
+                    yield Completion(argument, start_position=-len(begun))
 
 
 def _history() -> History:

@@ -14,10 +14,13 @@ from rich.segment import Segment
 from rich.text import Text
 
 from miniclaw_sessions.files.formats.fences import is_too_deep, keeping_words
+from miniclaw_sessions.files.formats.tasks import showing_tasks
 
 REFRESHES_PER_S = 8
 
-_parser = keeping_words(MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"]))
+_parser = showing_tasks(
+    keeping_words(MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])), as_text=True
+)
 
 
 class MarkdownStream:

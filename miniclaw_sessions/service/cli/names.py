@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from miniclaw_sessions.errors import InvalidKey, SessionNotFound, SessionsError
 from miniclaw_sessions.service.cli.invocation import SHARED, Invocation
+from miniclaw_sessions.service.cli.output import one_line
 
 if TYPE_CHECKING:
+    from miniclaw_sessions.service.api.shapes import ShownReply
     from miniclaw_sessions.service.client import Client, ClientSession
+    from miniclaw_sessions.statistics import SessionSummary
+
+_EVALUATED = re.compile(r"""[\\`$"'!]""")
 
 COMPLETIONS = 200
 """At most this many sessions are offered to the shell."""
@@ -34,6 +40,11 @@ async def find_session(client: Client, name: str) -> ClientSession:
             raise error from None  # which says what is wrong with the name
 
 
+def name_of(session: SessionSummary | ShownReply) -> str:
+    """What people call a session: its title, else the first words that were said in it, else its id."""
+    return one_line(session.title or session.first_words or session.session_id)
+
+
 def complete_session(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """What the shell offers for the beginning of a session's id; nothing where no sessions can be read.
 
@@ -54,8 +65,13 @@ def complete_session(context: typer.Context, incomplete: str) -> list[tuple[str,
 
 async def _offers(invocation: Invocation, incomplete: str) -> list[tuple[str, str]]:
     async with invocation.sessions(reads=True) as client:
-        rows = await client.list(prefix=incomplete, limit=COMPLETIONS)
-    return [(row.session_id, row.title or "") for row in rows]
+        rows, _ = await client.page(prefix=incomplete, limit=COMPLETIONS, last_words=True)
+    return [(row.session_id, harmless(row.title or row.first_words or "")) for row in rows]
+
+
+def harmless(title: str) -> str:
+    """A title that a shell may be given: zsh evaluates what it is offered, and a title is a stranger's text."""
+    return _EVALUATED.sub("·", one_line(title))
 
 
 def _argument(help: str) -> Any:  # noqa: A002 - as typer calls it

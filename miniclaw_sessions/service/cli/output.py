@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniclaw_sessions.printable import printable
 
@@ -49,8 +49,22 @@ _STAGES = {
 _IN_BYTES = frozenset({"importing", "exporting"})
 _ROLES = {"user": ("you", "bold cyan"), "assistant": ("assistant", "bold green"), "system": ("system", "bold magenta")}
 _AGE = re.compile(r"(\d{1,6})\s*(min|h|d|w|y)")
+_TAG = re.compile(r"(?<!\\)(?=\[[a-z#/@][^\[]*?\])", re.IGNORECASE)
+"""Before what the help would take for a mark of style, as `rich.markup` has them."""
 _UNITS = {"min": 60, "h": 3_600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
 _AGES = ((86_400 * 365, "y"), (86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+def verbatim(text: str) -> str:
+    """A text for a help, with what stands in brackets to be shown; given twice, it is the same."""
+    return _TAG.sub(r"\\", text)
+
+
+class Brief(NamedTuple):
+    """A value that people see shorter than programs: the end of an id, a size in its unit."""
+
+    whole: str
+    shown: str
 
 
 def age(moment: datetime, now: datetime) -> str:

@@ -7,7 +7,6 @@ our helps have neither.
 
 from __future__ import annotations
 
-import re
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -17,13 +16,7 @@ from typing import Any
 from typer._coercion import RuntimeParam, build_runtime_param, resolve_type_descriptor
 from typer.core import TyperCommand, TyperGroup
 
-_TAG = re.compile(r"(?<!\\)(?=\[[a-z#/@][^\[]*?\])", re.IGNORECASE)
-"""Before what the help would take for a mark of style, as `rich.markup` has them."""
-
-
-def verbatim(text: str) -> str:
-    """A text for a help, with what stands in brackets to be shown; given twice, it is the same."""
-    return _TAG.sub(r"\\", text)
+from miniclaw_sessions.service.cli.output import verbatim
 
 
 class _Plain(RuntimeParam):
@@ -70,27 +63,33 @@ def load_help() -> None:
             del sys.modules[name]  # who imports it now gets the real one
 
 
-class LightCommand(TyperCommand):
-    """A command of this kind."""
+def lighten_completion() -> None:
+    """Offer helps to a shell without rich, which is asked at every key: of its markup they have brackets only."""
+    classes: Any = import_module("typer._completion_classes")
+    classes._sanitize_help_text = lambda text: text.replace("\\[", "[")  # noqa: SLF001 - no other way in
+
+
+class _Light:
+    """What commands and groups of this kind have in common."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print its help."""
+        """Print its help, as the terminal is wide."""
         load_help()
-        super().format_help(ctx, formatter)
+        from miniclaw_sessions.service.cli.narrow_help import is_narrow, print_narrow_help  # noqa: PLC0415 - loads rich
+
+        if is_narrow():
+            print_narrow_help(self, ctx)
+        else:
+            super().format_help(ctx, formatter)  # type: ignore[misc]  # of the class beside it
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Its parameters, with the option for help."""
-        return lightened(super().get_params(ctx))
+        return lightened(super().get_params(ctx))  # type: ignore[misc]  # same
 
 
-class LightGroup(TyperGroup):
-    """A group of commands of this kind."""
+class LightCommand(_Light, TyperCommand):
+    """A command of this kind."""
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print its help."""
-        load_help()
-        super().format_help(ctx, formatter)
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        """The options that may stand before a command's name, with the option for help."""
-        return lightened(super().get_params(ctx))
+class LightGroup(_Light, TyperGroup):
+    """A group of commands of this kind, with the options that may stand before a command's name."""

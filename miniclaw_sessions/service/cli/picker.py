@@ -13,6 +13,7 @@ from prompt_toolkit.layout import BufferControl, FormattedTextControl, HSplit, L
 
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.errors import SessionNotFound, SessionsError
+from miniclaw_sessions.service.cli.names import name_of
 from miniclaw_sessions.service.cli.output import age, counted, one_line
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ class _Picker:
 
     def _found(self) -> list[SessionSummary]:
         words = self._words.text.casefold().split()
-        return [row for row in self._rows if all(word in f"{row.session_id} {_name(row)}".casefold() for word in words)]
+        return [
+            row for row in self._rows if all(word in f"{row.session_id} {name_of(row)}".casefold() for word in words)
+        ]
 
     def _narrowed(self, buffer: Buffer) -> None:
         del buffer
@@ -78,7 +81,7 @@ class _Picker:
         lines: StyleAndTextTuples = []
         for place, row in enumerate(found[first : first + SHOWN], first):
             messages = counted(row.messages, "message", "messages")
-            line = f"{one_line(_name(row))}  {messages}, {age(row.last_accessed, self._now)}"
+            line = f"{one_line(name_of(row))}  {messages}, {age(row.last_accessed, self._now)}"
             lines.append(("reverse" if place == self._at else "", f" {line} \n"))
         return lines or [("italic", " nothing matches")]
 
@@ -103,7 +106,3 @@ class _Picker:
             event.app.exit(result=None)
 
         return bindings
-
-
-def _name(row: SessionSummary) -> str:
-    return row.title or row.first_words or row.session_id

@@ -169,8 +169,8 @@ def _print(invocation: Invocation, results: list[SearchResult]) -> None:
     for number, (session_id, found) in enumerate(groups.items()):
         heading = Text("\n" if number else "")
         heading.append(one_line(session_id), style="bold")
-        if found[0].title:
-            heading.append(f"  {one_line(found[0].title)}", style="cyan")
+        if name := found[0].title or found[0].first_words:
+            heading.append(f"  {one_line(name)}", style="cyan")
         invocation.console.print(heading, soft_wrap=True)
         rows = Rows("WHEN", "WHO", "WHAT", "NUMBER", headed=False, numeric={"NUMBER"}, fold={"WHAT"})
         for one in found:

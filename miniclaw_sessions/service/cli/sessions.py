@@ -14,12 +14,12 @@ from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.errors import EntryNotFound, SessionsError
 from miniclaw_sessions.service.cli.failures import print_error
 from miniclaw_sessions.service.cli.invocation import Invocation, command
-from miniclaw_sessions.service.cli.names import SessionId, find_session
-from miniclaw_sessions.service.cli.output import counted, local_time, message_block, one_line
+from miniclaw_sessions.service.cli.names import SessionId, find_session, name_of
+from miniclaw_sessions.service.cli.output import Brief, counted, local_time, message_block, one_line
 from miniclaw_sessions.service.cli.tables import Rows
 
 if TYPE_CHECKING:
-    from miniclaw_sessions.service.api.shapes import SessionReply
+    from miniclaw_sessions.service.api.shapes import ShownReply
     from miniclaw_sessions.service.client import Client, ClientSession
     from miniclaw_sessions.statistics import SessionSummary
 
@@ -79,11 +79,12 @@ async def list_sessions(
         numeric=("MESSAGES", "ENTRIES"),
         cut={"TITLE"},
         fold={"SESSION"},
+        title="TITLE",
     )
     for row in rows:
         table.add(
             row.session_id,
-            row.title or row.first_words or "",
+            _called(row),
             f"{row.messages:,}",
             f"{row.entries:,}",
             row.last_accessed,
@@ -97,6 +98,11 @@ async def list_sessions(
             invocation.note(lost, "red")
     if following is not None:
         invocation.note(f"there are more: --after {following}")
+
+
+def _called(row: SessionSummary) -> str:
+    name = row.title or row.first_words or ""
+    return f"{name} (linked with {', '.join(row.linked)})".lstrip() if row.linked else name
 
 
 async def _rows(
@@ -133,7 +139,7 @@ async def show(
     """Show a session: its facts and the messages of its window."""
     async with invocation.sessions(reads=True) as client:
         session = await find_session(client, session_id)
-        info = await session.info()
+        info = await session.info(last_words=True)
         found = None
         if around is not None:
             found, items = await _entries_around(session, around)
@@ -196,7 +202,7 @@ async def shown_messages(session: ClientSession) -> list[Document]:
     return [{"id": shown.id, "sequence": shown.sequence, **message_to_dict(shown.message)} for shown in page.messages]
 
 
-def _print_head(invocation: Invocation, session: SessionReply) -> None:
+def _print_head(invocation: Invocation, session: ShownReply) -> None:
     facts = {
         "session": session.session_id,
         "channel": session.channel,
@@ -206,8 +212,13 @@ def _print_head(invocation: Invocation, session: SessionReply) -> None:
         "messages": f"{session.messages:,} in the window of {session.window}, "
         f"{counted(session.entries, 'entry', 'entries')} in all",
     }
-    invocation.console.print(one_line(session.title or session.session_id), style="bold")
-    known = {name: value for name, value in session.metadata.items() if name != "title" and value not in (None, "")}
+    invocation.console.print(name_of(session), style="bold")
+    from miniclaw_sessions.files.transfer.linked import LINK  # noqa: PLC0415 - `list` does without
+
+    hidden = {"title", LINK}
+    known = {name: value for name, value in session.metadata.items() if name not in hidden and value not in (None, "")}
+    if session.linked:
+        known["linked with"] = ", ".join(session.linked)
     invocation.print_facts({**facts, **known}, style="dim")
 
 
@@ -246,12 +257,12 @@ async def stats(invocation: Invocation) -> None:
     invocation.print_facts(figures, numeric=True)
 
 
-def _figure(name: str, value: Any) -> str:
+def _figure(name: str, value: Any) -> str | Brief:
     """A number as people read it: with separators, bytes in their units, seconds and shares without endless digits."""
     if name.endswith("bytes") and isinstance(value, int):
         from rich.filesize import decimal  # noqa: PLC0415 - only this needs it
 
-        return decimal(value)
+        return Brief(str(value), decimal(value))
     if isinstance(value, float):
         return f"{value:,.3f}".rstrip("0").rstrip(".")
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else one_line(value)

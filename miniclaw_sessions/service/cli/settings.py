@@ -112,7 +112,7 @@ def init(
         _print(_configuration())
         return
     path = output or invocation.config or Path("~/.miniclaw/miniclaw.toml").expanduser()
-    _write({path: _configuration()}, force=force)
+    write_files({path: _configuration()}, force=force)
     invocation.done({"written": [str(path)]}, f"written: {path}")
 
 
@@ -149,7 +149,7 @@ def install(
         return
     if not SYSTEM_CONFIG.exists():
         files[SYSTEM_CONFIG] = _configuration()
-    _write(files, force=force)
+    write_files(files, force=force)
     for path in files:  # against the umask: the service runs as a user of its own
         path.parent.chmod(0o755)
         path.chmod(0o644)
@@ -185,10 +185,10 @@ def shipped(name: str) -> bytes:
     return (installed if installed.exists() else package.parent / name).read_bytes()
 
 
-def _write(files: dict[Path, bytes], *, force: bool) -> None:
+def write_files(files: dict[Path, bytes], *, force: bool) -> None:
     """Write them all, or none where one is there already."""
     if not force and (there := [path for path in files if path.exists()]):
-        raise SessionsError(f"{there[0]} is there already; --force replaces it, --print only shows what it would be")
+        raise SessionsError(f"{there[0]} is there already; --force replaces it")
     for path, content in files.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

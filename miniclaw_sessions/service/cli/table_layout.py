@@ -1,7 +1,7 @@
 """Rows as a terminal shows them; the only part of tables that needs rich, which is slow to load.
 
 Where a table is too wide, the columns of texts give way first; where these would become too narrow to be read, each row
-stands by itself: its first cell, and below it the other cells.
+stands by itself: its title and its time, or its first cell, and below that the other cells. No id is ever cut.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.cells import cell_len
 from rich.text import Text
 
-from miniclaw_sessions.service.cli.output import age, one_line
+from miniclaw_sessions.service.cli.output import Brief, age, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    Cell = str | Text | datetime
+    Cell = str | Text | datetime | Brief
 
 GAP = "  "
+_ONE = {"messages": "message", "entries": "entry", "replies": "reply"}
 NARROWEST = 16
 """The least width of a column of texts, unless its longest text is shorter."""
 
@@ -37,6 +38,7 @@ class Layout(NamedTuple):
         cut: whether a column may lose the end of its texts where room is short.
         gives_way: whether a column may be narrowed.
         now: the time that ages count from.
+        title: the column that a row begins with where it stands by itself; None: the first one.
     """
 
     headings: Sequence[str]
@@ -45,13 +47,14 @@ class Layout(NamedTuple):
     cut: Sequence[bool]
     gives_way: Sequence[bool]
     now: datetime | None
+    title: int | None
 
     def lines(self, console: Console) -> list[Text]:
         """The lines for a terminal of this width."""
         rows = [([self._shown(cell) for cell in cells], style) for cells, style in self.cells]
         widths = self._widths([cells for cells, _ in rows], console.width)
         if widths is None:
-            return list(self._alone(rows, console))
+            return list(self._alone(rows, console) if self.title is None else self._titled(rows, self.title, console))
         lines = []
         if any(self.headings):
             lines.append(self._line([Text(heading) for heading in self.headings], widths, "bold"))
@@ -63,6 +66,8 @@ class Layout(NamedTuple):
     def _shown(self, cell: Cell) -> Text:
         if isinstance(cell, datetime):
             return Text(age(cell, cell if self.now is None else self.now))
+        if isinstance(cell, Brief):
+            return Text(one_line(cell.shown))
         return Text(one_line(cell)) if isinstance(cell, str) else cell
 
     def _widths(self, rows: Sequence[Sequence[Text]], width: int) -> list[int] | None:
@@ -116,6 +121,36 @@ class Layout(NamedTuple):
             for line in () if is_beside else _packed(facts, console.width - len(GAP)):
                 yield from self._indented(line, GAP, style, console)
 
+    def _titled(self, rows: Sequence[tuple[Sequence[Text], str]], title: int, console: Console) -> Iterator[Text]:
+        """Each row by itself: its title with its time at the right; below it the id and the facts."""
+        leading = next(place for place, heading in enumerate(self.headings) if heading)
+        time = next((place for place, cell in enumerate(self.cells[0][0]) if isinstance(cell, datetime)), None)
+        room = console.width - len(GAP)
+        for cells, style in rows:
+            head = title if cells[title] else leading
+            first = Text(" ").join([*filter(None, cells[:leading]), cells[head]])
+            first.stylize("bold")
+            when = Text() if time is None else Text(GAP, "dim").append_text(cells[time])
+            is_beside = head == title or first.cell_len + when.cell_len <= console.width
+            if is_beside:
+                first.truncate(console.width - when.cell_len, overflow="ellipsis", pad=bool(when))
+                yield Text(style=style).append_text(first).append_text(when)
+            else:  # an id is never cut
+                yield from self._indented(first, "", style, console)
+            shown = [place for place in range(leading, len(cells)) if place not in (head, time) and cells[place]]
+            texts = [place for place in shown if self.gives_way[place] and place != leading]
+            for place in texts:
+                yield from self._indented(cells[place], GAP, style, console, is_cut=self.cut[place])
+            facts = [
+                cells[place] if place == leading else _fact(cells[place], self.headings[place], self.numeric[place])
+                for place in shown
+                if place not in texts
+            ]
+            if not is_beside:
+                facts.append(when[len(GAP) :])
+            for line in _packed(facts, room):
+                yield from self._indented(line, GAP, style, console)
+
     def _indented(
         self, text: Text, indent: str, style: str, console: Console, *, is_cut: bool = False
     ) -> Iterator[Text]:
@@ -126,6 +161,8 @@ class Layout(NamedTuple):
 
 def _fact(cell: Text, heading: str, is_numeric: bool) -> Text:
     word = heading.lower()
+    if is_numeric and cell.plain == "1":
+        word = _ONE.get(word, word)
     said = Text.assemble(cell, f" {word}") if is_numeric and word else Text.assemble(f"{word} " if word else "", cell)
     said.stylize("dim")
     return said

@@ -1,7 +1,8 @@
 """Rows under headings: for a terminal of any width, and for a pipe.
 
 A pipe or a file gets a line for each row: the cells with a tab between them, without headings, padding or colours,
-times in full and numbers without separators. All commands show rows through here.
+ids and times in full, numbers without separators and sizes in bytes. What would begin another cell or line is escaped.
+All commands show rows through here.
 
 A terminal gets a table; see `table_layout`.
 """
@@ -12,13 +13,13 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from miniclaw_sessions.service.cli.output import local_time, one_line
+from miniclaw_sessions.service.cli.output import Brief, local_time, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    Cell = str | Text | datetime
+    Cell = str | Text | datetime | Brief
 
 
 class Rows:
@@ -31,9 +32,10 @@ class Rows:
         numeric: the columns that are right-aligned.
         cut: those that may lose their end where there is no room.
         fold: those that may go on on the next line.
+        title: what a narrow terminal begins each row with, and the time behind it; None: the first column.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each can be left out
         self,
         *headings: str,
         headed: bool = True,
@@ -41,12 +43,14 @@ class Rows:
         numeric: Collection[str] = (),
         cut: Collection[str] = (),
         fold: Collection[str] = (),
+        title: str | None = None,
     ) -> None:
         self._headings = headings if headed else [""] * len(headings)
         self._now = now
         self._numeric = [heading in numeric for heading in headings]
         self._cut = [heading in cut for heading in headings]
         self._gives_way = [heading in cut or heading in fold for heading in headings]
+        self._title = None if title is None else headings.index(title)
         self._cells: list[tuple[Sequence[Cell], str]] = []
 
     def __len__(self) -> int:
@@ -65,6 +69,8 @@ class Rows:
     def _plain(self, cell: Cell, is_numeric: bool) -> str:
         if isinstance(cell, datetime):
             return local_time(cell)
+        if isinstance(cell, Brief):
+            return one_line(cell.whole)
         text = one_line(cell)
         return text.replace(",", "") if is_numeric else text
 
@@ -74,5 +80,5 @@ class Rows:
         """The lines for a terminal of this width."""
         from miniclaw_sessions.service.cli.table_layout import Layout  # noqa: PLC0415 - rich is a fifth of `list`'s time
 
-        layout = Layout(self._headings, self._cells, self._numeric, self._cut, self._gives_way, self._now)
+        layout = Layout(self._headings, self._cells, self._numeric, self._cut, self._gives_way, self._now, self._title)
         return layout.lines(console)

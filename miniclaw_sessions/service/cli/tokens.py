@@ -11,16 +11,13 @@ import typer
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.service.cli.invocation import Invocation, command
-from miniclaw_sessions.service.cli.output import one_line, seconds_in
+from miniclaw_sessions.service.cli.output import seconds_in
 from miniclaw_sessions.service.cli.tables import Rows
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from miniclaw_sessions.service.gateway.tokens import Token
-
-RESERVED = ("admin", "owner")
-"""Names of those who need no entry in the file: `listen.token_file`, and the Unix socket."""
 
 app = typer.Typer()
 tokens = typer.Typer()
@@ -46,7 +43,8 @@ def create(  # noqa: PLR0913 - one parameter per flag
         typer.Option(help="What it may do: write includes read, and admin is also for what is about all sessions."),
     ] = "write",
     channel: Annotated[
-        list[str] | None, typer.Option(help="Only for sessions of this channel; may be repeated.", show_default="all")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only for sessions of this channel; may be repeated.", show_default="all"),
     ] = None,
     chats: Annotated[
         str, typer.Option(metavar="PREFIX", help="Only for chats whose id begins so.", show_default="all")
@@ -60,7 +58,7 @@ def create(  # noqa: PLR0913 - one parameter per flag
     ] = None,
 ) -> None:
     """Make a token, and show it: this once, for only its SHA-256 is kept. It is valid at once."""
-    from miniclaw_sessions.service.gateway.tokens import change_tokens, made_token, new_token  # noqa: PLC0415 - help does without
+    from miniclaw_sessions.service.gateway.tokens import add_token, made_token, new_token  # noqa: PLC0415 - help does without
 
     token, now = new_token(), SystemClock().now()
     made = made_token(
@@ -74,13 +72,8 @@ def create(  # noqa: PLR0913 - one parameter per flag
         expires_at=_moment(expires, now) if expires else None,
     )
 
-    def add(before: tuple[Token, ...]) -> tuple[Token, ...]:
-        if name in RESERVED or any(one.name == name for one in before):
-            raise ConfigError(f"there is a token named {name} already; choose another name, or revoke that one")
-        return *before, made
-
     path = _path(invocation)
-    change_tokens(path, add)
+    add_token(path, made)
     if invocation.as_json:
         invocation.print_json({"token": token, "file": str(path), **_document(made, now)})
         return
@@ -141,17 +134,10 @@ def revoke(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Which.")],
 ) -> None:
     """Make tokens invalid, for good: requests are refused at once, and open streams end within a second."""
-    from miniclaw_sessions.service.gateway.tokens import change_tokens  # noqa: PLC0415 - help does without
+    from miniclaw_sessions.service.gateway.tokens import revoke_tokens  # noqa: PLC0415 - help does without
 
     path = _path(invocation)
-
-    def without(before: tuple[Token, ...]) -> tuple[Token, ...]:
-        if missing := set(names) - {one.name for one in before}:
-            known = ", ".join(sorted(one.name for one in before)) or "none"
-            raise ConfigError(f"{one_line(path)} has no token {min(missing)!r}; there are: {known}. None was revoked")
-        return tuple(one for one in before if one.name not in names)
-
-    change_tokens(path, without)
+    revoke_tokens(path, names)
     invocation.done({"revoked": sorted(set(names)), "file": str(path)}, f"revoked: {', '.join(sorted(set(names)))}")
 
 

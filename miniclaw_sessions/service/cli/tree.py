@@ -13,7 +13,7 @@ from miniclaw_sessions.core.history.transcript import Transcript
 from miniclaw_sessions.core.protocol.encoding import decode_entry
 from miniclaw_sessions.service.cli.entry_names import LEAF, EntryNames, ShortIds
 from miniclaw_sessions.service.cli.invocation import Invocation, command
-from miniclaw_sessions.service.cli.names import SessionId, find_session
+from miniclaw_sessions.service.cli.names import SessionId, find_session, name_of
 from miniclaw_sessions.service.cli.output import counted, one_line
 from miniclaw_sessions.service.cli.sessions import read_entries, shown_messages
 from miniclaw_sessions.service.cli.tree_drawing import draw_tree
@@ -61,7 +61,7 @@ async def tree(
     """Draw a session's tree: the current branch on the left, down to the leaf ◀; what was left stands aside."""
     async with invocation.sessions(reads=True) as client:
         session = await find_session(client, session_id)
-        info = await session.info()
+        info = await session.info(last_words=True)
         if invocation.as_json:
             shape = await session.tree.shape()
             async with aclosing(read_entries(session, info.entries, invocation)) as encoded:
@@ -70,9 +70,11 @@ async def tree(
             return
         transcript = await read_transcript(session, info, invocation)
     console = invocation.console
-    if info.title:
-        console.print(one_line(info.title), style="bold")
-    console.print(f"{one_line(info.session_id)} · {counts(transcript)}\n", style="dim" if info.title else "bold")
+    if (name := name_of(info)) != info.session_id:
+        console.print(name, style="bold")
+    console.print(
+        f"{one_line(info.session_id)} · {counts(transcript)}\n", style="bold" if name == info.session_id else "dim"
+    )
     lines = draw_tree(
         transcript,
         width=min(console.width, WIDEST),

@@ -91,22 +91,24 @@ def branch_documents(transcript: Transcript) -> list[Document]:
     ]
 
 
-def branch_table(branches: Sequence[Document], short: ShortIds, now: datetime) -> Rows:
-    """Where each branch ends and where it goes off; the current one has a star."""
+def branch_table(branches: Sequence[Document], short: ShortIds, now: datetime, *, is_numbered: bool = False) -> Rows:
+    """Where each branch ends and where it goes off; the current one has a star, and each its number if it is wanted."""
     table = Rows(
         *("", "ENTRY", "WHO", "ENDS WITH", "FROM", "ENTRIES", "AGE"),
         now=now,
         numeric={"ENTRIES"},
         cut={"ENDS WITH"},
+        title="ENDS WITH",
     )
-    for branch in branches:
+    for number, branch in enumerate(branches, 1):
+        star = "*" if branch["is_current"] else ""
         label = "" if branch["label"] is None else f"[{one_line(branch['label'])}] "
         table.add(
-            "*" if branch["is_current"] else "",
-            short(branch["entry_id"]),
+            f"{number}{star}" if is_numbered else star,
+            short.brief(branch["entry_id"]),
             branch["speaker"],
             label + branch["first_words"],
-            "" if branch["goes_off_at"] is None else short(branch["goes_off_at"]),
+            "" if branch["goes_off_at"] is None else short.brief(branch["goes_off_at"]),
             f"{branch['entries']:,}",
             datetime.fromisoformat(branch["timestamp"]),
             style="" if branch["is_current"] else "dim",
@@ -130,11 +132,11 @@ def label_documents(transcript: Transcript) -> list[Document]:
 
 def label_table(labels: Sequence[Document], short: ShortIds, now: datetime) -> Rows:
     """A table of contents; what is not on the current branch is dim."""
-    table = Rows("LABEL", "ENTRY", "WHO", "BEGINS WITH", "AGE", now=now, cut={"LABEL", "BEGINS WITH"})
+    table = Rows("LABEL", "ENTRY", "WHO", "BEGINS WITH", "AGE", now=now, cut={"LABEL", "BEGINS WITH"}, title="LABEL")
     for label in labels:
         table.add(
             label["label"],
-            short(label["entry_id"]),
+            short.brief(label["entry_id"]),
             label["speaker"],
             label["first_words"],
             datetime.fromisoformat(label["timestamp"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, date, timedelta
 from typing import TYPE_CHECKING, Annotated
 
@@ -78,11 +79,12 @@ def print_usage(invocation: Invocation, by: str, report: UsageReport) -> None:
     if not report.rows:
         invocation.note("nothing was used in this time")
         return
-    rows = Rows(by, *_HEADINGS, numeric=_HEADINGS, fold={by})
+    is_for_people = sys.stdout.isatty()
+    rows = Rows(by, *_HEADINGS, *(() if is_for_people else ("currency",)), numeric=_HEADINGS, fold={by})
     for row in report.rows:
-        rows.add(*_cells(row, report.currency))
-    if len(rows) > 1 or report.left_out:
-        rows.add(*_cells(report.total, report.currency))
+        rows.add(*_cells(row, report.currency, is_for_people=is_for_people))
+    if is_for_people and (len(rows) > 1 or report.left_out):  # a program that adds rows up would count it twice
+        rows.add(*_cells(report.total, report.currency, is_for_people=True))
     invocation.print_rows(rows)
     if report.left_out:
         rows_left = counted(report.left_out, "row", "rows")
@@ -94,9 +96,11 @@ def print_usage(invocation: Invocation, by: str, report: UsageReport) -> None:
         invocation.note(f"the cost of {broken_off} is estimated")
 
 
-def _cells(row: UsageRow, currency: str) -> list[str]:
-    cost = ""
+def _cells(row: UsageRow, currency: str, *, is_for_people: bool) -> list[str]:
+    """The cells of a row; a program gets the currency in one of its own, because a cost is a number for it."""
+    cost = ["", ""]
     if row.cost is not None:
-        amount = f"{row.cost:,.4f}" if row.cost >= _SMALL or not row.cost else f"{row.cost:.1e}"
-        cost = f"{amount} {currency}"
-    return [one_line(row.name) or "(not said)", *(f"{getattr(row, name):,}" for name in _COUNTS), cost]
+        cost = [f"{row.cost:,.4f}" if row.cost >= _SMALL or not row.cost else f"{row.cost:.1e}", currency]
+    counts = (f"{getattr(row, name):,}" for name in _COUNTS)
+    name = one_line(row.name) or "(not said)"
+    return [name, *counts, " ".join(cost).strip()] if is_for_people else [name, *counts, *cost]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from datetime import date
 from pathlib import Path
@@ -160,6 +160,16 @@ class Client:
         """The models that a chat may choose, and who provides them; the first one answers unless it does."""
         reply = await self.transport.call(models.list_models, service.Nothing())
         return {model.id: model.owned_by for model in reply.data}
+
+    async def takes(self) -> Mapping[str, Collection[str]]:
+        """The media types of files that each of these models takes, beside texts."""
+        reply = await self.transport.call(models.list_models, service.Nothing())
+        return {model.id: model.takes for model in reply.data}
+
+    async def thinking_levels(self) -> dict[str, Sequence[str]]:
+        """The levels of thinking that each of these models takes, the least first."""
+        reply = await self.transport.call(models.list_models, service.Nothing())
+        return {model.id: model.thinking_levels for model in reply.data}
 
     async def usage(  # noqa: PLR0913 - each can be left out
         self,

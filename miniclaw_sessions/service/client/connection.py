@@ -413,7 +413,7 @@ class Connections:
             connection.close()
 
     def _idle_one(self) -> Connection | None:
-        """The connection that was used last of those that are idle."""
+        """The idle connection that was used last, or None."""
         while self._idle:
             if (connection := self._idle.pop()).is_open:
                 return connection

@@ -10,6 +10,7 @@ import asyncio
 import math
 import re
 from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
@@ -23,6 +24,7 @@ from miniclaw_sessions.service.api.error_table import RETRY_AFTER_S, RequestErro
 from miniclaw_sessions.service.api.openai.shapes import in_openai_form
 from miniclaw_sessions.service.api.operation import (
     BODY,
+    FILLED_IN,
     HEADERS,
     IF_MATCH,
     PIECE_BYTES,
@@ -46,6 +48,13 @@ from miniclaw_sessions.service.gateway.exchange import (
 
 MAX_UPLOADS = 8
 """Uploads under way at once: each may hold a file that is one document, or a very long line."""
+
+LONG_BODIES = 16
+"""Bodies above `LONG_BYTES` that are in memory at once while they are read; the others wait."""
+
+LONG_BYTES = 2_097_152
+SLOW_RATE = 65_536
+"""Bytes per second that a client must send of what a body has above `LONG_BYTES`: a file, perhaps from a phone."""
 
 DOCUMENT = "application/json"
 """The type of replies that are no streams of events, lines or files."""
@@ -89,6 +98,7 @@ class Binding:
         self._shapes = {count: sorted(places) for count, places in shapes.items()}  # of two that fit, the one in words
         self._limits = limits
         self._uploads = 0
+        self._long_bodies = anyio.Semaphore(LONG_BODIES)
 
     def find(self, exchange: Exchange) -> Asked | RequestError:
         """What is asked for; or that there is nothing at this path (404), or that it has no such method (405)."""
@@ -120,14 +130,16 @@ class Binding:
         if operation.uploads:
             return await self._upload(asked, exchange, context)
         given = fields_given(operation, exchange, asked.names)
-        timeout_s = self._limits.request_timeout_s
+        excess = min(exchange.declared, self._limits.max_body_bytes) - LONG_BYTES
+        timeout_s = self._limits.request_timeout_s + max(excess, 0) / SLOW_RATE
         deadline = asyncio.get_running_loop().time() + timeout_s
         with anyio.CancelScope(deadline=deadline) as patience:  # one for body and work: each takes a tenth of a request
             if BODY in operation.fields:
                 if (refused := body_refusal(exchange.headers)) is not None:
                     raise refused
-                body = parse_strictly(await read_body(exchange, limit=self._limits.max_body_bytes))
-                given[BODY] = shaped(body, operation.fields[BODY])
+                async with self._long_bodies if excess > 0 else nullcontext():
+                    body = parse_strictly(await read_body(exchange, limit=self._limits.max_body_bytes))
+                    given[BODY] = shaped(body, operation.fields[BODY])
             if operation.patient:
                 patience.deadline = math.inf
             work = self._done(context, operation, exchange, operation.request(**given))
@@ -141,7 +153,7 @@ class Binding:
         pieces = body_pieces(exchange, stall_s=self._limits.request_timeout_s)
         begun = False
         try:
-            if (refused := body_refusal(exchange.headers, FILES)) is not None:
+            if (refused := body_refusal(exchange.headers, operation.accepts or FILES)) is not None:
                 raise refused
             if self._uploads >= MAX_UPLOADS:
                 retry = {"Retry-After": str(RETRY_AFTER_S)}
@@ -256,7 +268,9 @@ def fields_given(operation: Operation[Any, Any], exchange: Exchange, names: Mapp
     if missing := [name for name in operation.required if name not in given]:
         raise invalid(f"the parameter {missing[0]!r} is missing", param=missing[0])
     for name in operation.in_headers:
-        if exchange.has(_RAW_HEADERS[name]):
+        raw = _RAW_HEADERS[name]
+        is_empty = name in FILLED_IN and not any(values_of(exchange.headers, raw))
+        if exchange.has(raw) and not is_empty:
             given[name] = _from_header(exchange, name)
     return given
 

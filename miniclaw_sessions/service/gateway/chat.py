@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Self
 
 from msgspec import UnsetType
 
-from miniclaw_sessions.agent.provider import Begun, ReasoningDelta
+from miniclaw_sessions.agent.provider import Begun
 from miniclaw_sessions.channels.base import Incoming, NotAnswered, Obeyed
 from miniclaw_sessions.channels.commands import earlier_answer
 from miniclaw_sessions.channels.delivery import Delivery, event_document
@@ -62,6 +62,14 @@ class DispatchedChats:
         """The models that a chat may choose, and who provides them."""
         return self._dispatcher.assistant.agent.models
 
+    async def takes(self) -> Mapping[str, Collection[str]]:
+        """The media types of files that each of these models takes, beside texts."""
+        return self._dispatcher.assistant.agent.takes
+
+    async def thinking_levels(self) -> Mapping[str, Sequence[str]]:
+        """The levels of thinking that each of them takes."""
+        return self._dispatcher.assistant.agent.thinking_levels
+
 
 class _Events:
     """What becomes of a message, as events; it raises what it ended with, if that was an error.
@@ -92,7 +100,7 @@ class _Events:
                 return ChatEvent("obeyed", {"told": text, "stopped": stopped})
             case outgoing:
                 event = outgoing.event
-                if isinstance(event, Begun | ReasoningDelta):  # events of a response only (`gateway.responding`)
+                if isinstance(event, Begun):  # an event of a response only (`gateway.responding`)
                     return await anext(self)
                 return ChatEvent(*event_document(event))
 

@@ -303,6 +303,12 @@ class Connection(asyncio.Protocol):
             self.abort()
 
     @property
+    def address(self) -> str:
+        """The client's IP address, without its port; empty where it has none, as on a Unix socket."""
+        peer = self.transport.get_extra_info("peername")
+        return str(peer[0]) if isinstance(peer, tuple) else ""
+
+    @property
     def date(self) -> bytes:
         """The `Date` header's line."""
         return self._state.date

@@ -21,16 +21,22 @@ import anyio
 from anyio import to_thread
 
 from miniclaw_sessions import errors
+from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.providers.configured import open_agent
+from miniclaw_sessions.agent.reminders.reminders import Reminders
 from miniclaw_sessions.agent.summarizing import summarizer_of
+from miniclaw_sessions.agent.titles import Titles
+from miniclaw_sessions.channels.base import Channel
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.channels.registry import make_channels
+from miniclaw_sessions.channels.reminding import Reminding
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.config import (
     FollowSettings,
     ListenSettings,
     LoadedSettings,
+    ModelSettings,
     Settings,
     TelemetrySettings,
     socket_path,
@@ -53,6 +59,8 @@ from miniclaw_sessions.service.gateway.sampling import sample
 from miniclaw_sessions.service.gateway.server import HURRIED_S, Server
 from miniclaw_sessions.service.gateway.signals import Signals
 from miniclaw_sessions.service.gateway.telemetry import Spans, Telemetry
+from miniclaw_sessions.service.gateway.token_file import TokenFile
+from miniclaw_sessions.service.gateway.tokens import tokens_path
 from miniclaw_sessions.statistics import ChannelState
 
 log = get_logger(__name__)
@@ -106,9 +114,7 @@ async def _live(
     programs_named(settings.follow.programs)
     phase = Phase(notifier)
     keys = load_keys(settings.encryption, os.environ)
-    channels, failed = await to_thread.run_sync(make_channels, settings)
-    for failure in failed:
-        log.error(str(failure), action="plugin.failed")
+    channels = await _channels(settings)
     if loaded.shared_store is not None and loaded.directory is not None:  # no manager makes it, and the socket is there
         await to_thread.run_sync(partial(loaded.directory.mkdir, mode=0o700, parents=True, exist_ok=True))
     manager = SessionManager(
@@ -118,12 +124,13 @@ async def _live(
         encryption=keys,
         wait_s=settings.sessions.lock_wait_s,
     )
+    reminders = _reminders(settings, manager, channels)
     status = ExitStatus.OK
     spans = await to_thread.run_sync(open_spans, settings.telemetry)  # the SDK loads, and looks where it runs
     telemetry = Telemetry(manager.statistics, settings, spans, clock=manager.clock)
     telemetry.listen(manager.events)
     with signals.interrupting() as opening:
-        async with telemetry, open_agent(settings, manager, observer=telemetry) as agent, manager:
+        async with telemetry, open_agent(settings, manager, observer=telemetry, reminders=reminders) as agent, manager:
             assistant = Assistant(agent, settings.model)
             signals.shield()
             _settle_memory()
@@ -131,13 +138,14 @@ async def _live(
                 listeners = open_listeners(loaded, os.environ, sockets)
                 await to_thread.run_sync(make_token, listeners, loaded, os.environ)
                 policy = access_policy(listeners, loaded, os.environ)
-                dispatcher = Dispatcher(manager, assistant, limits=settings.channels, watch=telemetry)
+                dispatcher = Dispatcher(
+                    manager, assistant, limits=settings.channels, watch=telemetry, reminders=reminders
+                )
                 summarizer = summarizer_of(agent.provider, limits=agent.limits)
                 app = make_app(manager, dispatcher, settings, policy, summarizer, telemetry)
                 app.audit = sockets.enter_context(AuditLog(settings.log, SystemClock()))
                 manager.events.swept.subscribe(app.expired)
-                app.context.channels = partial(_states, settings, dispatcher)
-                app.webhooks = {one.name: one.webhook for one in channels if hasattr(one, "webhook")}
+                _connect(app, loaded, dispatcher, channels)
                 telemetry.knows([channel.name for channel in channels], [tool.name for tool in agent.tools])
                 async with dispatcher:
                     for channel in channels:
@@ -147,12 +155,57 @@ async def _live(
                     async with anyio.create_task_group() as followers:
                         followers.start_soon(_follow, app.context, settings.follow, name="other programs' sessions")
                         followers.start_soon(dispatcher.supervise, name="dispatcher")
+                        followers.start_soon(_give_titles, agent, manager, settings.model, name="titles")
+                        followers.start_soon(_remind, reminders, manager, dispatcher, channels, name="reminders")
                         await _serve(app, manager, dispatcher, listeners, life)
                         followers.cancel_scope.cancel()
             status = await _save(manager)
     if opening.cancelled_caught:
         log.info("stopped before it was ready; nothing was accepted", action="daemon.stopped")
     return status
+
+
+def _connect(app: Gateway, loaded: LoadedSettings, dispatcher: Dispatcher, channels: Sequence[Channel]) -> None:
+    """Let requests reach the tokens and the channels."""
+    if (path := tokens_path(loaded)) is not None:
+        app.context.tokens = TokenFile(path, SystemClock())
+    app.context.channels = partial(_states, loaded.settings, dispatcher)
+    app.webhooks = {one.name: one.webhook for one in channels if hasattr(one, "webhook")}
+
+
+async def _channels(settings: Settings) -> list[Channel]:
+    """The channels that the settings turn on; what cannot be made is logged."""
+    channels, failed = await to_thread.run_sync(make_channels, settings)
+    for failure in failed:
+        log.error(str(failure), action="plugin.failed")
+    return channels
+
+
+def _reminders(settings: Settings, manager: SessionManager, channels: Sequence[Channel]) -> Reminders | None:
+    """The reminders of all chats; None if the settings want none.
+
+    Raises:
+        ConfigError: a schedule's time or chat is none.
+    """
+    if not settings.reminders.enabled:
+        return None
+    answering = {channel.name for channel in channels if not hasattr(channel, "announce")}
+    networks = settings.plugins.get("channels", {}).keys() - answering
+    return Reminders(manager, settings.reminders, settings.schedules, networks=networks, answering=answering)
+
+
+async def _remind(
+    reminders: Reminders | None, manager: SessionManager, dispatcher: Dispatcher, channels: Sequence[Channel]
+) -> None:
+    """Say what is due in the chats."""
+    if reminders is not None:
+        await Reminding(manager, dispatcher, reminders, channels).run()
+
+
+async def _give_titles(agent: Agent, manager: SessionManager, settings: ModelSettings) -> None:
+    """Give titles to sessions that have none, if the settings say so."""
+    if settings.titles:
+        await Titles(agent, manager).run()
 
 
 async def _follow(context: Context, settings: FollowSettings) -> None:

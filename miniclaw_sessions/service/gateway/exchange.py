@@ -113,6 +113,11 @@ class Link(Protocol):
     """Whether it came by a Unix socket."""
 
     @property
+    def address(self) -> str:
+        """The client's IP address, without its port; empty: it came by a Unix socket."""
+        ...
+
+    @property
     def date(self) -> bytes:
         """The `Date` header's line."""
         ...
@@ -203,6 +208,11 @@ class Exchange:
         """Whether it came by a Unix socket."""
         return self._link.is_trusted
 
+    @property
+    def address(self) -> str:
+        """The IP address of the connection that it came by, without its port; empty: it is a Unix socket."""
+        return self._link.address
+
     def header(self, name: bytes) -> bytes:
         """The first header of this name; empty where it is missing."""
         return self._first.get(name, b"")
@@ -245,6 +255,12 @@ class Exchange:
             self._news = None
 
     # --- the request -------------------------------------------------------------------------------------------------
+
+    @property
+    def declared(self) -> int:
+        """How many bytes the body has, as its header says; 0: it has none, or does not say."""
+        length = self.header(b"content-length")
+        return int(length) if length.isdigit() else 0
 
     async def piece(self) -> bytes:
         """What has come of the body since the last call; empty at its end.
@@ -430,15 +446,13 @@ async def read_body(exchange: Exchange, *, limit: int) -> bytes:
         RequestError: it is too long (413).
         ClientGone: it did not come to its end.
     """
-    declared = exchange.header(b"content-length")
-    size = int(declared) if declared.isdigit() else 0
-    body = b""
+    size, received, pieces = exchange.declared, 0, list[bytes]()
     while size <= limit:
-        piece = await exchange.piece()
-        body = body + piece if body else piece
-        size = max(size, len(body))
+        pieces.append(await exchange.piece())
+        received += len(pieces[-1])
+        size = max(size, received)
         if exchange.is_whole and size <= limit:
-            return body
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
     if not exchange.has(b"expect"):  # a client that asked first need not send it
         await drain(exchange.pieces(), most=limit * _DRAIN_FACTOR)
     raise RequestError(413, "body_too_large", f"the body is longer than {limit} bytes", close=True)

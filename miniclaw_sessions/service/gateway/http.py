@@ -127,6 +127,8 @@ class Gateway:
             telemetry.answered(exchange, telemetry.now() - began, span)
 
     async def _answer(self, exchange: Exchange) -> Reply:
+        if (webhook := webhook_of(exchange, self.webhooks)) is not None:
+            return await webhook_reply(exchange, webhook, self._limits)
         if not exchange.is_trusted and is_preflight(exchange.method, exchange.headers):  # it shows no token
             if (refused := self._policy_of(exchange).elsewhere(exchange.headers)) is not None:
                 raise refused
@@ -144,8 +146,6 @@ class Gateway:
             if (refused := method_refusal(exchange, ("GET", "HEAD"))) is not None:
                 raise refused
             return content_reply(file, exchange)
-        if (webhook := webhook_of(exchange, self.webhooks)) is not None:
-            return await webhook_reply(exchange, webhook, self._limits)
         self._admit(exchange, "read")  # strangers do not learn what there is
         raise asked
 
@@ -201,6 +201,7 @@ class Gateway:
                 operation=exchange.operation,
                 session_id=context.about,
                 made=context.made or UNSET,
+                of_token=context.of_token or UNSET,
                 request_id=exchange.request_id,
                 status=exchange.outcome or status,
             )
@@ -257,7 +258,12 @@ async def webhook_reply(exchange: Exchange, webhook: Webhook, limits: ListenSett
         query=dict(parse_qsl(exchange.query.decode("latin-1"), keep_blank_values=True)),
         headers={name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(exchange.headers)},
         body=partial(read_body_in_time, exchange, limits),
+        address=exchange.address,
     )
     with anyio.fail_after(2 * limits.request_timeout_s):
         reply = await webhook(request)
-    return Reply(reply.status, b"" if exchange.method == "HEAD" else reply.body, reply.media_type)
+    body = reply.body
+    if exchange.method == "HEAD" and not isinstance(body, bytes):
+        await body.aclose()  # it may never end
+        body = b""
+    return Reply(reply.status, body, reply.media_type, reply.headers)

@@ -16,6 +16,7 @@ from msgspec import UNSET, UnsetType
 
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import Assistant
+from miniclaw_sessions.agent.attachments import refusal
 from miniclaw_sessions.agent.calls import SuspendTurn
 from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted, ReplyFinished, TurnEnd
 from miniclaw_sessions.agent.provider import (
@@ -50,6 +51,7 @@ from miniclaw_sessions.service.api.openai.response_request import (
     check_calls,
 )
 from miniclaw_sessions.service.api.openai.stored_responses import FAILED, RESPONSE, place_again
+from miniclaw_sessions.service.api.openai.unseen import Unseen
 
 
 class DispatchedResponses:
@@ -58,11 +60,15 @@ class DispatchedResponses:
     Args:
         dispatcher: whose chats they are turns of.
         patience_s: how long a response goes on after its reader has left, in seconds.
+
+    Attributes:
+        unseen: knows which answers no client has seen.
     """
 
     def __init__(self, dispatcher: Dispatcher, patience_s: float) -> None:
         self._dispatcher = dispatcher
         self._patience_s = patience_s
+        self.unseen = Unseen()
         self._running: dict[str, Delivery] = {}
         self._under_way: list[tuple[str, str, Delivery]] = []  # the sessions, the digests of the requests
 
@@ -77,11 +83,20 @@ class DispatchedResponses:
         provider = _provider_of(agent, wanted)
         if wanted.of_the_service and not takes_items(provider):
             param, kind = wanted.of_the_service[0]
-            taken = "texts, images by address or as data, calls and their outputs"
+            taken = "texts, images by address or as data, files as data, calls and their outputs"
             raise not_taken(param, f"the provider {provider.name} takes {taken}, and no {kind}")
+        for param, file in () if takes_items(provider) else wanted.files:
+            if not (file.is_text or file.media_type in (kinds := agent.taken_with(provider))):
+                raise not_taken(param, refusal(kinds, provider.model, file))
         if not wanted.stores and agent.budgets is not None:
-            raise not_taken("store", "there are budgets, and what is not stored is counted in none; leave it out")
+            raise not_taken("store", "there are budgets, and what is not stored is counted in none")
         adjusted(provider, wanted.options)
+
+    def size(self, wanted: Wanted, before: Sequence[Message]) -> int:
+        """How many tokens the model would be sent for a response, about: no service is asked."""
+        assistant = self._dispatcher.assistant
+        agent = _agent_for(wanted, assistant, assistant.agent.provider)
+        return assistant.with_agent(agent).tokens_of_request(before, wanted.messages)
 
     @asynccontextmanager
     async def respond(self, wanted: Wanted, place: Place) -> AsyncIterator[AsyncIterator[ResponseEvent]]:
@@ -105,9 +120,12 @@ class DispatchedResponses:
         )
         responder.delivery = delivery = self._dispatcher.ask(incoming)
         self._under_way.append((*same, delivery))
+        events = _Events(delivery, responder, is_streamed=wanted.stream)
         try:
-            yield _Events(delivery, responder)
+            yield events
         finally:
+            if not events.is_seen and wanted.stores:
+                self.unseen.left(*same)
             delivery.abandon(self._patience_s)
 
     def is_running(self, mark_id: str) -> bool:
@@ -138,14 +156,9 @@ class _Responder:
         self._running = running
         asked_for = adjusted(_provider_of(assistant.agent, wanted), wanted.options)
         self._model = _Marking(asked_for, self._show)
-        agent = assistant.agent.in_place(
-            provider=self._model,
-            tools=map(_tool, wanted.tools),
-            system_prompt=assistant.agent.system_prompt if wanted.instructions is None else wanted.instructions,
-        )
-        self._assistant = assistant.with_agent(agent)
+        self._assistant = assistant.with_agent(_agent_for(wanted, assistant, self._model))
         at = place.at if place.again is None else self._at
-        self._opening = Opening(self._said, at=at, mark=(RESPONSE, wanted.mark))
+        self._opening = _Input(wanted.messages, at=at, mark=(RESPONSE, wanted.mark))
 
     async def answer(
         self,
@@ -176,14 +189,10 @@ class _Responder:
             if self.mark is not None:
                 self._running.pop(self.mark.id, None)
 
-    def _show(self, event: Begun | ReasoningDelta) -> None:
-        """Send an event to the client only: followers of the session do not see the model's thinking."""
+    def _show(self, event: Begun) -> None:
+        """Send an event to the client only."""
         if self.delivery is not None:
             self.delivery.put(Progress(self.delivery.incoming, event))
-
-    def _said(self, before: Sequence[Message], waiting: Collection[str]) -> Sequence[Message]:
-        check_calls(before, self._wanted.messages, waiting)
-        return self._wanted.messages
 
     async def _at(self) -> str | UnsetType | None:
         if self.session is None or self._place.again is None:
@@ -199,9 +208,27 @@ class _Responder:
                 await session.tree.branch(at, if_leaf=failed_id)
 
 
+class _Input(Opening):
+    """The input of a request: refused where it leaves a call without its output, or an output without its call."""
+
+    __slots__ = ()
+
+    def messages(self, before: Sequence[Message], waiting: Collection[str]) -> Sequence[Message]:
+        """The input, checked."""
+        check_calls(before, self.said, waiting)
+        return self.said
+
+
 def _provider_of(agent: Agent, wanted: Wanted) -> Provider:
     """The model that is asked for, if chats may choose it; else the usual one."""
     return agent.choices.get(wanted.echo.get("model", ""), agent.provider)
+
+
+def _agent_for(wanted: Wanted, assistant: Assistant, provider: Provider) -> Agent:
+    """The assistant's agent with what a request brings in place of its own."""
+    agent = assistant.agent
+    prompt = agent.system_prompt if wanted.instructions is None else wanted.instructions
+    return agent.in_place(provider=provider, tools=map(_tool, wanted.tools), system_prompt=prompt)
 
 
 def _tool(function: FunctionTool) -> Tool:
@@ -222,18 +249,23 @@ class _Marking(AroundProvider):
         mark_id: the entry that the response begins with.
     """
 
-    def __init__(self, provider: Provider, show: Callable[[Begun | ReasoningDelta], None]) -> None:
+    def __init__(self, provider: Provider, show: Callable[[Begun], None]) -> None:
         super().__init__(provider)
         self.mark_id = ""
         self._show = show
         self._replies = 0
+
+    @property
+    def thinking_levels(self) -> Sequence[str]:
+        """None: the request says how much it thinks, and not its session."""
+        return ()
 
     async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
         """As the provider does."""
         thought = ""
         async with aclosing(self.provider.generate(messages, tools)) as answer:
             async for event in answer:
-                if isinstance(event, Begun | ReasoningDelta):
+                if isinstance(event, Begun):
                     self._show(event)
                 if isinstance(event, ReasoningDelta):
                     thought += event.text
@@ -247,11 +279,17 @@ class _Marking(AroundProvider):
 
 
 class _Events:
-    """What becomes of a request, as events; it raises what it ended with, if that was an error."""
+    """What becomes of a request, as events; it raises what it ended with, if that was an error.
 
-    def __init__(self, delivery: Delivery, responder: _Responder) -> None:
+    Attributes:
+        is_seen: whether the client gets anything of the answer, or the error.
+    """
+
+    def __init__(self, delivery: Delivery, responder: _Responder, *, is_streamed: bool) -> None:
+        self.is_seen = False
         self._delivery = delivery
         self._responder = responder
+        self._is_streamed = is_streamed
 
     def __aiter__(self) -> Self:
         return self
@@ -260,6 +298,7 @@ class _Events:
         while True:
             match await anext(self._delivery):
                 case NotAnswered(error=error):
+                    self.is_seen = True
                     raise error
                 case Accepted():
                     return self._event("begun")
@@ -277,6 +316,7 @@ class _Events:
                     return self._event("ended")
 
     def _event(self, kind: str, text: str = "") -> ResponseEvent:
+        self.is_seen = self.is_seen or kind == "ended" or (self._is_streamed and bool(text))
         session, mark = self._responder.session, self._responder.mark
         if session is None or mark is None:
             raise TurnCutOff

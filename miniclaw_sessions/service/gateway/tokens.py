@@ -12,7 +12,7 @@ import os
 import secrets
 import stat
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime
 from operator import itemgetter
 from pathlib import Path
@@ -40,6 +40,9 @@ _ONLY_ITS_OWNER = stat.S_IWGRP | stat.S_IWOTH | stat.S_IROTH
 
 TOKENS = "tokens.json"
 """The file in the workspace, where none was named."""
+
+RESERVED = ("admin", "owner")
+"""Names of those who need no entry in the file: `listen.token_file`, and the Unix socket."""
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
 GrantedScope = Literal["read", "write", "admin"]
@@ -168,3 +171,34 @@ def change_tokens(path: Path, change: Callable[[tuple[Token, ...]], tuple[Token,
                 raise failure
     except OSError as error:
         raise ConfigError(f"cannot change the tokens in {path}: {error.strerror or error}") from None
+
+
+def add_token(path: Path, token: Token) -> None:
+    """Add a token to the file.
+
+    Raises:
+        ConfigError: there is one of this name, or the file cannot be changed.
+    """
+
+    def with_it(before: tuple[Token, ...]) -> tuple[Token, ...]:
+        if token.name in RESERVED or any(one.name == token.name for one in before):
+            raise ConfigError(f"there is a token named {token.name} already; choose another name, or revoke that one")
+        return *before, token
+
+    change_tokens(path, with_it)
+
+
+def revoke_tokens(path: Path, names: Collection[str]) -> None:
+    """Take tokens out of the file.
+
+    Raises:
+        ConfigError: one of the names has none, and none was revoked; or the file cannot be changed.
+    """
+
+    def without(before: tuple[Token, ...]) -> tuple[Token, ...]:
+        if missing := set(names) - {one.name for one in before}:
+            known = ", ".join(sorted(one.name for one in before)) or "none"
+            raise ConfigError(f"{path} has no token {min(missing)!r}; there are: {known}. None was revoked")
+        return tuple(one for one in before if one.name not in names)
+
+    change_tokens(path, without)

@@ -100,11 +100,19 @@ def test_no_command_at_all_shows_the_help(cli: Cli) -> None:
 
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_every_commands_help_has_examples_and_the_shared_options(cli: Cli, name: str) -> None:
-    result = cli(*(["systemd", "install"] if name == "systemd" else [name]), "--help")
+    one_of = {"systemd": ["install"], "reminders": ["add"]}  # that do nothing themselves
+    result = cli(name, *one_of.get(name, ()), "--help")
     assert result.status == 0
     for expected in ("Examples", f"miniclaw-sessions {name}", "--workspace", "--config", "--json", "--debug"):
         assert expected in result.out
     assert "bool" not in result.out  # a flag takes no value
+
+
+@pytest.mark.parametrize("name", ["systemd", "reminders"])
+def test_what_does_nothing_itself_shows_its_help_and_says_so(cli: Cli, name: str) -> None:
+    result = cli(name)
+    assert (result.status, "Commands" in result.out) == (2, True)
+    assert result.error == f"no command is named (miniclaw-sessions {name} --help explains)"
 
 
 def test_a_paragraph_of_help_is_wrapped_by_the_terminal_alone(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -593,6 +601,27 @@ def test_a_conversation_whose_last_message_has_no_answer_says_so(filled: Cli) ->
     assert "(offline)" in filled("chat", stdin=f"{resumed}/retry\n").out
     assert "no answer" not in filled("chat", stdin=resumed).err
     assert "no answer" not in filled("chat", stdin="/resume telegram_123\n").err
+
+
+def test_a_chat_shows_its_tree_and_a_number_leads_to_a_branch(cli: Cli) -> None:
+    said = "My name is Ada.\n/tree\n/edit My name is Bea.\n/tree\n/tree 3\n/tree 2\nWhat is my name?\n"
+    result = cli("chat", "--chat-id", "me", stdin=f"{said}/thinking\n/thinking high\n")
+    assert "write the number of a branch, from 1 to 2" in result.err
+    assert "offline has no levels of thinking to choose from" in result.err
+    numbers = [line.split("\t")[0] for line in result.out.splitlines() if line.count("\t") > 3]
+    assert numbers == ["1*", "2"], "one branch is no choice"
+    context = cli("show", "cli_me", "--json").document["messages"]
+    assert [message["content"] for message in context][0::2] == ["My name is Ada.", "What is my name?"]
+
+
+def test_what_nobody_has_titled_is_called_by_its_first_words_everywhere(cli: Cli) -> None:
+    cli("chat", "--channel", "web", "--chat-id", "01J-4711", stdin="How do trains run?\nAnd back?\n")
+    assert "How do trains run?" in cli("list").out
+    assert cli("show", "web_01J-4711").out.startswith("How do trains run?\n")
+    assert cli("tree", "web_01J-4711").out.startswith("How do trains run?\n")
+    assert "How do trains run? · " in cli("chat", "web_01J-4711", stdin="/resume web_01J-4711\n").out
+    found = cli("search", "back", "--json").document["results"]
+    assert {one["first_words"] for one in found} == {"How do trains run?"}
 
 
 def test_two_slashes_begin_a_message_with_one(cli: Cli) -> None:

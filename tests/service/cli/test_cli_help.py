@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import typer
+from rich.cells import cell_len
 
 from miniclaw_sessions.service.cli.app import COMMANDS, app
+from miniclaw_sessions.service.cli.narrow_help import NARROW
 from tests.command_line import Cli
 from tests.sampled import sampled
 
@@ -65,3 +67,38 @@ def test_a_help_shows_all_that_was_written_for_it_brackets_too(cli: Cli, path: s
 
 def test_the_help_of_a_channel_names_its_table(cli: Cli) -> None:
     assert squeezed("Turn a channel on, as [channels.NAME] does") in squeezed(cli("serve", "--help").out)
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+@pytest.mark.parametrize(
+    "path", sampled(["", *(path for name in COMMANDS for path in with_subcommands(name))], every=6)
+)
+def test_no_word_of_a_help_is_cut_on_a_terminal(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, path: str, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = cli(*path.split(), "--help").out
+    assert "…" not in shown
+    assert all(cell_len(line) <= columns for line in shown.splitlines())
+    with command_at(path) as command:
+        visible = [one for one in command.params if not one.hidden]
+        written, names = written_for(command), [name for one in visible for name in one.opts]
+    if columns < NARROW:  # in columns, the words of several texts stand on one line
+        assert [text for text in written if squeezed(text) not in squeezed(shown)] == []
+    assert [name for name in names if name.startswith("--") and name not in shown] == []
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_a_help_of_any_width_says_what_holds_without_an_option(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert "[default:(yourown)]" in squeezed(cli("chat", "--help").out)
+
+
+def test_every_option_and_argument_has_a_sentence_of_its_own() -> None:
+    paths = ["", *(path for name in COMMANDS for path in with_subcommands(name))]
+    for path in paths:
+        with command_at(path) as command:
+            silent = [one.name for one in command.params if not one.hidden and not (one.help or "").strip()]
+        assert (path, silent) == (path, [])

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from miniclaw_sessions import Message, Role, SessionManager, ToolCall, Usage
+from miniclaw_sessions.service.cli.output import Brief
 from miniclaw_sessions.service.cli.tables import Rows
 from miniclaw_sessions.testing import FakeClock
 from tests.command_line import NASTY, UNSAFE, Cli, Terminal, filled_by
@@ -56,7 +57,14 @@ def shown(rows: Rows, width: int) -> list[str]:
 
 
 def sessions() -> Rows:
-    rows = Rows("SESSION", "TITLE", "MESSAGES", "USED", now=NOW, numeric={"MESSAGES"}, cut={"TITLE"}, fold={"SESSION"})
+    rows = Rows(
+        *("SESSION", "TITLE", "MESSAGES", "USED"),
+        now=NOW,
+        numeric={"MESSAGES"},
+        cut={"TITLE"},
+        fold={"SESSION"},
+        title="TITLE",
+    )
     rows.add("telegram_123456789", "Trip to Rome", "1,200", NOW - timedelta(hours=3))
     rows.add(LONG, "A rather long title that another program has given", "2", NOW - timedelta(seconds=5))
     rows.add("cli_work", "", "0", NOW, style="dim")
@@ -86,12 +94,22 @@ def test_a_row_in_a_pipe_is_one_line_of_as_many_cells_whatever_strangers_wrote(c
 IN_A_PIPE: dict[str, Callable[[list[list[str]]], bool]] = {
     "list": lambda rows: [row[0] for row in rows] == [LONG, "telegram_123"] and all(len(row) == 5 for row in rows),
     "search answer": lambda rows: rows[0][:2] == ["telegram_123", "8"] and len(rows[0]) == 5,
-    "usage --by model --since all": lambda rows: rows[0][:3] == ["gpt-x", "1", "12000"],
-    "branch telegram_123": lambda rows: [row[0] for row in rows] == ["*", ""] and all(len(row) == 7 for row in rows),
-    "label telegram_123": lambda rows: rows[0][0] == f"a label {MARKUP}" and len(rows[0]) == 5,
+    "usage --by model --since all": lambda rows: (
+        (rows[0][:3], rows[0][-2:])
+        == (
+            ["gpt-x", "1", "12000"],
+            ["0.2500", "USD"],
+        )
+    ),
+    "branch telegram_123": lambda rows: (
+        [row[0] for row in rows] == ["*", ""] and all(len(row) == 7 and len(row[1]) == 36 for row in rows)
+    ),
+    "label telegram_123": lambda rows: (
+        rows[0][0] == f"a label {MARKUP}" and len(rows[0]) == 5 and len(rows[0][1]) == 36
+    ),
     "formats": lambda rows: rows[0][:4] == ["jsonl", "yes", "yes", "*.jsonl"],
     "config show": lambda rows: all(len(row) == 3 for row in rows),
-    "stats": lambda rows: ["sessions", "2"] in rows,
+    "stats": lambda rows: ["sessions", "2"] in rows and ["unsaved bytes", "0"] in rows,
     "delete --channel import --older-than 0d --dry-run": lambda rows: rows[0][0] == LONG,
 }
 
@@ -125,27 +143,41 @@ def test_texts_give_way_before_facts_do() -> None:
     assert max(map(cell_len, lines)) <= 80
 
 
-def test_on_a_narrow_terminal_each_session_stands_by_itself() -> None:
+def test_on_a_narrow_terminal_title_and_time_are_a_line_and_no_id_is_cut() -> None:
     assert shown(sessions(), 40) == [
-        "telegram_123456789",
-        "  Trip to Rome",
-        "  1,200 messages · used 3 h",
-        "import_2024-05-01T10-00-00_f1d2d2f924e98",
-        "6ac86fdf7b36c94bcdf32beec15",
-        "  A rather long title that another prog…",
-        "  2 messages · used 5 s",
-        "cli_work  0 messages · used now",
+        "Trip to Rome                         3 h",
+        "  telegram_123456789 · 1,200 messages",
+        "A rather long title that another p…  5 s",
+        "  import_2024-05-01T10-00-00_f1d2d2f924e",
+        "  986ac86fdf7b36c94bcdf32beec15",
+        "  2 messages",
+        "cli_work                             now",
+        "  0 messages",
     ]
 
 
+def test_a_narrow_row_without_a_title_begins_with_its_whole_id() -> None:
+    rows = Rows("SESSION", "TITLE", "MESSAGES", "USED", now=NOW, numeric={"MESSAGES"}, cut={"TITLE"}, title="TITLE")
+    rows.add(LONG, "", "1", NOW - timedelta(days=2))
+    assert shown(rows, 30) == [LONG[:30], LONG[30:60], LONG[60:], "  1 message · 2 d"]
+
+
+def test_a_program_gets_whole_what_people_see_in_short() -> None:
+    rows = Rows("ENTRY", "SIZE", numeric={"SIZE"})
+    rows.add(Brief("019e742e-9d84\tx", "9d84"), Brief("1200000", "1.2 MB"))
+    assert rows.text() == "019e742e-9d84\\tx\t1200000\n"
+    assert shown(rows, 40)[1].split() == ["9d84", "1.2", "MB"]
+
+
+@pytest.mark.parametrize("title", [None, "TEXT"])
 @given(
     st.lists(st.tuples(st.text(max_size=60), st.text(max_size=90), st.integers(0, 10**9)), max_size=4),
     st.integers(20, 200),
 )
 def test_nothing_is_wider_than_the_terminal_and_no_id_or_number_is_lost(
-    rows: list[tuple[str, str, int]], width: int
+    title: str | None, rows: list[tuple[str, str, int]], width: int
 ) -> None:
-    table = Rows("ID", "TEXT", "NUMBER", numeric={"NUMBER"}, cut={"TEXT"}, fold={"ID"})
+    table = Rows("ID", "TEXT", "NUMBER", numeric={"NUMBER"}, cut={"TEXT"}, fold={"ID"}, title=title)
     for name, text, number in rows:
         table.add(f"id{name}", text, str(number))
     lines = shown(table, width)

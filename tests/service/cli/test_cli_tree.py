@@ -137,8 +137,8 @@ def test_in_a_terminal_the_tree_has_colours_and_keeps_to_the_width(files: Cli) -
 
 def test_the_branches_are_listed_with_the_current_one_first(cli: Cli) -> None:
     current, other = cli("branch", "telegram_1").out.splitlines()
-    assert re.fullmatch(r"\*\t[0-9a-f]{6}\tuser\tThank you\.\t\t\d\t\S.*", current)
-    assert re.fullmatch(r"\t[0-9a-f]{6}\tuser\tNo red \\x1b.*\t[0-9a-f]{6}\t2\t\S.*", other)
+    assert re.fullmatch(r"\*\t[0-9a-f-]{36}\tuser\tThank you\.\t\t\d\t\S.*", current)
+    assert re.fullmatch(r"\t[0-9a-f-]{36}\tuser\tNo red \\x1b.*\t[0-9a-f-]{36}\t2\t\S.*", other)
     document = cli("branch", "telegram_1", "--json").document
     assert [branch["is_current"] for branch in document["branches"]] == [True, False]
     assert document["branches"][0]["entry_id"] == document["leaf_id"]

@@ -28,6 +28,7 @@ from miniclaw_sessions.service.gateway.http import Gateway, make_app
 from miniclaw_sessions.service.gateway.listeners import listen_tcp, listen_unix
 from miniclaw_sessions.service.gateway.security import AccessPolicy
 from miniclaw_sessions.service.gateway.server import Server
+from miniclaw_sessions.service.gateway.token_file import TokenFile
 from miniclaw_sessions.service.gateway.token_table import TokenTable
 from miniclaw_sessions.testing.clock import FakeClock
 from miniclaw_sessions.testing.faults import FaultyStore
@@ -139,9 +140,9 @@ class EchoProvider:
 
 
 @pytest.fixture
-def provider() -> EchoProvider:
-    """The model behind the chat."""
-    return EchoProvider()
+def provider(request: pytest.FixtureRequest) -> Any:
+    """The model behind the chat; a module may name another one as `MODEL`."""
+    return getattr(request.module, "MODEL", EchoProvider)()
 
 
 @pytest.fixture
@@ -156,9 +157,10 @@ async def client(served: Served) -> AsyncIterator[AsyncOpenAI]:
 
 
 @pytest.fixture
-def agent(provider: EchoProvider) -> Agent:
-    """A real agent with one tool."""
-    return Agent(provider, tools=[time_tool(FakeClock())])
+def agent(request: pytest.FixtureRequest, provider: Any) -> Agent:
+    """A real agent with one tool, and the module's `SYSTEM_PROMPT`."""
+    prompt = getattr(request.module, "SYSTEM_PROMPT", "")
+    return Agent(provider, tools=[time_tool(FakeClock())], system_prompt=prompt)
 
 
 @pytest.fixture
@@ -187,6 +189,7 @@ async def served(  # noqa: PLR0917 - fixtures
         anyio.create_task_group() as tasks,
     ):
         app = make_app(manager, dispatcher, settings, policy, summarizer_of(agent.provider))
+        app.context.tokens = TokenFile(short_path / "tokens.json", SystemClock())
         documented = Documented(app)
         server = Server(
             documented,

@@ -31,6 +31,10 @@ QUERIES = {
     "import_session": {"session_id": "telegram_new"},
     "acknowledge_losses": {"session_id": FOREIGN},
 }
+FORM = (
+    b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.txt"\r\n\r\nhello\r\n'
+    b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nuser_data\r\n--b--\r\n'
+)
 BODIES: dict[str, Any] = {
     "add_messages": {"role": "user", "content": "hello"},
     "append_entries": {"type": "custom", "custom_type": "note", "data": {"n": 1}},
@@ -43,22 +47,33 @@ BODIES: dict[str, Any] = {
     "set_label": {"entry_id": "<entry>", "label": "here"},
     "compact_session": {"summary": "they talked", "first_kept_entry_id": "<last entry>"},
     "back_up": {"directory": "<directory>"},
+    "verify_backup": {"directory": "<directory>"},
+    "create_token": {"name": "another", "scope": "admin"},
     "create_conversation": {"metadata": {"topic": "birds"}},
     "update_conversation": {"metadata": {"topic": "birds"}},
     "create_response": {"model": "any", "input": "hello", "conversation": FOREIGN},
+    "count_input_tokens": {"model": "any", "input": "hello", "conversation": FOREIGN},
+    "compact_response": {"model": "any", "input": "hello", "conversation": FOREIGN},
     "create_completion": {"messages": [{"role": "user", "content": "hello"}], "metadata": {"session": FOREIGN}},
     "forget_sessions": {"user": "1", "dry_run": True},
     "export_person": {"user": "1"},
     "hold_session": {"reason": "case 12"},
     "create_items": {"items": [{"role": "user", "content": "hello"}]},
 }
-NOT_HERE = {"unarchive_session": 404, "acknowledge_losses": 200, "get_model": 404}
+NOT_HERE = {
+    "unarchive_session": 404,
+    "acknowledge_losses": 200,
+    "get_model": 404,
+    "revoke_token": 409,
+    "show_file": 404,
+    **dict.fromkeys(("retrieve_file", "retrieve_file_content", "delete_file"), 404),
+}
 """What the owner is answered where there is nothing of the kind."""
 
 TELLS_NOTHING = {
     *("list_formats", "health", "probe_live", "probe_ready", "list_sessions", "search", "show_usage", "list_models"),
     "show_openapi",
-    *("show_docs", "show_access", "follow_all"),
+    *("show_docs", "show_access", "follow_all", "list_files"),
 }
 """What is answered with 200 to a stranger to all sessions: they are not in it."""
 
@@ -88,6 +103,8 @@ class Foreign:
         for name in operation.in_path:
             path = path.replace(f"{{{name}}}", session_id)
         request: dict[str, Any] = {"method": operation.method, "url": path, "params": QUERIES.get(operation.name)}
+        if operation.accepts:
+            return {**request, "content": FORM, "headers": {"Content-Type": "multipart/form-data; boundary=b"}}
         if operation.uploads:
             return {**request, "content": self.file, "headers": {"Content-Type": "application/octet-stream"}}
         if BODY in operation.fields:
@@ -209,11 +226,15 @@ def test_what_needs_no_token_and_what_needs_the_greatest_is_written_down() -> No
         "probe": {"health", "probe_live", "probe_ready"},
         "open": {"show_openapi", "show_docs"},
         "admin": {"flush", "check", "repair", "back_up", "sweep", "acknowledge_losses"}
-        | {"forget_sessions", "export_person", "hold_session", "release_session"},
+        | {"forget_sessions", "export_person", "hold_session", "release_session"}
+        | {"verify_backup", "list_tokens", "create_token", "revoke_token"},
     }
     for one in OPERATIONS:
-        assert one.scope in ("read", "probe", "open") or one.method != "GET", f"{one.name}: looking needs only read"
-        assert one.scope != "read" or one.method == "GET", f"{one.name}: whoever may read may not change anything"
+        is_about_rights = one.name == "list_tokens"
+        assert one.scope in ("read", "probe", "open") or one.method != "GET" or is_about_rights, f"{one.name}: to look"
+        assert one.scope != "read" or one.method == "GET" or one.reads, (
+            f"{one.name}: whoever may read may not change anything"
+        )
 
 
 async def test_a_token_does_in_its_own_sessions_what_its_scope_says(foreign: Foreign) -> None:

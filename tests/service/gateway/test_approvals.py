@@ -17,20 +17,12 @@ import httpx2
 import pytest
 
 from miniclaw_sessions.service.gateway.tokens import change_tokens, made_token, new_token
+from tests.agent.mcp_servers.model import SETTINGS
 from tests.agent.test_mcp import SERVER
 from tests.service.gateway.daemons import PATIENCE_S, Here
 
 pytestmark = pytest.mark.anyio
 
-SETTINGS = """
-[model]
-provider = "obedient"
-model = "any"
-tools = ["bad_*"]
-
-[providers.obedient]
-type = "tests.agent.mcp_servers.model:obedient"
-"""
 TOOLS = """
 [mcp.bad]
 command = {python}

@@ -86,6 +86,20 @@ async def test_it_says_who_did_what_to_which_session_and_what_became_of_it(
     assert mode_of(kept) == 0o600
 
 
+async def test_it_says_which_token_was_made_or_revoked(served: Any, audit: AuditLog, kept: Path) -> None:
+    await served.tcp.post("/v1/tokens", json={"name": "ann"})
+    await served.tcp.post("/v1/tokens", json={"name": "ann"})
+    await served.tcp.delete("/v1/tokens/ann")
+    await served.tcp.delete(f"/v1/tokens/{SECRET}")
+    found = [(one["operation"], one.get("of_token"), one["outcome"]) for one in deeds(audit, kept)]
+    assert found == [
+        ("create_token", "ann", "done"),
+        ("create_token", None, "refused"),
+        ("revoke_token", "ann", "done"),
+        ("revoke_token", None, "refused"),
+    ]
+
+
 @pytest.mark.parametrize("audit", ["all"], indirect=True)
 async def test_no_text_that_anybody_said_or_sent_ever_reaches_it(foreign: Foreign, audit: AuditLog, kept: Path) -> None:
     """Every operation, with a text in every place where one can be sent."""

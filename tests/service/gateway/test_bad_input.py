@@ -16,6 +16,7 @@ import pytest
 from miniclaw_sessions.config import ListenSettings, SessionSettings
 from miniclaw_sessions.core.protocol.encoding import decode_entry
 from miniclaw_sessions.service.api.error_table import RequestError
+from miniclaw_sessions.service.gateway import binding
 from miniclaw_sessions.service.gateway.exchange import MAX_DEPTH, MAX_ELEMENTS, parse_strictly
 from tests.bad_input.texts import REFUSED_AS_CONTENT, REFUSED_AS_ID, TEXTS
 from tests.sampled import sampled
@@ -33,7 +34,7 @@ async def test_a_parameter_that_is_missing_is_named(served: Any) -> None:
 
 @pytest.fixture
 def session_settings() -> SessionSettings:
-    return SessionSettings(store="memory:", max_sessions=400)
+    return SessionSettings(store="memory:", max_sessions=400, max_message_bytes=1_048_576)
 
 
 @pytest.fixture
@@ -460,6 +461,21 @@ class TestLimits:
         reply = await served.unix.post("/v1/sessions/a_1/messages", content=in_chunks(), headers=headers)
         assert reply.status_code == status
         assert await served.is_alive()
+
+    async def test_a_long_body_gets_time_by_its_length(self, served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(binding, "LONG_BYTES", 100)
+        monkeypatch.setattr(binding, "SLOW_RATE", 30)
+
+        async def in_two(body: bytes) -> Any:
+            yield body[:50]
+            await anyio.sleep(1.2)  # longer than a short body may take
+            yield body[50:]
+
+        for size, status in ((1000, 201), (90, 408)):
+            headers = {"Content-Type": "application/json", "Content-Length": str(size)}
+            content = in_two(self.body(size))
+            reply = await served.unix.post("/v1/sessions/a_1/messages", content=content, headers=headers)
+            assert reply.status_code == status
 
     async def test_a_client_that_asks_first_is_told_without_sending(self, served: Any) -> None:
         reply = await served.raw(HEAD + b"expect: 100-continue\r\ncontent-length: 1001\r\n\r\n")

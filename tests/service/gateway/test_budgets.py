@@ -10,12 +10,14 @@ from openai import AsyncOpenAI
 
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.budgets import Budgets
-from miniclaw_sessions.agent.provider import ModelEvent, Reply
+from miniclaw_sessions.agent.provider import ModelEvent, Reply, at_level
 from miniclaw_sessions.agent.providers.offline import OfflineProvider
+from miniclaw_sessions.agent.providers.wrappers import Thinking
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.config import BudgetSettings
 from miniclaw_sessions.core.protocol.messages import Message, Role, Usage
 from miniclaw_sessions.core.protocol.options import Options
+from miniclaw_sessions.service.gateway.responding import _Marking
 
 pytestmark = pytest.mark.anyio
 
@@ -37,14 +39,18 @@ class Second(OfflineProvider):
 @pytest.fixture
 def agent() -> Agent:
     budgets = Budgets(BudgetSettings(unit="tokens", chat_day=100), None)
-    return Agent(OfflineProvider(), budgets=budgets, choices={"offline": OfflineProvider(), "second": Second()})
+    return Agent(
+        OfflineProvider(),
+        budgets=budgets,
+        choices={"offline": OfflineProvider(), "second": Thinking(Second(), ["low", "high"])},
+    )
 
 
 async def test_models_are_listed_as_openai_does_and_the_one_that_is_asked_for_responds(served: Any) -> None:
     client = AsyncOpenAI(base_url="http://miniclaw/v1", api_key="none", http_client=served.unix)
-    assert [(one.id, one.owned_by) async for one in client.models.list()] == [
-        ("offline", "offline"),
-        ("second", "test"),
+    assert [(one.id, one.owned_by, one.to_dict()["thinking_levels"]) async for one in client.models.list()] == [
+        ("offline", "offline", []),
+        ("second", "test", ["low", "high"]),
     ]
     for model, said in {"second": "I am the second", "gpt-5": "(offline)", "offline": "(offline)"}.items():
         assert (await client.responses.create(model=model, input="hello")).output_text.startswith(said)
@@ -56,6 +62,18 @@ async def test_a_chat_chooses_by_http_and_is_told_so(served: Any) -> None:
     assert changed.json()["chosen_model"] == "second"
     answered = await served.unix.post("/v1/chat", json={"channel": "web", "chat_id": "5", "message": "who?"})
     assert answered.json()["reply"]["content"] == "I am the second"
+    refused = await served.unix.patch("/v1/sessions/web_5", json={"thinking_level": "huge"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "thinking_level")
+    assert "second does not take the level of thinking 'huge', but low, high" in refused.json()["error"]["message"]
+    changed = await served.unix.patch("/v1/sessions/web_5", json={"thinking_level": "high"})
+    assert changed.json()["chosen_level"] == "high"
+    free = await served.unix.patch("/v1/sessions/web_5", json={"model": "offline", "thinking_level": "huge"})
+    assert free.json()["chosen_level"] == "huge", "of a model whose levels are not known it is kept as others wrote it"
+
+
+def test_a_response_is_asked_for_as_its_request_says_whatever_its_session_has_chosen() -> None:
+    asked_for = _Marking(Thinking(Second(), ["low", "high"]), print)
+    assert at_level(asked_for, "high") is asked_for
 
 
 async def test_a_spent_budget_is_a_typed_error_and_the_message_is_kept(served: Any) -> None:

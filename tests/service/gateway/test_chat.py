@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from miniclaw_sessions.agent.agent import Agent
-from miniclaw_sessions.config import ChannelSettings, ModelSettings
+from miniclaw_sessions.config import ChannelSettings, ListenSettings, ModelSettings
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.testing.provider import ScriptedProvider
@@ -375,3 +375,68 @@ async def test_a_repeated_message_gets_the_stored_answer_after_a_restart(short_p
     assert spoken(replies[0]) == spoken(replies[1])
     assert [name for name, _ in events_of(replies[2].text)] == ["accepted", "done"]
     assert events_of(replies[2].text)[1][1]["message"] == replies[1].json()["reply"]
+
+
+PDF = base64.b64encode(b"%PDF-1.7 a report").decode()
+
+
+def attached(name: str, data: str, media_type: str = "application/octet-stream") -> dict[str, Any]:
+    return {"type": "file", "file": {"filename": name, "file_data": f"data:{media_type};base64,{data}"}}
+
+
+async def test_files_are_kept_as_what_they_are_and_a_text_is_read_by_every_model(served: Any, provider: Any) -> None:
+    provider.takes = {"application/pdf"}
+    notes = base64.b64encode(b"Buy milk.\n").decode()
+    parts = [{"type": "text", "text": "look"}, attached("report.pdf", PDF), attached("notes.txt", notes)]
+    parts.append(attached("photo", PNG))
+    reply = await served.unix.post("/v1/chat", json=chat("") | {"message": {"content": parts}})
+    assert reply.status_code == 200
+    assert reply.json()["reply"]["content"] == "echo: look\n\n[File: notes.txt]\nBuy milk.\n"
+    (asked, _) = (await served.unix.get("/v1/sessions/telegram_1/messages")).json()["messages"]
+    _, pdf, text, picture = asked["content"]
+    assert pdf == attached("report.pdf", PDF, "application/pdf")
+    assert text["file"] == {"filename": "notes.txt", "media_type": "text/plain"}
+    assert picture == {"type": "image", "media_type": "image/png", "data": PNG}
+
+
+@pytest.mark.parametrize(
+    ("part", "sentence"),
+    [
+        (attached("report.pdf", PDF), "report.pdf was not sent: echo takes texts and pictures, and no PDF"),
+        (attached("a.zip", "UEsDBAD/"), "a.zip is of a kind that no model is shown: send a picture"),
+        (attached("a.pdf", "!"), "`message.content[0].file` holds no file"),
+        ({"type": "file", "file": {"file_id": "file-1"}}, "`message.content[0].file` holds no file"),
+        (attached("a.txt", base64.b64encode(b"x" * 400_001).decode()), "a.txt has 400"),
+    ],
+)
+@pytest.mark.parametrize("limits", [ListenSettings(max_body_bytes=2_000_000, graceful_timeout_s=1.0)])
+async def test_a_file_that_no_model_is_shown_is_refused_by_name_and_not_stored(
+    served: Any, provider: Any, part: dict[str, Any], sentence: str
+) -> None:
+    reply = await served.unix.post("/v1/chat", json=chat("") | {"message": {"content": [part]}})
+    assert (reply.status_code, provider.asked) == (422, 0)
+    assert reply.json()["error"]["message"].startswith(sentence)
+    assert (await served.unix.get("/v1/sessions")).json()["sessions"] in ([], None) or not await texts(served)
+
+
+async def test_a_file_of_a_message_comes_as_it_was_sent_and_runs_nowhere(served: Any, provider: Any) -> None:
+    provider.takes = {"application/pdf"}
+    notes = base64.b64encode(b"<script>").decode()
+    parts = [{"type": "text", "text": "look"}, attached('re"port.pdf', PDF), attached("notes.html", notes)]
+    parts.append(attached("photo", PNG))
+    await served.unix.post("/v1/chat", json=chat("") | {"message": {"content": parts}})
+    (asked, _) = (await served.unix.get("/v1/sessions/telegram_1/messages")).json()["messages"]
+    place = f"/v1/sessions/telegram_1/entries/{asked['id']}/files"
+    found = [await served.unix.get(f"{place}/{number}") for number in (1, 2, 3)]
+    assert [one.content for one in found] == [base64.b64decode(PDF), b"<script>", base64.b64decode(PNG)]
+    assert [one.headers["Content-Type"] for one in found] == [
+        "application/pdf",
+        "application/octet-stream",
+        "image/png",
+    ]
+    assert found[0].headers["Content-Disposition"] == "attachment; filename*=UTF-8''re%22port.pdf"
+    for one in found:
+        assert "sandbox" in one.headers["Content-Security-Policy"]
+        assert one.headers["X-Content-Type-Options"] == "nosniff"
+    for none in ("0", "9", "-1", "x"):
+        assert (await served.unix.get(f"{place}/{none}")).status_code == 404

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from datetime import timedelta
 from typing import Any
 
@@ -12,17 +13,20 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion
 
 from miniclaw_sessions.agent.agent import Agent
-from miniclaw_sessions.agent.tools import time_tool
 from miniclaw_sessions.config import ChannelSettings
 from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.files.formats.attached import attached_to
 from miniclaw_sessions.service.api.openai import response_place
 from miniclaw_sessions.service.api.openai.known_branches import _known
-from miniclaw_sessions.testing.clock import FakeClock
+from tests.agent.test_reading import Ears
 from tests.service.gateway.conftest import Served
 from tests.service.gateway.test_responses import WEATHER, Recorder
 from tests.texts import texts_of
 
 pytestmark = pytest.mark.anyio
+
+MODEL = Recorder
+SYSTEM_PROMPT = "Be kind."
 
 Turns = list[dict[str, Any]]
 TOOL: Any = {"type": "function", "function": {name: WEATHER[name] for name in ("name", "description", "parameters")}}
@@ -30,17 +34,8 @@ PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9"
     "awAAAABJRU5ErkJggg=="
 )
+PDF = "data:application/pdf;base64,JVBERi0xLjQK"
 AGAIN = {"x-stainless-retry-count": "1"}
-
-
-@pytest.fixture
-def provider() -> Recorder:
-    return Recorder()
-
-
-@pytest.fixture
-def agent(provider: Recorder) -> Agent:
-    return Agent(provider, tools=[time_tool(FakeClock())], system_prompt="Be kind.")
 
 
 @pytest.fixture
@@ -302,6 +297,18 @@ async def test_a_named_session_is_made_with_the_whole_conversation_if_there_is_n
     assert raised.value.param == "metadata.session"
 
 
+async def test_the_first_question_of_a_named_session_is_answered_once_though_it_is_repeated(
+    client: AsyncOpenAI, provider: Recorder, served: Served
+) -> None:
+    turns: Any = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    named: Any = {"messages": [*turns, {"role": "user", "content": "one"}], "metadata": {"session": "web_1"}}
+    first = await client.chat.completions.create(model="any", **named)
+    again = await client.chat.completions.create(model="any", extra_headers=AGAIN, **named)
+    assert again == first
+    assert len(provider.asked) == 1
+    assert await entries_in(served, "web_1") == 4
+
+
 # --- tools and pictures ----------------------------------------------------------------------------------------------
 
 
@@ -334,6 +341,67 @@ async def test_a_picture_is_shown_to_the_model_and_kept_once(
     await say(client, turns, "and now?")
     assert [part.__class__.__name__ for part in provider.asked[-1][1].content] == ["TextPart", "ImagePart"]
     assert await entries_in(served, await only_session(served)) == 4
+
+
+async def test_files_are_shown_to_a_model_that_takes_them_and_kept_once(
+    client: AsyncOpenAI, provider: Recorder, served: Served
+) -> None:
+    provider.takes = {"application/pdf", "audio/wav"}  # type: ignore[attr-defined]
+    text = base64.b64encode(b"Buy milk.\n").decode()
+    parts = [
+        {"type": "text", "text": "What is this?"},
+        {"type": "file", "file": {"filename": "a.pdf", "file_data": PDF}},
+        {"type": "file", "file": {"filename": "b.pdf", "file_data": PDF.partition(",")[2]}},  # base64 alone
+        {"type": "file", "file": {"filename": "n.txt", "file_data": f"data:application/pdf;base64,{text}"}},
+        {"type": "file", "file": {"filename": "p.png", "file_data": PIXEL}},
+        {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
+    ]
+    turns: Turns = [{"role": "user", "content": parts}]
+    assert "Buy milk." in await say(client, turns, "and more?")
+    assert "Buy milk." in await say(client, turns, "and now?")
+    shown: Any = provider.asked[-1][1]
+    assert [(part.name, part.media_type) for part in attached_to(shown.content)] == [
+        *(("a.pdf", "application/pdf"), ("b.pdf", "application/pdf"), ("sound.wav", "audio/wav"))
+    ]
+    assert [type(part).__name__ for part in shown.content][3:5] == ["TextPart", "ImagePart"]
+    assert await entries_in(served, await only_session(served)) == 5
+    provider.takes = {"audio/wav"}  # type: ignore[attr-defined]
+    with pytest.raises(openai.BadRequestError, match="recorder takes texts and WAV sound, and no PDF") as caught:
+        await say(client, turns, "and then?")
+    assert caught.value.param == "messages[0].content[1].file.file_data"
+
+
+def spoken(data: bytes) -> list[dict[str, Any]]:
+    sound = {"data": base64.b64encode(data).decode(), "format": "wav"}
+    return [{"type": "input_audio", "input_audio": sound}]
+
+
+async def test_a_sound_is_heard_for_a_model_that_takes_none_and_its_branch_is_found_again(
+    client: AsyncOpenAI, provider: Recorder, served: Served, agent: Agent
+) -> None:
+    with pytest.raises(openai.BadRequestError, match="takes texts and pictures, and no WAV sound"):
+        await say(client, [{"role": "user", "content": spoken(b"RIFF1")}], "well?")
+    agent.readers = [ears := Ears()]
+    turns: Turns = [{"role": "user", "content": spoken(b"RIFF1")}]
+    completion = await client.chat.completions.create(model="any", messages=turns)  # type: ignore[arg-type]
+    assert seen(provider)[-1] == "buy milk\n[said aloud, in sound.wav]\n"
+    turns.append(completion.choices[0].message.model_dump(exclude_none=True))
+    await say(client, turns, "and now?")
+    assert [text for text in seen(provider) if "said aloud" in text]
+    assert await entries_in(served, await only_session(served)) == 4  # the same branch, nothing of it again
+    kept = await client.responses.input_items.list(completion.id.replace("chatcmpl-", "resp_"))
+    (item,) = kept.data
+    assert [part.text for part in item.content] == ["(a file of type audio/wav, which cannot be shown)"]  # type: ignore[union-attr]
+    assert len(ears.heard) == 1
+
+
+async def test_another_sound_is_another_conversation(client: AsyncOpenAI, served: Served, agent: Agent) -> None:
+    agent.readers = [ears := Ears()]
+    for data in (b"RIFF1", b"RIFF2", b"RIFF1"):
+        turns: Any = [{"role": "user", "content": spoken(data)}]
+        await client.chat.completions.create(model="any", messages=turns, extra_headers=AGAIN)
+    assert len(await sessions_of(served)) == 2  # the third one says that it is the first one, sent again
+    assert [sound.data for sound in ears.heard] == ["UklGRjE=", "UklGRjI="]
 
 
 async def test_options_reach_the_model_and_stop_and_penalties_too(client: AsyncOpenAI, provider: Recorder) -> None:
@@ -374,7 +442,19 @@ async def test_options_reach_the_model_and_stop_and_penalties_too(client: AsyncO
         ({"messages": [{"role": "user", "content": [{"type": "video"}]}]}, "messages[0].content[0].type"),
         (
             {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
-            "messages[0].content[0].type",
+            "messages[0].content[0].input_audio.data",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": "file-1"}}]}]},
+            "messages[0].content[0].file.file_id",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_data": PDF}}]}]},
+            "messages[0].content[0].file.file_data",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_data": "!"}}]}]},
+            "messages[0].content[0].file.file_data",
         ),
         (
             {

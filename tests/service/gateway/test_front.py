@@ -216,6 +216,7 @@ class Client:
     """
 
     is_trusted = True
+    address = ""
     date = b""
     exchange: Exchange
 

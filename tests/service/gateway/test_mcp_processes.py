@@ -20,6 +20,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from miniclaw_sessions.config import load_settings
 from miniclaw_sessions.service.client.mcp import TOOLS
+from tests.agent.mcp_servers.model import SETTINGS
 from tests.agent.test_mcp import SERVER
 from tests.service.gateway.daemons import PATIENCE_S, Process, on_tcp
 
@@ -126,15 +127,7 @@ async def test_what_clients_are_told_to_send_over_http_finds_what_was_said(tmp_p
 
 # --- an approval -----------------------------------------------------------------------------------------------------
 
-SETTINGS = """
-[model]
-provider = "obedient"
-model = "any"
-tools = ["bad_*"]
-
-[providers.obedient]
-type = "tests.agent.mcp_servers.model:obedient"
-
+SERVERS = """
 [mcp.bad]
 command = {python}
 args = ["-S", "-E", {server}, "well"]
@@ -146,7 +139,7 @@ approve = ["delete"]
 def environ(tmp_path: Path) -> dict[str, Any]:
     """Of a program with an MCP server, and a model that calls its tools."""
     file = tmp_path / "miniclaw.toml"
-    file.write_text(SETTINGS.format(python=json.dumps(sys.executable), server=json.dumps(SERVER)))
+    file.write_text(SETTINGS + SERVERS.format(python=json.dumps(sys.executable), server=json.dumps(SERVER)))
     return {"MINICLAW_CONFIG": str(file), "PYTHONPATH": str(ROOT)}
 
 

@@ -61,6 +61,7 @@ def agent(provider: ServiceProvider) -> Agent:
 
 
 only_openai = pytest.mark.parametrize("service", ["openai"], indirect=True)
+that_stream = pytest.mark.parametrize("service", ["openai", "anthropic", "google"], indirect=True)
 
 
 def shown(item: Any) -> str:
@@ -79,7 +80,7 @@ async def test_what_a_model_thinks_is_an_item_of_the_response(client: AsyncOpenA
         assert (shown(response.output[0]), response.output_text) == (THOUGHT, "It is noon.")
 
 
-@only_openai
+@that_stream
 @pytest.mark.parametrize("behind", ["message", "function_call"])
 async def test_what_a_model_thinks_is_streamed_before_what_it_says(
     client: AsyncOpenAI, upstream: StrictServer, behind: str
@@ -148,3 +149,22 @@ async def test_the_tokens_that_a_model_thought_with_are_in_the_usage(
     third = await client.responses.create(input="Sure?", previous_response_id=second.id)
     told = [one.usage and one.usage.output_tokens_details.reasoning_tokens for one in (first, second, third)]
     assert told == [len(THOUGHT) // 4, len(THOUGHT * 2) // 4, 0]
+
+
+@that_stream
+async def test_what_a_model_thinks_is_in_the_chunks_of_a_completion_before_its_text(client: AsyncOpenAI) -> None:
+    asked: Any = [{"role": "user", "content": "And now?"}]
+    stream = await client.chat.completions.create(
+        model="m", messages=asked, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    deltas = [chunk.choices[0].delta.to_dict() for chunk in chunks if chunk.choices]
+    kinds = [kind for delta in deltas for kind in ("reasoning_content", "content") if delta.get(kind)]
+    assert kinds == sorted(kinds, reverse=True)  # all of the thinking comes first
+    assert len(kinds) > len(set(kinds))  # in pieces
+    assert "".join(str(delta.get("reasoning_content") or "") for delta in deltas) == THOUGHT
+    whole = await client.chat.completions.create(model="m", messages=asked)
+    assert whole.choices[0].message.to_dict()["reasoning_content"] == THOUGHT
+    details = chunks[-1].usage and chunks[-1].usage.completion_tokens_details
+    assert details is not None
+    assert details == (whole.usage and whole.usage.completion_tokens_details)

@@ -6,6 +6,7 @@ The types are those of the `openai` package: one that a newer package has must b
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -24,8 +25,10 @@ from miniclaw_sessions.agent.provider import ModelEvent, Reply
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message
+from miniclaw_sessions.files.formats.attached import attached_to
 from tests.agent.providers.all_providers import provider_for
 from tests.agent.providers.strict_server import Answer, StrictServer
+from tests.agent.test_reading import Ears
 from tests.service.gateway.conftest import Served
 from tests.serving import serving
 
@@ -64,10 +67,10 @@ PARTS: dict[str, dict[str, Any]] = {
 }
 PARTS_OF_THE_SERVICE: dict[str, tuple[dict[str, Any], str]] = {
     # part, and where it says so
-    "input_file": ({"type": "input_file", "filename": "a.pdf", "file_data": PDF}, "type"),
-    "input_file by address": ({"type": "input_file", "file_url": "https://example.com/a.pdf"}, "type"),
-    "input_file by id": ({"type": "input_file", "file_id": "file-1"}, "type"),
-    "input_audio": ({"type": "input_audio", "input_audio": {"data": "QUJD", "format": "mp3"}}, "type"),
+    "input_file": ({"type": "input_file", "filename": "a.pdf", "file_data": PDF}, "file_data"),
+    "input_file by address": ({"type": "input_file", "file_url": "https://example.com/a.pdf"}, "file_url"),
+    "input_file by id": ({"type": "input_file", "file_id": "file-1"}, "file_id"),
+    "input_audio": ({"type": "input_audio", "input_audio": {"data": "QUJD", "format": "mp3"}}, "input_audio"),
     "input_image by id": ({"type": "input_image", "detail": "auto", "file_id": "file-1"}, "file_id"),
 }
 
@@ -147,6 +150,34 @@ async def test_what_every_model_can_be_shown_is_shown_to_it(client: AsyncOpenAI,
     assert [image.data for image in images] == [PNG, PNG]
 
 
+async def test_a_file_is_shown_to_a_model_that_takes_it_and_is_given_back_as_it_came(
+    client: AsyncOpenAI, provider: Any
+) -> None:
+    provider.takes = {"application/pdf", "audio/mpeg"}
+    file, sound = (PARTS_OF_THE_SERVICE[name][0] for name in ("input_file", "input_audio"))
+    notes = {"type": "input_file", "filename": "n.md", "file_data": "data:text/plain;base64,QnV5IG1pbGs="}
+    asked: Any = [{"role": "user", "content": [PARTS["input_text"], file, sound, notes]}]
+    answered = await client.responses.create(input=asked)
+    (shown,) = provider.asked[0]
+    assert [(one.name, one.media_type) for one in attached_to(shown.content)] == [
+        *(("a.pdf", "application/pdf"), ("sound.mp3", "audio/mpeg"))
+    ]
+    assert shown.text == "look\n\n[File: n.md]\nBuy milk"
+    (item,) = (await client.responses.input_items.list(answered.id)).data
+    assert [part.model_dump(exclude_none=True) for part in item.content] == asked[0]["content"]  # type: ignore[union-attr]
+
+
+async def test_a_sound_that_is_heard_is_given_back_as_it_came(
+    client: AsyncOpenAI, provider: Listener, agent: Agent
+) -> None:
+    agent.readers = [Ears()]
+    asked: Any = [{"role": "user", "content": [PARTS["input_text"], PARTS_OF_THE_SERVICE["input_audio"][0]]}]
+    answered = await client.responses.create(input=asked)
+    assert provider.asked[0][0].text == "look\nbuy milk\n[said aloud, in sound.mp3]\n"
+    (item,) = (await client.responses.input_items.list(answered.id)).data
+    assert [part.model_dump(exclude_none=True) for part in item.content] == asked[0]["content"]  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("name", PARTS_OF_THE_SERVICE)
 async def test_a_part_that_the_model_cannot_be_shown_is_refused_by_its_place(
     client: AsyncOpenAI, provider: Listener, served: Served, name: str
@@ -157,7 +188,7 @@ async def test_a_part_that_the_model_cannot_be_shown_is_refused_by_its_place(
     for given, place in ((said, "input[1].content[1]"), (answered, "input[2].output[0]")):
         error = await refusal(client, input=given)
         assert (error.param, error.code) == (f"{place}.{field}", "unsupported_parameter")
-        assert "the provider listener takes texts, images by address or as data" in error.message
+        assert re.search("(the provider listener|ears) takes texts[, ]", error.message)
     assert (provider.asked, await served.manager.count()) == ([], 0)
 
 

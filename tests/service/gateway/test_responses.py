@@ -15,9 +15,8 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 
-from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
-from miniclaw_sessions.agent.tools import Tool, time_tool
+from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.config import ChannelSettings
 from miniclaw_sessions.core.protocol.entries import SUSPENDED
 from miniclaw_sessions.core.protocol.messages import Message, ToolCall, Usage
@@ -30,7 +29,6 @@ from miniclaw_sessions.service.api.openai import response_place
 from miniclaw_sessions.service.api.openai.response_request import read_request
 from miniclaw_sessions.service.api.openai.shapes import EVENTS, CreateResponse
 from miniclaw_sessions.service.api.openai.stored_responses import RESPONSE, StoredResponse, find_response, response_id
-from miniclaw_sessions.testing.clock import FakeClock
 from tests.legality import is_legal
 from tests.service.gateway.conftest import Served
 from tests.texts import texts_of
@@ -114,14 +112,8 @@ class Recorder:
             yield Reply(msgspec.structs.replace(Message.assistant(f"I see: {said}"), usage=usage, stop_reason=reason))
 
 
-@pytest.fixture
-def provider() -> Recorder:
-    return Recorder()
-
-
-@pytest.fixture
-def agent(provider: Recorder) -> Agent:
-    return Agent(provider, tools=[time_tool(FakeClock())], system_prompt="Be kind.")
+MODEL = Recorder
+SYSTEM_PROMPT = "Be kind."
 
 
 @pytest.fixture
@@ -660,7 +652,7 @@ async def cut_off(served: Served, text: str) -> None:
     """What a kill leaves of a request in a conversation: the input, and no answer."""
     wanted = read_request(CreateResponse(input=text, conversation="conv_1"), f"{OWNER.name} k")
     session = await served.manager.find("conv_1")
-    async with session.turn(Opening(lambda *_: wanted.messages, mark=(RESPONSE, wanted.mark))):
+    async with session.turn(Opening(wanted.messages, mark=(RESPONSE, wanted.mark))):
         pass
 
 

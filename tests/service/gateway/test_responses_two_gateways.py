@@ -140,7 +140,7 @@ async def test_a_turn_that_would_go_back_is_placed_again_if_another_gateway_spea
             await elsewhere.add_message(Message.user("said meanwhile"))
             return begun.id
 
-        async with session.turn(Opening(lambda *_: [Message.user("again")], at=place)) as turn:
+        async with session.turn(Opening([Message.user("again")], at=place)) as turn:
             turn.append(Message.assistant("answer"))
         assert asked[0] == cut.id
         assert len(asked) > 1

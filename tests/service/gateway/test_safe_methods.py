@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from miniclaw_sessions.config import ListenSettings
-from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.protocol.entries import Custom
+from miniclaw_sessions.core.protocol.messages import Message, TextPart
 from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.files.formats.attached import UPLOADED, Attached
 from miniclaw_sessions.service.api.openai.stored_responses import RESPONSE, response_id
 from miniclaw_sessions.service.api.table import OPERATIONS
 from tests.service.gateway.conftest import EchoProvider
@@ -27,6 +29,9 @@ QUERIES = {"/v1/resolve": "?name=a_1", "/v1/search": "?query=hello"}
 
 CHANGING = ("/health", "/metrics")
 """They count the seconds, and the requests."""
+
+FILE = Attached("bill.pdf", "application/pdf", "JVBERi0xLjc=")
+WITH_A_FILE = Message.user((TextPart("hello"), FILE.part()))
 
 SAME_HEADERS = ("content-type", "content-disposition", "cache-control")
 
@@ -50,17 +55,26 @@ def state_of(manager: Any) -> Any:
 
 
 def filled(template: str, session_id: str, entry_id: str) -> str:
-    path = template.replace("{session_id}", session_id).replace("{entry_id}", entry_id)
+    path = template.replace("{session_id}", session_id).replace("{entry_id}", entry_id).replace("{place}", "1")
     item_id = f"msg_{entry_id.replace('-', '')}"
     path = path.replace("{conversation_id}", session_id).replace("{item_id}", item_id)
-    path = path.replace("{model_id}", EchoProvider.model)
+    path = path.replace("{model_id}", EchoProvider.model).replace("{file_id}", session_id.replace("a_1", "file-1"))
     return path + QUERIES.get(template, "")
+
+
+async def uploaded(served: Any) -> None:
+    """A file of the id `file-1`."""
+    unit = (await served.manager.get_or_create("files", "1")).unit()
+    unit.add_own_metadata({"session.file": {"filename": FILE.name, "purpose": "user_data", "bytes": FILE.size}})
+    unit.add(Custom, custom_type=UPLOADED, data=FILE.fields)
+    await unit.save()
 
 
 async def test_no_get_changes_anything_and_no_reply_sets_a_cookie(served: Any) -> None:
     session = await served.manager.get_or_create("a", "1")
     mark_id = await session.tree.append_custom_entry(RESPONSE, {"inputs": 1})
-    entry = await session.add_message(Message.user("hello"))
+    entry = await session.add_message(WITH_A_FILE)
+    await uploaded(served)
     await served.manager.flush()
     before = state_of(served.manager)
     assert len(PATHS) >= 10

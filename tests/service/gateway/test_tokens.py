@@ -287,3 +287,51 @@ def test_what_root_writes_is_the_daemons_own(tmp_path: Path) -> None:
     add(tmp_path / "link/tokens.json", "phone")
     status = (workspace / "tokens.json").stat()
     assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (12_345, 54_321, 0o600)
+
+
+# --- over HTTP -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_token_is_made_shown_once_used_and_revoked_over_http(served: Any) -> None:
+    wanted = {"name": "ann", "scope": "read", "channels": ["web"], "chat_prefix": "a-", "rate": 5}
+    made = (await served.tcp.post("/v1/tokens", json=wanted)).json()
+    assert made["token"].startswith("mcs_")
+    async with client_with(served, made["token"]) as ann:
+        access = (await ann.get("/v1/access")).json()
+        assert (access["name"], access["scope"], access["chat_prefix"]) == ("ann", "read", "a-")
+        listed = (await served.tcp.get("/v1/tokens")).text
+        assert made["token"] not in listed
+        (row,) = json.loads(listed)["tokens"]
+        assert (row["name"], row["id"], row["rate"], row["valid"]) == ("ann", made["id"], 5, True)
+        assert (await served.tcp.post("/v1/tokens", json=wanted)).status_code == 409
+        assert (await served.tcp.delete("/v1/tokens/ann")).json() == {"revoked": "ann"}
+        assert (await ann.get("/v1/access")).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("wanted", "field"),
+    [
+        ({"name": "a b"}, "name"),
+        ({"name": "ann", "channels": []}, "channels"),
+        ({"name": "ann", "rate": 0}, "rate"),
+        ({"name": "ann", "expires_at": "2001-01-01T00:00:00Z"}, "expires_at"),
+        ({"name": "ann", "scope": "root"}, "scope"),
+    ],
+)
+async def test_a_token_that_cannot_be_meant_is_refused_by_its_field(
+    served: Any, wanted: dict[str, Any], field: str
+) -> None:
+    refused = await served.tcp.post("/v1/tokens", json=wanted)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, field)
+    assert (await served.tcp.get("/v1/tokens")).json() == {"tokens": []}
+
+
+async def test_who_has_bounds_makes_no_token_even_as_an_admin(served: Any) -> None:
+    bounded = make_token(served.socket.parent / "tokens.json", "web", "admin", channels=("web",))
+    async with client_with(served, bounded) as client:
+        refused = [
+            await client.post("/v1/tokens", json={"name": "free", "scope": "admin"}),
+            await client.get("/v1/tokens"),
+            await client.delete("/v1/tokens/web"),
+        ]
+    assert [(one.status_code, one.json()["error"]["type"]) for one in refused] == [(403, "not_permitted")] * 3

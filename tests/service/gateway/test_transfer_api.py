@@ -191,7 +191,12 @@ async def test_a_session_is_exported_as_one_document_for_programs(served: Any) -
     document = reply.json()
     shown = (await served.unix.get("/v1/sessions/a_1")).json()
     assert document["session"].items() <= shown.items()
-    assert shown.keys() - document["session"].keys() == {"first_words", "last_words"}  # which the entries say
+    assert shown.keys() - document["session"].keys() == {
+        "first_words",
+        "last_words",
+        "linked",
+        "waiting",
+    }  # as the entries say
     assert document["entries"] == (await served.unix.get("/v1/sessions/a_1/entries")).json()["entries"]
     assert len(document["entries"]) == 2
 

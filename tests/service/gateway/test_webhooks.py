@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+
 import anyio
 import httpx2
 import pytest
@@ -67,6 +69,37 @@ async def test_who_has_not_the_secret_is_refused_before_his_body_is_read(served:
     reply = await served.raw(head, by_tcp=True)  # and the connection ends, for nobody reads on
     assert reply.startswith(b"HTTP/1.1 401 ")
     assert called.requests == []
+
+
+async def test_a_channel_may_stream_with_headers_of_its_own_to_the_address_that_it_is_shown(served: Served) -> None:
+    asked: list[str] = []
+    closed = anyio.Event()
+
+    async def lines() -> AsyncGenerator[bytes, None]:
+        try:
+            yield b"one\n"
+            yield b"two\n"
+            await anyio.sleep_forever()
+        finally:
+            closed.set()
+
+    async def webhook(request: WebhookRequest) -> WebhookReply:
+        asked.append(request.address)
+        return WebhookReply(200, lines(), "application/x-ndjson", {"X-Of-The-Network": "yes"})
+
+    served.app.webhooks = {"letters": webhook}
+    for client, headers in ((served.tcp, {"Origin": "https://evil.example"}), (served.unix, {})):
+        preflight = {"Access-Control-Request-Method": "POST"}  # a channel decides itself who may ask
+        async with client.stream("OPTIONS", "/channels/letters", headers=preflight | headers) as reply:
+            assert reply.headers["x-of-the-network"] == "yes"
+            received = b""
+            async for piece in reply.aiter_raw():
+                received += piece
+                if received == b"one\ntwo\n":
+                    break
+    with anyio.fail_after(30):
+        await closed.wait()
+    assert asked == ["127.0.0.1", ""]
 
 
 @pytest.mark.parametrize("path", ["/channels/other", "/channels/", "/channels", "/x/channels/letters"])

@@ -2,7 +2,7 @@
 
 What it answers follows from the last message: `slowly ...` waits behind its first words until the test opens the gate,
 `calculate ...` calls the calculator, `erase ...` a tool that asks first, `refuse ...` is an error for as long as
-`fails`, everything else is repeated with some Markdown around it.
+`fails`, `vary ...` gets another answer each time, everything else is repeated with some Markdown around it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class ModelService:
         gate: opened by the test to let an answer go on that waits.
         waiting: set while an answer waits at the gate.
         asked: what was asked so far, newest last.
+        wanted: the requests for it, whole.
         fails: whether what begins with `refuse` is refused.
     """
 
@@ -30,6 +31,7 @@ class ModelService:
         self.gate = threading.Event()
         self.waiting = threading.Event()
         self.asked: list[list[dict[str, Any]]] = []
+        self.wanted: list[dict[str, Any]] = []
         self.fails = True
         service = self
 
@@ -63,6 +65,7 @@ class ModelService:
 
     def answer(self, handler: BaseHTTPRequestHandler, wanted: dict[str, Any]) -> None:
         self.asked.append(wanted["messages"])
+        self.wanted.append(wanted)
         if self.fails and str(wanted["messages"][-1]["content"]).startswith("refuse"):
             handler.send_error(500)
             return
@@ -95,6 +98,8 @@ class ModelService:
             yield {}, "tool_calls"
             return
         words = f"You said **{text}**, and I heard it." if last["role"] == "user" else f"It is {text}."
+        if text.startswith("vary"):
+            words = f"Answer {len(self.asked)} to **{text}**."
         for place, word in enumerate(words.split(" ")):
             yield {"role": "assistant", "content": word if place == 0 else f" {word}"}, None
             if place == 2 and text.startswith("slowly"):

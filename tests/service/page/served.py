@@ -29,14 +29,14 @@ PATIENCE_S = 60.0
 
 
 class PageDaemon:
-    """`miniclaw-sessions serve` on a directory.
+    """`miniclaw-sessions serve` on a directory; further settings are variables of its environment.
 
     Attributes:
         address: where the page is.
         workspace: the directory with the sessions.
     """
 
-    def __init__(self, directory: Path, model_url: str) -> None:
+    def __init__(self, directory: Path, model_url: str, **settings: str) -> None:
         self.workspace = directory / "w"
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._port = free.getsockname()[1]
@@ -59,6 +59,7 @@ class PageDaemon:
             "PYTHONPATH": str(directory),
             "MODEL_KEY": "none",
             "MINICLAW_MODEL_API_KEY_ENV": "MODEL_KEY",
+            **settings,
         }
         self._process: subprocess.Popen[bytes] | None = None
 

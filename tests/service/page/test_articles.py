@@ -156,6 +156,20 @@ async def test_the_outline_names_labels_ways_and_the_ends_of_what_was_left(
     assert found.html.count("<li") == 4
 
 
+async def test_the_outline_names_the_ways_of_the_beginning_in_their_order_whichever_is_taken(
+    manager: SessionManager, session: Session
+) -> None:
+    await said(session, "first")
+    ids = [session.leaf_id]
+    for text in ("second", "third"):
+        ids += await session.tree.branch(None, then=[Message.user(text)])
+    for taken in ids:
+        await session.tree.branch(taken)
+        found = await outline(manager)
+        assert found.ways == {"": ids}
+        assert found.tips == {one: one for one in ids if one != taken}
+
+
 async def test_what_the_outline_folds_is_read_a_part_at_a_time_until_nothing_is_left(
     manager: SessionManager, session: Session
 ) -> None:

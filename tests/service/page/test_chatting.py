@@ -145,7 +145,7 @@ def test_what_is_said_is_answered_and_the_answer_streams(open_page: OpenPage, mo
     assert page.locator("article.assistant:not(.running)").count() == 0
     model.gate.set()
     see(page, "slowly now", "You said slowly now, and I heard it.")
-    page.locator("article.assistant strong").wait_for()
+    page.locator("article.assistant:not(.running) strong").wait_for()  # the last block is rendered before the end
     assert page.locator(".running").count() == 0
     model.gate.clear()
     page.locator("#list .name").get_by_text("slowly now", exact=True).wait_for()

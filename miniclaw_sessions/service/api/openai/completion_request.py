@@ -6,7 +6,8 @@ A request has the whole conversation. What its last answer follows is found (`kn
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -15,18 +16,30 @@ from miniclaw_sessions.core.protocol.messages import Message, Role
 from miniclaw_sessions.core.protocol.options import Options
 from miniclaw_sessions.files.formats.openai_chat import from_openai
 from miniclaw_sessions.service.api.error_table import RequestError
+from miniclaw_sessions.service.api.openai.input_files import GivenFile, with_real_types
 from miniclaw_sessions.service.api.openai.response_input import (
     Look,
     check_content,
     check_image,
+    check_sound,
+    check_text,
     need_text,
     not_one_of,
     not_taken,
+    refuse_each,
     wrong,
 )
 from miniclaw_sessions.service.api.openai.response_request import Wanted, wanted_with
-from miniclaw_sessions.service.api.openai.shapes import CreateResponse, Document, Metadata, TextConfig, WantedReasoning
-from miniclaw_sessions.service.api.shapes import Body
+from miniclaw_sessions.service.api.openai.shapes import (
+    AnswerRequest,
+    CreateResponse,
+    Document,
+    Effort,
+    MaxTokens,
+    TextConfig,
+    Verbosity,
+    WantedReasoning,
+)
 
 SESSION = "session"
 """The name in a request's metadata under which it names the session that it speaks in."""
@@ -55,38 +68,23 @@ _PARAMETERS = {
 """The names of options, and of parameters of a response, in a request for a completion."""
 
 
-class CreateCompletion(Body):
+class CreateCompletion(AnswerRequest, kw_only=True):
     """What is asked; null is as if a field was left out."""
 
     messages: Annotated[list[Document], Meta(min_length=1)]
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: Document | None = None
-    store: bool | None = None
-    metadata: Metadata | None = None
-    tools: list[Document] | None = None
-    tool_choice: str | Document | None = None
-    parallel_tool_calls: bool | None = None
-    max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31)] | None = None
-    max_tokens: Annotated[int, Meta(ge=1, le=2**31)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    max_completion_tokens: MaxTokens | None = None
+    max_tokens: MaxTokens | None = None
     frequency_penalty: _Penalty | None = None
     presence_penalty: _Penalty | None = None
     stop: str | Annotated[list[str], Meta(max_length=16)] | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
     response_format: Document | None = None
     n: int | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
     seed: int | None = None
-    service_tier: str | None = None
     modalities: list[str] | None = None
     prediction: Document | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
     logit_bias: Document | None = None
     functions: list[Document] | None = None
     function_call: str | Document | None = None
@@ -100,10 +98,12 @@ class Conversation(msgspec.Struct, frozen=True):
     Attributes:
         instructions: the texts of the system at its beginning; None: there are none.
         messages: what follows, as it was sent.
+        files: those within it, with their places in the request.
     """
 
     instructions: str | None
     messages: tuple[Message, ...]
+    files: tuple[GivenFile, ...] = ()
 
     @property
     def behind_answer(self) -> tuple[Message, ...]:
@@ -125,10 +125,11 @@ def read_conversation(given: Sequence[Document]) -> Conversation:
         RequestError: a message is of no known shape, or has something that no model here is shown (400, with its place
             as `param`).
     """
-    read = [_message(fields, f"messages[{place}]") for place, fields in enumerate(given)]
+    real, files = with_real_types(given, "messages")
+    read = [_message(fields, f"messages[{place}]") for place, fields in enumerate(real)]
     begins = next((place for place, message in enumerate(read) if message.role is not Role.SYSTEM), len(read))
     texts = [message.text for message in read[:begins]]
-    return Conversation("\n\n".join(texts) if texts else None, tuple(read[begins:]))
+    return Conversation("\n\n".join(texts) if texts else None, tuple(read[begins:]), files)
 
 
 def read_completion(
@@ -150,28 +151,22 @@ def read_completion(
     form = None if body.response_format is None else _text_format(body.response_format)
     try:
         asked = CreateResponse(
-            model=body.model,
-            instructions=conversation.instructions,
-            store=body.store,
-            stream=body.stream,
-            tools=None if body.tools is None else [_flat(tool) for tool in body.tools],
-            tool_choice=_flat(body.tool_choice) if isinstance(body.tool_choice, dict) else body.tool_choice,
-            parallel_tool_calls=body.parallel_tool_calls,
-            max_output_tokens=body.max_completion_tokens or body.max_tokens,
-            temperature=body.temperature,
-            top_p=body.top_p,
-            reasoning=None if body.reasoning_effort is None else WantedReasoning(effort=body.reasoning_effort),
-            text=TextConfig(format=form, verbosity=body.verbosity) if form or body.verbosity else None,
-            metadata=metadata or None,
-            user=body.user,
-            safety_identifier=body.safety_identifier,
-            prompt_cache_key=body.prompt_cache_key,
-            service_tier=body.service_tier,
+            **{
+                **{name: getattr(body, name) for name in AnswerRequest.__struct_fields__},
+                "instructions": conversation.instructions,
+                "tools": None if body.tools is None else [_flat(tool) for tool in body.tools],
+                "tool_choice": _flat(body.tool_choice) if isinstance(body.tool_choice, dict) else body.tool_choice,
+                "max_output_tokens": body.max_completion_tokens or body.max_tokens,
+                "reasoning": None if body.reasoning_effort is None else WantedReasoning(effort=body.reasoning_effort),
+                "text": TextConfig(format=form, verbosity=body.verbosity) if form or body.verbosity else None,
+                "metadata": metadata or None,
+            }
         )
         wanted = wanted_with(asked, conversation.messages, key, is_repeated=is_repeated)
     except RequestError as error:
         raise in_words_of_completions(error) from error
-    return msgspec.structs.replace(wanted, options=_with_more_options(wanted.options, body))
+    options = _with_more_options(wanted.options, body)
+    return msgspec.structs.replace(wanted, options=options, files=conversation.files)
 
 
 def in_words_of_completions(error: RequestError) -> RequestError:
@@ -194,9 +189,7 @@ def parameter_of(name: str) -> str:
 
 
 def _refuse(body: CreateCompletion) -> None:
-    for name, why in _REFUSED.items():
-        if getattr(body, name):
-            raise not_taken(name, why)
+    refuse_each(body, _REFUSED)
     if body.n not in (None, 1):
         raise not_taken("n", "a request has one answer; ask again for another one")
     if "audio" in (body.modalities or ()):
@@ -306,18 +299,12 @@ def _part(part: Document) -> Document:
             return {"type": "image_url", "image_url": {"url": url}}
         case {"type": "refusal", "refusal": text}:
             return {"type": "text", "text": text}
+        case {"type": "file", "file": file}:
+            return {"type": "file", "file": {"filename": file["filename"], "file_data": file["file_data"]}}
+        case {"type": "input_audio", "input_audio": sound}:
+            return {"type": "input_audio", "input_audio": {"data": sound["data"], "format": sound["format"]}}
         case _:
             return {"type": "text", "text": part["text"]}
-
-
-def _text(part: Document, at: str) -> Sequence[Any]:
-    need_text(part, "text", at)
-    return ()
-
-
-def _refusal(part: Document, at: str) -> Sequence[Any]:
-    need_text(part, "refusal", at)
-    return ()
 
 
 def _image(part: Document, at: str) -> Sequence[Any]:
@@ -327,13 +314,19 @@ def _image(part: Document, at: str) -> Sequence[Any]:
     return tuple(check_image({"image_url": image.get("url")}, at))
 
 
-def _not_shown(part: Document, at: str) -> Sequence[Any]:
-    raise not_taken(f"{at}.type", f"no {part['type']} is shown to a model here; send texts and images")
+def _file(part: Document, at: str) -> Sequence[Any]:
+    file = part.get("file")
+    if not isinstance(file, dict):
+        raise wrong(f"{at}.file", "an object with file_data", file)
+    if file.get("file_id") is not None and file.get("file_data") is None:
+        raise not_taken(f"{at}.file.file_id", "there is no such file; upload it (POST /v1/files), or send file_data")
+    need_text(file, "file_data", f"{at}.file")
+    return ()
 
 
-_TEXTS: Mapping[str, Look] = {"text": _text}
-_OF_ANSWERS: Mapping[str, Look] = {"text": _text, "refusal": _refusal}
-_PARTS: Mapping[str, Look] = {"text": _text, "image_url": _image, "input_audio": _not_shown, "file": _not_shown}
+_TEXTS: Mapping[str, Look] = {"text": check_text}
+_OF_ANSWERS: Mapping[str, Look] = {"text": check_text, "refusal": partial(check_text, field="refusal")}
+_PARTS: Mapping[str, Look] = {"text": check_text, "image_url": _image, "input_audio": check_sound, "file": _file}
 _ROLES = {
     "assistant": _of_an_assistant,
     "developer": _of_a_system,

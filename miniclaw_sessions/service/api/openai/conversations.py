@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -55,6 +55,7 @@ from miniclaw_sessions.service.api.openai.shapes import (
     contended,
     not_found,
 )
+from miniclaw_sessions.service.api.openai.stored_responses import REMEMBERED
 from miniclaw_sessions.service.api.operation import Stream, checked_idempotency_key, large_reply, operation
 from miniclaw_sessions.service.api.sessions import DeleteSession, delete_session
 
@@ -72,9 +73,6 @@ ITEMS = f"{ONE}/items"
 _CREATED = OWN_METADATA + "conversation"
 _ESCAPE = "metadata."
 _NAMES_OF_OURS = frozenset({"self", "agent_id", "model", "provider", "thinking_level"})
-
-REMEMBERED = timedelta(minutes=1)
-"""How long after a request one that says that it repeats it is taken for it."""
 
 
 async def find_conversation(context: Context, conversation_id: str) -> Session:

@@ -25,12 +25,14 @@ from miniclaw_sessions.core.session.journal import Journal
 from miniclaw_sessions.core.session.searching import branches_of
 from miniclaw_sessions.core.stores.base import StoredEntry, decode_stored
 from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.files.formats.attached import without_words
 from miniclaw_sessions.files.formats.codec import has_kept
 from miniclaw_sessions.files.formats.openai_items import (
     KEPT,
     OF_AGENTS,
     WHOLE_CONTENT,
     WHOLE_ITEM,
+    is_compaction,
     is_verbatim,
     to_items,
 )
@@ -96,8 +98,10 @@ def items_of(entry: Entry) -> list[Item]:
     message = shown_message(entry)
     if message is None:
         return []
+    if len(sent := without_words(message.content)) < len(message.content):
+        message = msgspec.structs.replace(message, content=sent)
     base = id_in_items(original_id(entry))
-    if not (message.is_assistant or is_verbatim(message)):
+    if not (message.is_assistant or is_verbatim(message) or is_compaction(message)):
         whole = to_items(as_seen_alone(message))
     elif isinstance(message.content, str):
         whole = to_items([message])

@@ -16,12 +16,19 @@ if TYPE_CHECKING:
 
 
 class Model(Reply, kw_only=True):
-    """A model, and who provides it; when it was made is not known here."""
+    """A model, and who provides it; when it was made is not known here.
+
+    Attributes:
+        takes: the media types of files that it takes in messages, beside texts.
+        thinking_levels: the levels of thinking that a session may choose for it, the least first.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int = 0
     owned_by: str
+    takes: list[str] = []
+    thinking_levels: list[str] = []
 
 
 class ModelList(Reply, kw_only=True):
@@ -35,8 +42,17 @@ class ModelList(Reply, kw_only=True):
 async def list_models(context: Context, request: Nothing) -> ModelList:
     """The models that a chat may choose, first the one that answers unless it does; none where nothing answers."""
     del request
-    known = {} if context.chats is None else await context.chats.models()
-    return ModelList(data=[Model(id=name, owned_by=provider) for name, provider in known.items()])
+    return ModelList(data=await _models(context))
+
+
+async def _models(context: Context) -> list[Model]:
+    if context.chats is None:
+        return []
+    taken, levels = await context.chats.takes(), await context.chats.thinking_levels()
+    return [
+        Model(id=name, owned_by=owner, takes=sorted(taken.get(name, ())), thinking_levels=list(levels.get(name, ())))
+        for name, owner in (await context.chats.models()).items()
+    ]
 
 
 class OneModel(msgspec.Struct, frozen=True):
@@ -52,10 +68,10 @@ class OneModel(msgspec.Struct, frozen=True):
 @operation("GET", "/v1/models/{model_id}", OneModel, Model, openai=True)
 async def get_model(context: Context, request: OneModel) -> Model:
     """One of the models that a chat may choose."""
-    known = {} if context.chats is None else await context.chats.models()
-    if (provider := known.get(request.model_id)) is None:
-        raise not_found("Model", request.model_id[:300])
-    return Model(id=request.model_id, owned_by=provider)
+    for model in await _models(context):
+        if model.id == request.model_id:
+            return model
+    raise not_found("Model", request.model_id[:300])
 
 
 OPERATIONS = (list_models, get_model)

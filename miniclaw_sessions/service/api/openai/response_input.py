@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from miniclaw_sessions.core.protocol.content import DATA_URL
 from miniclaw_sessions.core.protocol.images import IMAGE_TYPES, MAX_IMAGE_BYTES, image_of
+from miniclaw_sessions.files.formats.openai_items import summary_within
 from miniclaw_sessions.service.api.error_table import RequestError
 from miniclaw_sessions.service.api.openai.items import REFERENCE, check_items
 from miniclaw_sessions.service.api.openai.shapes import UNSUPPORTED, Item, bad_request
@@ -82,7 +83,8 @@ def _looked_at(item: Item, at: str) -> Iterator[OfTheService]:
         case str(kind) if kind in _COMMANDS:
             raise not_taken(f"{at}.type", _COMMANDS[kind])
         case kind:
-            yield OfTheService(f"{at}.type", str(kind)[:_LONGEST_SHOWN])
+            if summary_within(item) is None:
+                yield OfTheService(f"{at}.type", str(kind)[:_LONGEST_SHOWN])
 
 
 def check_content(content: Any, at: str, known: Mapping[str, Look]) -> Iterator[OfTheService]:
@@ -105,7 +107,12 @@ def check_content(content: Any, at: str, known: Mapping[str, Look]) -> Iterator[
         yield from known[kind](part, here)
 
 
-def _text(part: Item, at: str, *, field: str = "text") -> Iterator[OfTheService]:
+def check_text(part: Item, at: str, *, field: str = "text") -> Iterator[OfTheService]:
+    """Check a part that is a text.
+
+    Raises:
+        RequestError: it has none in this field (400).
+    """
     need_text(part, field, at)
     yield from ()
 
@@ -133,21 +140,43 @@ def check_image(part: Item, at: str) -> Iterator[OfTheService]:
         raise bad_request(f"Invalid '{at}.image_url': expected {wanted} ({types}).", f"{at}.image_url")
 
 
-def _of_the_service(part: Item, at: str) -> Iterator[OfTheService]:
-    yield OfTheService(f"{at}.type", part["type"])
+def _check_file(part: Item, at: str) -> Iterator[OfTheService]:
+    """A file: its own data are looked at where the model is known; its name at a service, or its address, not here."""
+    if not isinstance(part.get("file_data"), str):
+        field = next((name for name in ("file_id", "file_url") if part.get(name) is not None), None)
+        if field is None:
+            raise wrong(f"{at}.file_data", "a file as a data URL", part.get("file_data"))
+        yield OfTheService(f"{at}.{field}", f"file by {field}")
+
+
+def check_sound(part: Item, at: str) -> Iterator[OfTheService]:
+    """Check a sound: its data and their format.
+
+    Raises:
+        RequestError: one of them is missing (400).
+    """
+    sound = part.get("input_audio")
+    if not isinstance(sound, dict):
+        raise wrong(f"{at}.input_audio", "an object with data and format", sound)
+    for field in ("data", "format"):
+        need_text(sound, field, f"{at}.input_audio")
+    yield from ()
 
 
 Look = Callable[[Item, str], Iterable[OfTheService]]
 """Checks one part of a content, and names what not every service takes."""
 
 _INPUT_PARTS: Mapping[str, Look] = {
-    "input_text": _text,
-    "text": _text,
+    "input_text": check_text,
+    "text": check_text,
     "input_image": check_image,
-    "input_file": _of_the_service,
-    "input_audio": _of_the_service,
+    "input_file": _check_file,
+    "input_audio": check_sound,
 }
-_OUTPUT_PARTS: Mapping[str, Look] = {"output_text": _text, "refusal": partial(_text, field="refusal")}
+_OUTPUT_PARTS: Mapping[str, Look] = {
+    "output_text": check_text,
+    "refusal": partial(check_text, field="refusal"),
+}
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
@@ -156,6 +185,17 @@ _OUTPUT_PARTS: Mapping[str, Look] = {"output_text": _text, "refusal": partial(_t
 def not_taken(param: str, why: str) -> RequestError:
     """The error for what nothing here can do."""
     return bad_request(f"Unsupported parameter: '{param}' is not supported here: {why}.", param, UNSUPPORTED)
+
+
+def refuse_each(body: object, refused: Mapping[str, str]) -> None:
+    """Refuse parameters that nothing stands behind, each with why; a value that asks for nothing is let through.
+
+    Raises:
+        RequestError: one of them asks for something (400).
+    """
+    for name, why in refused.items():
+        if getattr(body, name):
+            raise not_taken(name, why)
 
 
 def need_text(fields: Item, name: str, at: str) -> None:

@@ -9,19 +9,22 @@ gets a session of his own with a copy of that branch, because a conversation has
 from __future__ import annotations
 
 import secrets
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
 
-from miniclaw_sessions.core.protocol.entries import SUSPENDED, Custom
+from miniclaw_sessions.core.history.branch import Branch, resolve
+from miniclaw_sessions.core.protocol.entries import SUSPENDED
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import InvalidKey, SessionDeleted, SessionNotFound
 from miniclaw_sessions.service.api.error_table import RETRY_AFTER_S, RequestError
-from miniclaw_sessions.service.api.openai.conversations import REMEMBERED, find_conversation
+from miniclaw_sessions.service.api.openai.conversations import find_conversation
 from miniclaw_sessions.service.api.openai.response_request import Place, Wanted, check_calls
 from miniclaw_sessions.service.api.openai.shapes import bad_request, not_found
 from miniclaw_sessions.service.api.openai.stored_responses import (
+    REMEMBERED,
     StoredResponse,
     deleted_in,
     find_response,
@@ -52,12 +55,8 @@ async def place_of_response(context: Context, wanted: Wanted) -> Place:
             and its answer is on the way (409).
         NotPermitted: the caller may not make a session of responses.
     """
-    source, found = None, None
-    if wanted.conversation is not None:
-        source = await find_conversation(context, wanted.conversation)
-    elif wanted.previous is not None:
-        source, found = await _previous(context, wanted.previous)
-    else:
+    source, found = await _followed(context, wanted)
+    if source is None:
         check_calls((), wanted.messages, ())
     # A session of its own is another one each time, unless the client names its request.
     key = SessionKey.of(CHANNEL, secrets.token_hex(24) if wanted.key is None else wanted.digest[:48])
@@ -70,11 +69,8 @@ async def place_of_response(context: Context, wanted: Wanted) -> Place:
     at: str | UnsetType | None = UNSET if wanted.beginning is None else None
     key = wanted.beginning or key
     if wanted.key is not None or wanted.beginning is not None:
-        try:
-            begun = await context.find(key.session_id)
-        except SessionNotFound:
-            pass
-        else:
+        begun = await session_of_key(context, key)
+        if begun is not None:
             return await _place_in(context, begun, wanted, at, since=0)
     context.caller.permit(key)
     if source is not None and found is not None:
@@ -83,11 +79,44 @@ async def place_of_response(context: Context, wanted: Wanted) -> Place:
     return Place(key, at=at, is_new=True)
 
 
+async def branch_before(context: Context, wanted: Wanted) -> Branch:
+    """What a response would follow, as far as a model is shown it.
+
+    Raises:
+        RequestError: as for `place_of_response`.
+        StoreUnavailable: the store cannot be read.
+    """
+    source, found = await _followed(context, wanted)
+    if source is None:
+        return Branch()
+    async with context.readings:
+        return resolve(await source.tree.get_branch(None if found is None else found.end))
+
+
+async def _followed(context: Context, wanted: Wanted) -> tuple[Session | None, StoredResponse | None]:
+    if wanted.conversation is not None:
+        return await find_conversation(context, wanted.conversation), None
+    if wanted.previous is not None:
+        return await _previous(context, wanted.previous)
+    return None, None
+
+
+async def session_of_key(context: Context, key: SessionKey) -> Session | None:
+    """The caller's session with this key, or None."""
+    try:
+        return await context.find(key.session_id)
+    except SessionNotFound:
+        return None
+
+
 async def _place_in(
     context: Context, session: Session, wanted: Wanted, at: str | UnsetType | None, *, since: int
 ) -> Place:
     """A place in a session that is there; where the request was made before, what became of it."""
-    before = await _asked_before(session, wanted, since=since) if wanted.is_done_once else None
+    if not wanted.is_done_once:
+        made = await _kept_unseen(context, session, wanted, since=since)
+        return Place(session.key, at=at) if made is None else Place(session.key, made=made)
+    before = await _asked_before(session, wanted, since=since)
     if before is None:
         return Place(session.key, at=at)
     before, is_running = await settled(context, session, before)
@@ -101,6 +130,33 @@ async def _place_in(
     return Place(session.key, again=None if is_deleted else before.mark)
 
 
+async def _kept_unseen(context: Context, session: Session, wanted: Wanted, *, since: int) -> StoredResponse | None:
+    """The answer to the same request of which its client has seen nothing.
+
+    Where it is still being made, it is waited for: a client that sends a request again without a mark takes no refusal.
+    """
+    unseen, same = context.responding().unseen, (session.session_id, wanted.digest)
+    if not unseen.may_be(*same):
+        return None
+    before = await _asked_before(session, wanted, since=since)
+    if before is not None and not before.is_over:
+        if context.responding().is_running(before.mark.id):
+            async with session.journal.between_turns():
+                pass
+        before = await find_response(session, before.mark.id)  # it may have ended while it was read, too
+    if before is None or not before.is_over or before.error is not None or before.mark.id in deleted_in(session):
+        return None
+    age = session.journal.now() - _ended_at(before)
+    if not unseen.is_unseen(*same, before.mark.id, age):
+        return None
+    unseen.given(*same, before.mark.id)
+    return before
+
+
+def _ended_at(found: StoredResponse) -> datetime:
+    return max((entry.timestamp for entry in found.outputs), default=found.mark.timestamp)
+
+
 def under_way() -> RequestError:
     """The error for a request that is being answered already."""
     return RequestError(409, "response_in_progress", "This request is being answered already.", headers=_LATER)
@@ -110,20 +166,22 @@ async def _asked_before(session: Session, wanted: Wanted, *, since: int) -> Stor
     """The response that the same request has begun.
 
     With a key it is known by that. Without, a conversation is looked at only for what was said last, and just now, and
-    a session that others begin in too only for what was said just now: people say the same thing again.
+    a session that others begin in too only for what was said just now: people say the same thing again. A model may
+    take longer than that: a client that sends no mark has given up waiting.
     """
-    newest: Custom | None = None
+    leaves, newest = {session.leaf_id}, None  # its answer may come while it is read
     async for entry in session.tree.read_entries(after=since):
         if is_mark(entry):
-            is_same = entry.data == wanted.mark
+            is_same = entry.data in (wanted.mark, wanted.as_beginning)
             if is_same or (wanted.key is None and wanted.conversation is not None):
                 newest = entry if is_same else None
     found = None if newest is None else await find_response(session, newest.id)
     is_shared = wanted.conversation is not None or wanted.beginning is not None
-    if found is not None and wanted.key is None and is_shared:
-        ended_at = max((entry.timestamp for entry in found.outputs), default=found.mark.timestamp)
-        is_last = wanted.conversation is None or session.leaf_id in (found.end, found.mark.parent_id)
-        return found if is_last and session.journal.now() - ended_at <= REMEMBERED else None
+    if found is not None and wanted.key is None and (is_shared or not wanted.is_repeated):
+        leaves.add(session.leaf_id)
+        is_last = wanted.conversation is None or not leaves.isdisjoint((found.end, found.mark.parent_id))
+        is_recent = session.journal.now() - _ended_at(found) <= REMEMBERED
+        return found if is_last and (is_recent or not (found.is_over or wanted.is_done_once)) else None
     return found
 
 

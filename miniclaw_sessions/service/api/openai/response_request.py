@@ -23,9 +23,17 @@ from miniclaw_sessions.core.protocol.messages import Message, Role
 from miniclaw_sessions.core.protocol.options import FUNCTION, Options, TextFormat
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.files.formats.openai_items import to_messages
-from miniclaw_sessions.service.api.openai.response_input import OfTheService, check_input, check_schema, not_taken
+from miniclaw_sessions.service.api.openai.input_files import GivenFile, with_real_types
+from miniclaw_sessions.service.api.openai.response_input import (
+    OfTheService,
+    check_input,
+    check_schema,
+    not_taken,
+    refuse_each,
+)
 from miniclaw_sessions.service.api.openai.shapes import CreateResponse, Document, bad_request
 from miniclaw_sessions.service.api.openai.stored_responses import StoredResponse
+from miniclaw_sessions.service.api.openai.unseen import Unseen
 
 _REFUSED = {
     "background": "the client that asks gets the answer; one that goes away finds it by its id",
@@ -75,8 +83,10 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         key: the client's name for the request, which is done once.
         is_repeated: whether the client says that it asked before.
         of_the_service: what of the input only a service takes that speaks items itself.
+        files: those of the input, with their places in the request.
         beginning: the session that it begins in, where it follows nothing: as another branch, if that is there already.
             None: a session of its own.
+        as_beginning: the mark that the same request would have had, had the conversation not been there yet.
     """
 
     messages: tuple[Message, ...]
@@ -91,7 +101,9 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     is_repeated: bool = False
     of_the_service: tuple[OfTheService, ...] = ()
+    files: tuple[GivenFile, ...] = ()
     beginning: SessionKey | None = None
+    as_beginning: Document | None = None
 
     @property
     def is_done_once(self) -> bool:
@@ -101,7 +113,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def digest(self) -> str:
         """What all requests have in common that say the same, and have the same name."""
-        return hashlib.sha256(msgspec.json.encode([self.mark, self.previous], order="sorted")).hexdigest()
+        mark = self.as_beginning or self.mark
+        return hashlib.sha256(msgspec.json.encode([mark, self.previous], order="sorted")).hexdigest()
 
     @property
     def mark(self) -> Document:
@@ -160,13 +173,28 @@ class ResponseEvent(msgspec.Struct, frozen=True):
 
 
 class Responses(Protocol):
-    """Who makes responses (`api.openai.responses`)."""
+    """Who makes responses (`api.openai.responses`).
+
+    Attributes:
+        unseen: knows which answers no client has seen.
+    """
+
+    unseen: Unseen
 
     def check(self, wanted: Wanted) -> None:
         """Refuse what the model that is asked for cannot do, before anything is made.
 
         Raises:
             OptionRefused, RequestError: it cannot.
+        """
+        ...
+
+    def size(self, wanted: Wanted, before: Sequence[Message]) -> int:
+        """How many tokens the model would be sent for a response, about.
+
+        Args:
+            wanted: the request.
+            before: the conversation that it follows.
         """
         ...
 
@@ -186,23 +214,29 @@ class Responses(Protocol):
         ...
 
 
-def read_request(body: CreateResponse, key: str | None = None, *, is_repeated: bool = False) -> Wanted:
+def read_request(
+    body: CreateResponse, key: str | None = None, *, is_repeated: bool = False, may_follow_alone: bool = False
+) -> Wanted:
     """Check a request.
 
     Args:
         body: what was sent.
         key: the client's name for the request.
         is_repeated: whether the client says that it asked before.
+        may_follow_alone: whether it needs no input where it follows something.
 
     Raises:
         RequestError: it is not one that can be answered; 400, with the parameter's name.
     """
     given = body.input
     items = [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
-    if not items:
+    follows = body.conversation is not None or body.previous_response_id is not None
+    if not items and not (may_follow_alone and follows):
         raise bad_request("Missing required parameter: 'input'.", "input", "missing_required_parameter")
+    items, files = with_real_types(items or [], "input")
     of_the_service = check_input(items)
-    return wanted_with(body, to_messages(items), key, is_repeated=is_repeated, of_the_service=of_the_service)
+    wanted = wanted_with(body, to_messages(items), key, is_repeated=is_repeated, of_the_service=of_the_service)
+    return msgspec.structs.replace(wanted, files=files)
 
 
 def wanted_with(
@@ -219,6 +253,7 @@ def wanted_with(
         RequestError: it is not one that can be answered; 400, with the parameter's name.
     """
     _refuse(body)
+    body = msgspec.structs.replace(body, user=body.named_user())
     tools = _tools(body.tools or ())
     choice, tools = _tool_choice(body.tool_choice, tools)
     conversation = body.conversation
@@ -249,9 +284,7 @@ def wanted_with(
 
 
 def _refuse(body: CreateResponse) -> None:
-    for name, why in _REFUSED.items():
-        if getattr(body, name):
-            raise not_taken(name, why)
+    refuse_each(body, _REFUSED)
     if body.service_tier not in (None, "auto", "default"):
         raise not_taken("service_tier", "there is one, default")
     if _LOGPROBS in (body.include or ()):

@@ -30,6 +30,7 @@ from miniclaw_sessions.service.api.openai.shapes import (
     not_found,
 )
 from miniclaw_sessions.service.api.openai.stored_responses import DELETED, deleted_in, document_of, responses_in
+from miniclaw_sessions.service.api.openai.uploaded_files import with_own_files
 from miniclaw_sessions.service.api.operation import Stream, checked_idempotency_key, operation
 
 if TYPE_CHECKING:
@@ -104,7 +105,8 @@ async def create_response(context: Context, request: Create) -> Response | Strea
     """
     key = checked_idempotency_key(request.idempotency_key)
     name = None if key is None else f"{context.caller.name} {key}"
-    wanted = read_request(request.body, name, is_repeated=is_repeated(request.retry_count))
+    body = await with_own_files(context, request.body)
+    wanted = read_request(body, name, is_repeated=is_repeated(request.retry_count))
     reply: Response | Stream = await answer(context, wanted, _FORM)
     return reply
 

@@ -21,6 +21,9 @@ Metadata = Annotated[
 ]
 
 Document = dict[str, Any]
+MaxTokens = Annotated[int, Meta(ge=1, le=2**31)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
 
 _STATUS = {410: 404, 412: 409, 422: 400}
 UNSUPPORTED = "unsupported_parameter"
@@ -109,7 +112,7 @@ class Reasoning(msgspec.Struct, kw_only=True):
 class WantedReasoning(Reasoning, kw_only=True):
     """The same as a request has it."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
@@ -118,41 +121,56 @@ class TextConfig(msgspec.Struct, kw_only=True):
     """The form of the answer's text."""
 
     format: Document | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Verbosity | None = None
 
 
-class CreateResponse(Body):
-    """What is asked; null is as if a field was left out."""
+class AnswerRequest(Body):
+    """What requests for responses and for completions have in common; null is as if a field was left out."""
 
-    input: str | list[Item] | None = None
     model: str | None = None
-    instructions: str | None = None
-    conversation: str | NamedConversation | None = None
-    previous_response_id: str | None = None
     store: bool | None = None
     stream: bool | None = None
+    stream_options: Document | None = None
     tools: list[Document] | None = None
     tool_choice: str | Document | None = None
     parallel_tool_calls: bool | None = None
-    max_output_tokens: Annotated[int, Meta(ge=1, le=2**31)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    reasoning: WantedReasoning | None = None
-    text: TextConfig | None = None
+    top_logprobs: int | None = None
     metadata: Metadata | None = None
-    truncation: Literal["auto", "disabled"] | None = None
-    include: list[str] | None = None
-    stream_options: Document | None = None
-    max_tool_calls: int | None = None
-    user: str | None = None
+    user: str | Document | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    service_tier: str | None = None
+
+    def named_user(self) -> str | None:
+        """Who asks, as a text: of an object, as Open WebUI sends it for its pipelines, the id."""
+        match self.user:
+            case {"id": str(named)}:
+                return named
+            case dict():
+                return msgspec.json.encode(self.user, order="sorted").decode()
+            case _:
+                return self.user
+
+
+class CreateResponse(AnswerRequest):
+    """What is asked; null is as if a field was left out."""
+
+    input: str | list[Item] | None = None
+    instructions: str | None = None
+    conversation: str | NamedConversation | None = None
+    previous_response_id: str | None = None
+    max_output_tokens: MaxTokens | None = None
+    reasoning: WantedReasoning | None = None
+    text: TextConfig | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    include: list[str] | None = None
+    max_tool_calls: int | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: Document | None = None
-    service_tier: str | None = None
     background: bool | None = None
     prompt: Document | None = None
-    top_logprobs: int | None = None
     context_management: list[Document] | None = None
     moderation: Document | None = None
     access_programs: Document | None = None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, TypeGuard
 
 import msgspec
@@ -44,6 +45,9 @@ it says again of it."""
 FAILED = "openai.response.failed"
 """The `custom_type` of the entry behind a response that failed; its data: the `error`, and the `response`, by the entry
 that it begins with, because others may have begun meanwhile."""
+
+REMEMBERED = timedelta(minutes=1)
+"""How long after a request one that says that it repeats it is taken for it."""
 
 DELETED = OWN_METADATA + "deleted_responses"
 """The metadata of a session that names the responses that were deleted, while what they said is still there."""

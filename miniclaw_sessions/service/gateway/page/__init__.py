@@ -21,7 +21,12 @@ from miniclaw_sessions.service.api.operation import Content
 _FOLDER: Traversable = files(__package__)
 _MAIN = "app.js"
 _STYLES = ("layout.css", "controls.css", "vendor/uPlot.min.css")
-_BESIDE = {"vendor/uPlot.esm.js": "text/javascript", "icon.svg": "image/svg+xml"}
+_BESIDE = {
+    "vendor/uPlot.esm.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+    "icon.png": "image/png",
+    "manifest.webmanifest": "application/manifest+json",
+}
 """What the first screen does not wait for."""
 _IMPORT = re.compile(r'^import ({.*}) from "\./(.+)";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async function|function|class|const) (\w+))", re.MULTILINE)
@@ -57,16 +62,16 @@ def _hashed(text: str) -> str:
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
-_BESIDE_TEXT = {name: _text(name) for name in _BESIDE}
-_PLACE = f"page/{sha256(repr(_BESIDE_TEXT).encode()).hexdigest()[:16]}/"
+_BODIES = {name: _FOLDER.joinpath(name).read_bytes() for name in _BESIDE}
+_PLACE = f"page/{sha256(repr(_BODIES).encode()).hexdigest()[:16]}/"
 _EARLY = _text("early.js")
 _SCRIPT = _joined(_MAIN).replace('await import("./', f'await import("./{_PLACE}')
 _STYLE = "".join([*map(source, SHARED_STYLES), *map(_text, _STYLES)])
 
 POLICY = (
     f"default-src 'none'; script-src 'self' {_hashed(_EARLY)} {_hashed(_SCRIPT)}; style-src {_hashed(_STYLE)}; "
-    "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'; trusted-types fragments"
+    "img-src 'self' data: blob:; media-src data: blob:; connect-src 'self'; manifest-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types fragments"
 )
 """What the page may load and run; see `docs/explanation/page.md`."""
 
@@ -83,12 +88,12 @@ def _page_files() -> dict[str, Content]:
     index = _text("index.html").replace('"page/', f'"{_PLACE}')
     for tag, text in (("<style>", _STYLE), ("<script>", _EARLY), ('<script type="module">', _SCRIPT)):
         index = index.replace(tag, tag + text, 1)
-    beside = {f"/{_PLACE}{name}": _content(text, _BESIDE[name], _FOR_EVER) for name, text in _BESIDE_TEXT.items()}
-    return {"/": _content(index, "text/html", _ASKS_AGAIN), **beside}
+    beside = {f"/{_PLACE}{name}": _content(body, _BESIDE[name], _FOR_EVER) for name, body in _BODIES.items()}
+    return {"/": _content(index.encode(), "text/html", _ASKS_AGAIN), **beside}
 
 
-def _content(text: str, media_type: str, kept: str) -> Content:
-    return Content.tagged(text.encode(), media_type, **HEADERS, **{"Cache-Control": kept})
+def _content(body: bytes, media_type: str, kept: str) -> Content:
+    return Content.tagged(body, media_type, **HEADERS, **{"Cache-Control": kept})
 
 
 FILES: Mapping[str, Content] = _page_files()

@@ -4,8 +4,8 @@ import { get } from "./api.js";
 
 const SCOPES = ["read", "write", "admin"];
 
-/** @type {{scope: string, channels: string[] | null, chat_prefix: string, currency: string}} */
-let access = { scope: "read", channels: null, chat_prefix: "", currency: "USD" };
+/** @type {{scope: string, channels: string[] | null, chat_prefix: string, currency: string, max_message_bytes: number}} */
+let access = { scope: "read", channels: null, chat_prefix: "", currency: "USD", max_message_bytes: 0 };
 
 export async function learnAccess() {
   access = await get("v1/access");
@@ -22,6 +22,11 @@ export function may(scope) {
  */
 export function money(cost) {
   return `${cost.toFixed(cost < 0.1 ? 4 : 2)} ${access.currency}`;
+}
+
+/** How large a message may be, with its files; 0: that is not known. */
+export function mostBytes() {
+  return access.max_message_bytes;
 }
 
 /** Whether there are only some sessions for the token, and nothing that is about all of them. */

@@ -1,5 +1,7 @@
 // Asking the daemon: every request carries the token, every refusal is an error with the server's own sentence.
 
+import { uploaded } from "./uploading.js";
+
 const TOKEN = "token";
 
 /** What the daemon refused, or that it could not be reached (`status` 0). */
@@ -7,10 +9,12 @@ export class Refused extends Error {
   /**
    * @param {number} status
    * @param {{message?: string, type?: string}} error
+   * @param {any} [reply] the whole of it, where it says more
    */
-  constructor(status, error) {
+  constructor(status, error, reply) {
     super(error.message ?? `the server answered ${status}`);
     this.status = status;
+    this.reply = reply;
     this.type = error.type ?? "";
   }
 
@@ -56,7 +60,7 @@ export function isSignedIn() {
 
 /**
  * @typedef {{query?: Record<string, any>, json?: any, body?: BodyInit, headers?: Record<string, string>,
- *   key?: string, signal?: AbortSignal}} Asked
+ *   key?: string, signal?: AbortSignal, progress?: import("./uploading.js").Progress}} Asked
  */
 
 /**
@@ -81,7 +85,8 @@ export async function request(method, path, asked = {}) {
   try {
     const early = method === "GET" ? begun().get(url.href) : undefined;
     begun().delete(url.href);
-    response = await (early ?? fetch(url, { method, headers, body, signal: asked.signal, cache: "no-store", credentials: "omit" }));
+    const how = { method, headers, body, signal: asked.signal };
+    response = await (asked.progress ? uploaded(url, how, asked.progress) : (early ?? fetch(url, { ...how, cache: "no-store", credentials: "omit" })));
   } catch (error) {
     if (asked.signal?.aborted) throw error;
     throw new Refused(0, { message: "The server cannot be reached.", type: "unreachable" });
@@ -91,15 +96,16 @@ export async function request(method, path, asked = {}) {
     return response;
   }
   if (response.status === 401) askForToken();
-  throw new Refused(response.status, await errorIn(response));
+  const reply = await replyIn(response);
+  throw new Refused(response.status, reply?.error ?? {}, reply);
 }
 
 /** @param {Response} response */
-async function errorIn(response) {
+async function replyIn(response) {
   try {
-    return (await response.json()).error ?? {};
+    return await response.json();
   } catch {
-    return {};
+    return null;
   }
 }
 

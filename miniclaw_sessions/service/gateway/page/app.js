@@ -1,20 +1,27 @@
 // The page: signs in, keeps the list, and shows in the middle what the address names.
 
-import { learnAccess, may, newChat } from "./access.js";
-import { Refused, get, isSignedIn, send, sessionPath, signIn, whenSignedOut } from "./api.js";
-import { Composer } from "./composer.js";
+import { learnAccess, may } from "./access.js";
+import { Refused, get, isSignedIn, sessionPath, signIn, whenSignedOut } from "./api.js";
+import { showBeginning } from "./beginning.js";
+import { Channels } from "./channels.js";
+import { commandsOf } from "./commands.js";
 import { Conversation } from "./conversation.js";
-import { find, icon, make } from "./elements.js";
+import { find, make } from "./elements.js";
 import { listenForFiles } from "./importing.js";
 import { listenToKeys, showKeys } from "./keys.js";
 import { Live } from "./live.js";
-import { attempt, notify } from "./notices.js";
+import { Marking } from "./marking.js";
+import { attempt } from "./notices.js";
 import { guardUnsent } from "./outbox.js";
+import { PALETTE_KEY, listenForPalette, openPalette } from "./palette.js";
+import { readAgain } from "./pins.js";
 import { startSearch } from "./search.js";
+import { see } from "./seen.js";
 import { ServiceView } from "./service.js";
 import { SessionList } from "./sessions.js";
+import { answerAgain, changeVersionByKey } from "./versions.js";
 import { showWelcome } from "./welcome.js";
-import { count, nameOf, titleOf } from "./words.js";
+import { count, nameOf } from "./words.js";
 
 const HEALTH_MS = 15_000;
 const SOON_MS = 400;
@@ -22,13 +29,17 @@ const COUNTED = new Set(["created", "deleted", "expired"]);
 
 /** @type {SessionList} */
 let list;
+/** @type {Marking} */
+let marking;
+/** @type {Channels} */
+let channels;
 /** @type {Conversation | null} */
 let conversation = null;
 /** @type {ServiceView | null} */
 let service = null;
 /** @type {Live | null} */
 let events = null;
-/** @type {Composer | null} */
+/** @type {import("./composer.js").Composer | null} */
 let beginning = null;
 /** @type {ReturnType<typeof listenForFiles>} */
 let files;
@@ -56,7 +67,7 @@ async function navigate() {
   service = null;
   beginning = null;
   if (kind === "session") await openSession(session, place ? Number(place) : null, mine);
-  else if (kind === "new" && may("write")) showBeginning();
+  else if (kind === "new" && may("write")) beginning = showBeginning(begun);
   else if (kind === "service") service = new ServiceView(find("main"));
   else welcome();
 }
@@ -79,6 +90,7 @@ async function openSession(id, place, mine) {
   try {
     const session = await get(sessionPath(id), { last_words: true });
     if (mine !== navigation) return;
+    see(session);
     conversation = new Conversation(session, { changed: () => list.refreshSoon(), gone: left });
     await conversation.open(place);
     if (place === null && !isStepping && matchMedia("(hover: hover)").matches) conversation?.composer.focus();
@@ -97,41 +109,25 @@ function left() {
 }
 
 function welcome() {
-  showWelcome({ isEmpty: list.isLoaded && !list.rows.length, begin, bringIn: () => files.choose() });
+  showWelcome({ isEmpty: list.isLoaded && !list.rows.length && list.channel === null, begin, bringIn: () => files.choose() });
 }
 
-// --- a new conversation: it is made when something is said ---
+// --- a new conversation ---
 
 function begin() {
   if (may("write")) location.hash = "#/new";
 }
 
-function showBeginning() {
-  document.title = "New conversation";
-  const session = { session_id: "", ...newChat() };
-  const composer = new Composer(session, { said: () => make("i"), saved: () => {}, told: () => {}, failed: (message) => notify(message, { failed: true }) });
-  composer.say = async (text) => {
-    const made = await attempt(() => send("POST", "v1/sessions", { channel: session.channel, chat_id: session.chat_id, title: titleOf(text) }));
-    if (!made) {
-      composer.giveBack(text);
-      return;
-    }
-    list.refreshSoon();
-    history.replaceState(null, "", `#/session/${encodeURIComponent(made.session_id)}`);
-    await navigate();
-    if (conversation?.id === made.session_id) conversation.composer.say(text);
-  };
-  beginning = composer;
-  find("main").replaceChildren(
-    make(
-      "div",
-      { class: "conversation beginning" },
-      make("header", { class: "top" }, make("a", { class: "icon back", href: "#/", "aria-label": "All sessions" }, icon("back")), make("div", { class: "who" }, make("h1", {}, "New conversation"))),
-      make("div", { class: "scroll" }, make("p", { class: "ask" }, "What is it about?")),
-      make("div", { class: "bottom" }, composer.form),
-    ),
-  );
-  composer.focus();
+/**
+ * @param {string} id
+ * @param {string} text
+ * @param {import("./attachments.js").Attached[]} files
+ */
+async function begun(id, text, files) {
+  list.refreshSoon();
+  history.replaceState(null, "", `#/session/${encodeURIComponent(id)}`);
+  await navigate();
+  if (conversation?.id === id) conversation.composer.say(text, undefined, files);
 }
 
 // --- what happens in all sessions ---
@@ -147,6 +143,7 @@ function onEvent(kind, data) {
   } else if (kind === "turn_started" || kind === "turn_ended") {
     list.setAnswering(data.session_id, kind === "turn_started");
   } else if (kind !== "session") {
+    readAgain(data.session_id);
     list.refreshSoon();
     if (COUNTED.has(kind)) healthTimer ||= setTimeout(checkHealth, SOON_MS);
   }
@@ -169,6 +166,7 @@ async function checkHealth() {
     kind = health.status === "ok" ? (losses.length ? "warned" : "ok") : "failing";
     text = { ok: "All is saved", warned: "Losses to look at", failing: "Something is wrong" }[kind] ?? "";
     title = [...problems, ...losses].join("\n");
+    channels.learn(Object.keys(health.channels ?? {}));
     find("total").textContent = health.sessions === undefined ? "" : count(health.sessions);
   } catch (error) {
     if (error instanceof Refused && error.status === 503) [text, title] = ["Something is wrong", error.message];
@@ -205,12 +203,29 @@ const keys = [
   { key: "j", name: "j", about: "next message", act: () => conversation?.step(1) },
   { key: "k", name: "k", about: "message before", act: () => conversation?.step(-1) },
   { key: "o", name: "o", about: "unfold what the message has folded", act: () => conversation?.toggleFolds() },
+  { key: "h", name: "h", about: "version before of the message or answer", act: () => conversation && changeVersionByKey(conversation, -1) },
+  { key: "l", name: "l", about: "its next version", act: () => conversation && changeVersionByKey(conversation, 1) },
+  { key: "r", name: "r", about: "answer again", act: () => conversation && answerAgain(conversation, conversation.articles.marked) },
   { key: "t", name: "t", about: "the tree; Esc closes it", act: () => conversation?.tree.toggle() },
+  { key: "x", name: "x", about: "mark the session, to do something with several", act: () => marking.toggle() },
   { key: "J", name: "Shift J", about: "next session", act: () => openBeside(1) },
   { key: "K", name: "Shift K", about: "session before", act: () => openBeside(-1) },
   { key: "Escape", act: () => conversation?.tree.toggle(false) },
+  { key: "palette", name: PALETTE_KEY, about: "sessions and commands, also while writing", act: () => {} },
   { key: "?", name: "?", about: "these keys", act: () => showKeys(keys) },
 ];
+
+function showPalette() {
+  const always = keys.filter((one) => "/x?".includes(one.key) || (one.key === "n" && may("write")));
+  const commands = commandsOf(conversation, always.map(({ key, about = "", act }) => ({ text: `${about[0].toUpperCase()}${about.slice(1)}`, key, act })));
+  openPalette({ recent: list.shape.ordered, commands, named });
+}
+
+/** @param {string} id */
+function named(id) {
+  const row = list.rowOf(id);
+  return row && nameOf(row);
+}
 
 function showSearch() {
   if (!find("side").offsetHeight) location.hash = "#/";
@@ -220,7 +235,7 @@ function showSearch() {
 
 /** @param {number} by */
 function openBeside(by) {
-  const row = list.beside(by);
+  const row = list.neighbour(by);
   if (!row || row.session_id === list.chosen) return;
   isStepping = true;
   location.hash = `#/session/${encodeURIComponent(row.session_id)}`;
@@ -246,23 +261,29 @@ function offered() {
 async function main() {
   whenSignedOut(askForToken);
   list = new SessionList(() => {
+    channels.learn(list.rows.map((row) => row.channel));
     if (document.body.dataset.view === "list") welcome();
+  });
+  channels = new Channels(list);
+  marking = new Marking(list, (id) => {
+    if (conversation?.id === id) location.hash = "#/";
+    list.refreshSoon();
   });
   files = listenForFiles((id) => {
     list.refreshSoon();
     if (id) location.hash = `#/session/${encodeURIComponent(id)}`;
-  });
-  startSearch((id) => {
-    const row = list.rows.find((one) => one.session_id === id);
-    return row && nameOf(row);
-  });
+  }, () => (conversation?.composer ?? beginning)?.attachments ?? null);
+  startSearch(named);
   listenToKeys(keys);
+  listenForPalette(showPalette);
   guardUnsent();
   addEventListener("hashchange", () => {
     if (location.hash.startsWith("#token=")) location.reload();
     else navigate();
   });
   find("new").addEventListener("click", begin);
+  find("palette").addEventListener("click", showPalette);
+  find("palette").title = `Sessions and commands (${PALETTE_KEY})`;
   find("import").addEventListener("click", () => files.choose());
   find("theme").addEventListener("click", toggleTheme);
   find("keys").addEventListener("click", () => showKeys(keys));

@@ -2,6 +2,7 @@
 // number of articles, so that a conversation can be scrolled without end.
 
 import { get, sessionPath } from "./api.js";
+import { addCopyButtons } from "./copying.js";
 import { make } from "./elements.js";
 import { fragment } from "./fragments.js";
 
@@ -45,6 +46,8 @@ export class Articles {
     /** Whether the end stays in sight as more comes: until the reader scrolls up. */
     this.staysAtEnd = true;
     this.lastTop = 0;
+    /** Whether room is held below what is shown, so that a shorter version does not move what stands above it. */
+    this.holdsRoom = false;
     this.scroll.addEventListener("scroll", () => this.scrolled(), { passive: true });
     this.observer = new ResizeObserver(() => {
       if (this.staysAtEnd && !this.later && this.end === null) this.toEnd();
@@ -109,6 +112,50 @@ export class Articles {
     });
   }
 
+  /**
+   * Show how the conversation goes on after an article, in the place of what followed it; what stands above stays where
+   * it is.
+   * @param {Article | null} kept null: from the beginning
+   * @param {() => unknown} move decides how it goes on
+   */
+  showAfter(kept, move) {
+    return this.alone(async () => {
+      await move();
+      this.end = null;
+      const page = await this.page({ after: kept?.last ?? 0, limit: PAGE });
+      const place = kept ? this.shown.findIndex((one) => one.entry_id === kept.entry_id) : -1;
+      const top = this.scroll.scrollTop;
+      this.staysAtEnd = false;
+      if (place === -1) this.replace(page);
+      else {
+        for (const one of this.shown.splice(place + 1)) one.node.remove();
+        this.join(page);
+      }
+      this.holdRoom(top);
+      this.scroll.scrollTop = top;
+      this.hooks.moved();
+    });
+  }
+
+  /** @param {number} top what is scrolled to: 0 holds no room */
+  holdRoom(top) {
+    const { scroll } = this;
+    if (this.holdsRoom) scroll.style.paddingBottom = "";
+    const missing = top - (scroll.scrollHeight - scroll.clientHeight);
+    this.holdsRoom = top > 0 && missing > 0;
+    if (this.holdsRoom) scroll.style.paddingBottom = `${Number.parseFloat(getComputedStyle(scroll).paddingBottom) + missing}px`;
+  }
+
+  /**
+   * The article before another one; it is read where it is not shown.
+   * @param {Article} article
+   * @returns {Promise<Article | null>}
+   */
+  async before(article) {
+    if (this.shown[0]?.entry_id === article.entry_id) await this.alone(() => this.earlier());
+    return this.shown[this.shown.findIndex((one) => one.entry_id === article.entry_id) - 1] ?? null;
+  }
+
   get isAtEnd() {
     return !this.later && this.scroll.scrollHeight - this.scroll.scrollTop - this.scroll.clientHeight < AT_END_PX;
   }
@@ -120,6 +167,7 @@ export class Articles {
 
   toEnd() {
     this.staysAtEnd = true;
+    if (this.holdsRoom) this.holdRoom(0);
     this.scroll.scrollTop = this.scroll.scrollHeight;
   }
 
@@ -131,6 +179,11 @@ export class Articles {
   /** @param {string} entry */
   of(entry) {
     return this.shown.find((one) => one.entry_id === entry);
+  }
+
+  /** The article that is marked, or the newest one that is shown. */
+  get marked() {
+    return this.shown.find((one) => one.node.classList.contains("chosen")) ?? this.shown.at(-1);
   }
 
   /** @param {Article} article */
@@ -167,7 +220,7 @@ export class Articles {
 
   scrolled() {
     const { scrollTop: top } = this.scroll;
-    if (this.isAtEnd) this.staysAtEnd = true;
+    if (this.isAtEnd && !this.holdsRoom) this.staysAtEnd = true;
     else if (top < this.lastTop) this.staysAtEnd = false;
     this.lastTop = top;
     this.hooks.moved();
@@ -199,6 +252,7 @@ export class Articles {
       for (const one of this.shown.splice(MOST)) one.node.remove();
       this.later = true;
     }
+    this.markSteps();
     this.scroll.scrollTop += first.node.getBoundingClientRect().top - top;
     this.tellStart();
   }
@@ -230,6 +284,7 @@ export class Articles {
     this.box.replaceChildren(...this.shown.map((one) => one.node));
     this.behind = page.behind;
     this.later = page.later;
+    this.markSteps();
     this.tellStart();
     this.hooks.moved();
   }
@@ -253,6 +308,17 @@ export class Articles {
         this.shown[at] = made;
       }
     }
+    this.markSteps();
+  }
+
+  /** What the assistant did in a row is below one heading; where ways part, another one begins. */
+  markSteps() {
+    let before = false;
+    for (const { node } of this.shown) {
+      const isAssistant = node.classList.contains("assistant");
+      node.classList.toggle("goes-on", before && isAssistant);
+      before = isAssistant && !node.querySelector(":scope > nav");
+    }
   }
 
   /**
@@ -262,6 +328,7 @@ export class Articles {
   made(article) {
     const node = /** @type {HTMLElement} */ (fragment(article.html).firstElementChild);
     node.tabIndex = -1;
+    addCopyButtons(node);
     const made = { ...article, node };
     this.hooks.made(made);
     return made;
@@ -269,6 +336,7 @@ export class Articles {
 
   tellStart() {
     const isStart = this.behind === null && this.shown.length > 0;
+    this.start.classList.toggle("more", !isStart && this.shown.length > 0); // what is printed says so
     this.start.textContent = isStart ? "The conversation begins here" : this.shown.length ? "Reading what came before…" : "";
   }
 }

@@ -2,10 +2,11 @@
 // is sent again with the same key, so that it is said once however often that takes. The messages of a session are sent one
 // after the other: the server takes up an interrupted answer only while nothing newer was said.
 
+import { Attachments, messageOf } from "./attachments.js";
 import { Refused, send, sessionPath, whenAnswered } from "./api.js";
 import { icon, make } from "./elements.js";
 import { attempt } from "./notices.js";
-import { drop, keep, outcomeOf, unsent } from "./outbox.js";
+import { drop, filesOf, keep, outcomeOf, unsent } from "./outbox.js";
 
 const AGAIN_MS = 700;
 const LONGEST_MS = 60_000;
@@ -19,10 +20,12 @@ const open = new Map();
 /** What the next message waits for, by session: all messages before it, those of closed boxes too. @type {Map<string, Promise<unknown>>} */
 const lines = new Map();
 
+/** @typedef {import("./attachments.js").Attached} Attached */
+
 export class Composer {
   /**
-   * @param {{session_id: string, channel: string, chat_id: string}} session
-   * @param {{said: (text: string, key: string) => HTMLElement, saved: () => void, told: (text: string) => void,
+   * @param {{session_id: string, channel: string, chat_id: string, chosen_model?: string | null}} session
+   * @param {{said: (text: string, key: string, files: Attached[]) => HTMLElement, saved: () => void, told: (text: string) => void,
    *   failed: (message: string, again: (() => void) | null, lasts: boolean) => void}} hooks `said` shows what was just
    *   said until it is saved; `told` shows what a command has to say; `again` asks once more for the answer to what is
    *   saved; what `lasts` is shown also while other messages are answered
@@ -39,12 +42,15 @@ export class Composer {
     this.why = "";
     /** Ends the pause before the next attempt. @type {(() => void) | null} */
     this.wake = null;
-    this.field = make("textarea", { id: "say", rows: 1, placeholder: "Write a message", "aria-label": "Write a message", enterkeyhint: "send" });
+    this.field = make("textarea", { id: "say", dir: "auto", rows: 1, placeholder: "Write a message", "aria-label": "Write a message", enterkeyhint: "send" });
     this.field.value = drafts.get(session.session_id) ?? "";
     this.stopButton = make("button", { type: "button", class: "icon stop", title: "Stop (Esc)", "aria-label": "Stop the answer", click: () => this.stop(), hidden: true }, icon("stop"));
     this.sendButton = make("button", { type: "submit", class: "icon primary", title: "Send (Enter)", "aria-label": "Send" }, icon("send"));
-    this.form = make("form", { class: "composer", submit: (/** @type {Event} */ event) => this.submitted(event) }, this.field, this.stopButton, this.sendButton);
+    this.attachments = new Attachments(session, () => this.resized());
+    const { list, said, input, button } = this.attachments;
+    this.form = make("form", { class: "composer", submit: (/** @type {Event} */ event) => this.submitted(event) }, list, said, input, button, this.field, this.stopButton, this.sendButton);
     this.field.addEventListener("input", () => this.resized());
+    this.field.addEventListener("paste", (event) => this.pasted(event));
     this.field.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
         event.preventDefault();
@@ -69,8 +75,14 @@ export class Composer {
   /** Go on with what was said before this box was there, and may not have arrived, or not been answered. */
   resume() {
     for (const one of unsent(this.session.session_id)) {
+      const files = filesOf(one);
       if (one.isSaved) this.ask(one);
-      else this.say(one.text, one.key);
+      else if (files) this.say(one.text, one.key, files);
+      else {
+        drop(one.key);
+        this.giveBack(one.text);
+        this.hooks.failed("The message was not sent, and its files were lost when the page was loaded again. Attach them once more.", null, false);
+      }
     }
   }
 
@@ -88,7 +100,8 @@ export class Composer {
 
   resized() {
     drafts.set(this.session.session_id, this.field.value);
-    this.sendButton.disabled = !this.field.value.trim();
+    const { files, problem } = this.attachments;
+    this.sendButton.disabled = Boolean(problem) || !(this.field.value.trim() || files.length);
     this.field.style.height = "auto";
     this.field.style.height = `${Math.min(this.field.scrollHeight, innerHeight * 0.4)}px`;
   }
@@ -97,21 +110,29 @@ export class Composer {
   submitted(event) {
     event.preventDefault();
     const text = this.field.value.trim();
-    if (!text) return;
+    if (this.sendButton.disabled) return;
     this.field.value = "";
-    this.resized();
-    this.say(text);
+    this.say(text, undefined, this.attachments.take());
+  }
+
+  /** @param {ClipboardEvent} event */
+  pasted(event) {
+    const files = [...(event.clipboardData?.files ?? [])];
+    if (!files.length || event.clipboardData?.types.includes("text/plain")) return;
+    event.preventDefault();
+    this.attachments.add(files);
   }
 
   /**
    * Say it, and wait until it is answered.
    * @param {string} text
    * @param {string} [key]
+   * @param {Attached[]} [files]
    */
-  async say(text, key = crypto.randomUUID()) {
-    const said = { session_id: this.session.session_id, text, key };
-    keep(said);
-    await this.ask(said, this.hooks.said(text, key));
+  async say(text, key = crypto.randomUUID(), files = []) {
+    const said = { session_id: this.session.session_id, text, key, files: files.length };
+    keep(said, files);
+    await this.ask(said, this.hooks.said(text, key, files));
   }
 
   /**
@@ -165,13 +186,14 @@ export class Composer {
   ended(said, outcome, why) {
     const kept = unsent(said.session_id).find((one) => one.key === said.key);
     const box = open.get(said.session_id) ?? this;
+    const files = filesOf(said) ?? [];
     const again = () => {
       keep({ ...said, isSaved: true });
       box.ask(said);
     };
     drop(said.key);
-    if (outcome === "back" && kept && !kept.isSaved) this.giveBack(said.text);
-    if (outcome === "overtaken") box.hooks.failed(`Not answered, because the conversation went on: “${said.text}”`, () => box.say(said.text), true);
+    if (outcome === "back" && kept && !kept.isSaved) this.giveBack(said.text, files);
+    if (outcome === "overtaken") box.hooks.failed(`Not answered, because the conversation went on: “${said.text}”`, () => box.say(said.text, undefined, files), true);
     else if (outcome !== "saved" && why) box.hooks.failed(why, outcome === "unanswered" ? again : null, false);
     box.hooks.saved();
   }
@@ -183,14 +205,18 @@ export class Composer {
    * @param {AbortController} stopping
    * @param {HTMLElement} [shown]
    */
-  async sent({ session_id, text, key }, before, stopping, shown) {
+  async sent(said, before, stopping, shown) {
+    const { session_id, key } = said;
     const { channel, chat_id } = this.session;
+    const files = filesOf(said) ?? [];
+    const progress = files.length ? (/** @type {number} */ part) => showProgress(shown, part) : undefined;
     await unlessAborted(before, stopping.signal);
     if (!unsent(session_id).some((one) => one.key === key)) return null;
     for (let wait = AGAIN_MS; ; ) {
       this.waiting.delete(stopping);
       try {
-        return await send("POST", "v1/chat", { channel, chat_id, message: text, commands: true }, { key, signal: stopping.signal });
+        const message = await messageOf(said.text, files);
+        return await send("POST", "v1/chat", { channel, chat_id, message, commands: true }, { key, signal: stopping.signal, progress });
       } catch (error) {
         if (!(error instanceof Refused) || outcomeOf(error) !== "again") throw error;
         this.waiting = new Map([[stopping, shown], ...this.waiting]);
@@ -238,9 +264,13 @@ export class Composer {
     for (const one of this.waiting.keys()) one.abort();
   }
 
-  /** @param {string} text */
-  giveBack(text) {
+  /**
+   * @param {string} text
+   * @param {Attached[]} [files]
+   */
+  giveBack(text, files = []) {
     const box = open.get(this.session.session_id) ?? this;
+    box.attachments.set([...box.attachments.files, ...files]);
     box.field.value = [drafts.get(this.session.session_id), text].filter(Boolean).join("\n\n");
     box.resized();
     box.focus();
@@ -252,6 +282,15 @@ export class Composer {
     this.abortWaiting();
     if (isAnswering) await attempt(() => send("POST", sessionPath(this.session.session_id, "stop")));
   }
+}
+
+/**
+ * @param {HTMLElement | undefined} shown
+ * @param {number} part of it that has arrived
+ */
+function showProgress(shown, part) {
+  const about = shown?.querySelector(".about");
+  if (about) about.textContent = part < 1 ? `${Math.floor(part * 100)} % sent` : "";
 }
 
 /**

@@ -1,20 +1,28 @@
 // One conversation: its head, what was said, the answer under way, the chat box; it follows what others say there.
 
-import { may, money } from "./access.js";
-import { answer, articleMenu, goOn, rename, sessionMenu } from "./actions.js";
-import { get, sessionPath } from "./api.js";
+import { may } from "./access.js";
+import { articleMenu } from "./actions.js";
+import { get, send, sessionPath } from "./api.js";
+import { chip } from "./attachments.js";
 import { Articles } from "./articles.js";
 import { Composer } from "./composer.js";
 import { find, icon, iconButton, make } from "./elements.js";
 import { entryOf } from "./fragments.js";
+import { Head } from "./head.js";
 import { Live } from "./live.js";
+import { ConversationMap } from "./map.js";
+import { ModelMenu } from "./models.js";
 import { attempt } from "./notices.js";
 import { markSaved } from "./outbox.js";
+import { addRow } from "./row.js";
+import { showFiles } from "./shown_files.js";
 import { TreePanel } from "./tree.js";
 import { Turn } from "./turn.js";
-import { clockTime, compact, count, counted, moment, nameOf } from "./words.js";
+import { answer, goOn } from "./versions.js";
+import { clockTime, moment } from "./words.js";
+import { wordsOf } from "./written.js";
 
-const OF_TURN = new Set(["typing", "accepted", "text", "tool_started", "done", "stopped", "suspended", "error"]);
+const OF_TURN = new Set(["typing", "accepted", "thinking", "prose", "tool_started", "done", "stopped", "suspended", "error"]);
 
 export class Conversation {
   /**
@@ -26,7 +34,9 @@ export class Conversation {
     this.hooks = hooks;
     this.id = session.session_id;
     this.isClosed = false;
-    this.head = make("header", { class: "top" });
+    this.models = new ModelMenu(() => this.session, (change) => this.update(change));
+    this.head = new Head(this);
+    this.map = new ConversationMap(this);
     this.scroll = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "What was said" });
     this.articles = new Articles(this.scroll, this.id, { made: (article) => this.decorate(article), moved: () => this.moved() });
     this.pending = make("div", { class: "pending", "aria-live": "polite" });
@@ -37,17 +47,19 @@ export class Conversation {
     this.turn = new Turn(this.pending, {
       changed: () => this.moved(),
       busy: (isBusy) => this.composer.setBusy(isBusy),
+      ended: () => this.refresh(),
       suspended: () => this.askApproval(),
+      decided: () => this.composer.focus(),
     });
     this.composer = new Composer(session, {
-      said: (text, key) => this.said(text, key),
+      said: (text, key, files) => this.said(text, key, files),
       saved: () => this.refresh(),
       told: (text) => this.turn.note(text),
       failed: (message, again, lasts) => this.turn.fail(message, again, lasts),
     });
     this.composer.form.hidden = !may("write");
     this.tree = new TreePanel(this);
-    this.root = make("div", { class: "conversation" }, this.head, this.aside, this.scroll, make("div", { class: "bottom" }, this.toNewest, this.composer.form));
+    this.root = make("div", { class: "conversation" }, this.head.node, this.aside, this.scroll, this.map.node, make("div", { class: "bottom" }, this.toNewest, this.composer.form));
     this.scroll.addEventListener("click", (event) => this.clicked(event));
     this.drawHead();
   }
@@ -60,12 +72,13 @@ export class Conversation {
     find("main").replaceChildren(this.root);
     await (place === null ? this.articles.showEnd() : this.articles.showPlace(place));
     if (this.isClosed) return;
-    this.live = new Live(sessionPath(this.id, "follow"), { after: this.session.entries }, {
+    this.live = new Live(sessionPath(this.id, "follow"), { after: this.session.entries, rendered: true }, {
       event: (kind, data) => this.onEvent(kind, data),
       state: (state) => this.stateChanged(state),
       gone: (error) => error.status === 404 && this.hooks.gone(),
     });
     this.tree.refreshSoon();
+    this.models.learn();
     this.askApproval();
     this.composer.resume();
   }
@@ -95,17 +108,23 @@ export class Conversation {
     const role = entry.message?.role;
     if (role && role !== "user") this.turn.saved();
     if (role === "user") this.arrived(entry.message.content);
-    if (entry.type === "label" || entry.type === "leaf" || this.tree.isOpen) this.tree.refreshSoon();
+    const goesOn = entry.parent_id === this.newest; // or else ways part there, and a version is new
+    if (!goesOn || entry.type === "label" || entry.type === "leaf" || this.tree.isOpen) this.tree.refreshSoon();
+    this.newest = entry.id;
     this.refresh();
   }
 
+  /** The entry that was saved last, as far as was heard here. @type {string | null} */
+  newest = null;
+
   /**
    * What was said here is saved, and is shown by its article from now on.
-   * @param {unknown} words
+   * @param {unknown} content
    */
-  arrived(words) {
+  arrived(content) {
+    const words = wordsOf({ message: { content } });
     const said = [.../** @type {NodeListOf<HTMLElement>} */ (this.pending.querySelectorAll(".said:not(.saved)"))];
-    const found = said.find((one) => one.lastElementChild?.textContent === words);
+    const found = said.find((one) => one.querySelector("p")?.textContent === words);
     found?.classList.add("saved");
     if (found) markSaved(found.dataset.key);
   }
@@ -115,7 +134,7 @@ export class Conversation {
     const isLost = state === "lost";
     if (isLost === this.root.classList.contains("lost")) return;
     this.root.classList.toggle("lost", isLost);
-    this.drawHead();
+    this.head.setLost(isLost);
     if (isLost) this.turn.reset();
     else Promise.all([this.refresh(), this.askApproval()]);
   }
@@ -134,7 +153,7 @@ export class Conversation {
       this.wish = null;
       await attempt(async () => {
         await this.articles.refresh();
-        this.turn.settle(); // before it is drawn: what is saved would stand there twice
+        this.turn.settle(this.articles.box); // before it is drawn: what is saved would stand there twice
         this.session = await get(sessionPath(this.id), { last_words: true });
       });
       if (!this.isClosed) this.drawHead();
@@ -148,41 +167,37 @@ export class Conversation {
   // --- what is shown ---
 
   drawHead() {
-    const { session } = this;
-    const { usage } = session;
-    document.title = nameOf(session);
-    const facts = [
-      session.channel,
-      counted(session.message_count, "message"),
-      usage.total_tokens ? `${compact(usage.total_tokens)} tokens` : "",
-      usage.cost ? `cost ${money(usage.cost)}` : "",
-    ].filter(Boolean);
-    const about = make("p", { class: "facts", title: `${session.session_id}\n${count(usage.input_tokens)} tokens in, ${count(usage.output_tokens)} out` }, facts.join(" · "));
-    const title = make("h1", {}, may("write") ? make("button", { type: "button", class: "title", title: "Rename", click: () => rename(this) }, nameOf(session)) : nameOf(session));
-    this.head.replaceChildren(
-      make("a", { class: "icon back", href: "#/", "aria-label": "All sessions", title: "All sessions" }, icon("back")),
-      make("div", { class: "who" }, title, about),
-      make("span", { class: "lost-note", role: "status" }, this.root?.classList.contains("lost") ? "Connection lost. Trying again…" : ""),
-      iconButton("tree", "Tree (t)", () => this.tree.toggle()),
-      moreButton(this),
-    );
+    this.head.draw();
+    this.composer.session.chosen_model = this.session.chosen_model; // which takes other files
+  }
+
+  /**
+   * Change its metadata.
+   * @param {any} change as `PATCH` takes it
+   */
+  async update(change) {
+    this.session = { ...this.session, ...(await send("PATCH", sessionPath(this.id), change)) };
+    this.drawHead();
+    this.hooks.changed();
   }
 
   /** @param {import("./articles.js").Article} article */
   decorate(article) {
-    const header = article.node.querySelector("header");
     const button = iconButton("more", "What can be done from here", (event) => articleMenu(this, article, /** @type {HTMLElement} */ (event.currentTarget)));
     button.setAttribute("aria-haspopup", "menu");
-    header?.append(button);
+    addRow(this, article, button);
     for (const time of article.node.querySelectorAll("time")) {
       time.title = moment(time.dateTime);
       time.textContent = clockTime(time.dateTime);
     }
+    showFiles(this.id, article.node);
     this.tree?.decorate(article);
+    article.node.classList.toggle("name-only", isNameOnly(article, this.session.title));
   }
 
   moved() {
     const { articles } = this;
+    this.map.lookSoon();
     const isFar = articles.later || articles.scroll.scrollHeight - articles.scroll.scrollTop - articles.scroll.clientHeight > 600;
     this.toNewest.hidden = !isFar && !articles.isAside;
     const isAside = articles.isAside;
@@ -199,10 +214,12 @@ export class Conversation {
   /**
    * @param {string} text
    * @param {string} key
+   * @param {import("./attachments.js").Attached[]} files
    */
-  said(text, key) {
+  said(text, key, files) {
     const header = make("header", {}, make("a", {}, "User"), make("span", { class: "about" }));
-    const article = make("article", { class: "user said", "data-key": key }, header, make("div", {}, make("p", {}, text)));
+    const chips = files.length > 0 && make("ul", { class: "chips" }, ...files.map((one) => chip(one, null)));
+    const article = make("article", { class: "user said", "data-key": key }, header, make("div", {}, make("p", { dir: "auto" }, text), chips));
     this.pending.append(article);
     if (this.articles.end !== null || this.articles.later) attempt(() => this.articles.showEnd());
     this.articles.toEnd();
@@ -234,7 +251,8 @@ export class Conversation {
    * @param {number} by
    */
   step(by) {
-    const { shown, scroll } = this.articles;
+    const { scroll } = this.articles;
+    const shown = this.articles.shown.filter((one) => one.node.checkVisibility());
     const marked = shown.findIndex((one) => one.node.classList.contains("chosen"));
     const top = scroll.getBoundingClientRect().top;
     const inView = shown.findIndex((one) => one.node.getBoundingClientRect().bottom > top + 40);
@@ -250,9 +268,12 @@ export class Conversation {
   }
 }
 
-/** @param {Conversation} conversation */
-function moreButton(conversation) {
-  const button = iconButton("more", "More", () => sessionMenu(conversation, button));
-  button.setAttribute("aria-haspopup", "menu");
-  return button;
+/**
+ * Whether a conversation begins with its name, which stands in the head already.
+ * @param {import("./articles.js").Article} article
+ * @param {string | null} title
+ */
+function isNameOnly({ node, parent_id }, title) {
+  const isFirst = parent_id === null && node.matches(".note") && node.querySelector(":scope > header > a")?.textContent === "Title";
+  return isFirst && title !== null && (node.querySelector(":scope > p, :scope > div")?.textContent ?? "").trim() === title.trim();
 }

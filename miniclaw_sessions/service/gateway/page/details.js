@@ -9,13 +9,14 @@ import { count, moment } from "./words.js";
 
 /** @param {string} id */
 export async function showDetails(id) {
-  const session = await attempt(() => get(sessionPath(id)));
+  const session = await attempt(() => get(sessionPath(id), { last_words: true }));
   if (!session) return;
   const { usage } = session;
   const facts = [
     ["Session", session.session_id],
     ["Channel", session.channel],
     ["Chat", session.chat_id],
+    ["Linked with", session.linked.join(", ")],
     ["Agent", session.agent_id],
     ["Model", [session.metadata.provider, session.metadata.model].filter(Boolean).join(" ")],
     ["Messages", count(session.message_count)],

@@ -58,7 +58,7 @@ export function ask(wanted) {
  * @returns {Promise<string | null>}
  */
 export function askText({ title, label, value = "", confirm = "Save", hint, long = false, required = false, act }) {
-  const field = make(long ? "textarea" : "input", { id: "asked", autocomplete: "off", required, rows: long ? 8 : null, autofocus: true });
+  const field = make(long ? "textarea" : "input", { id: "asked", dir: "auto", autocomplete: "off", required, rows: long ? 8 : null, autofocus: true });
   field.value = value;
   /** @type {(Node | string)[]} */
   const body = [make("label", { for: "asked" }, label), field];

@@ -5,7 +5,7 @@ const policy = /** @type {any} */ (globalThis).trustedTypes?.createPolicy("fragm
 
 /**
  * A fragment as nodes.
- * @param {string} html from the server's `articles` or `outline`
+ * @param {string} html from the server's `articles`, `outline` or `follow`
  * @returns {DocumentFragment}
  */
 export function fragment(html) {

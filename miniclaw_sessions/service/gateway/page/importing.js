@@ -1,4 +1,5 @@
 // Importing files that are dropped on the page or chosen: first a report of what they would become, then the sessions.
+// Files that are dropped on a conversation are attached to what is being written there.
 
 import { may } from "./access.js";
 import { Refused, request } from "./api.js";
@@ -9,8 +10,9 @@ import { bytes, counted } from "./words.js";
 
 /**
  * @param {(id: string | null) => void} imported called at the end with the session, if it was one
+ * @param {() => import("./attachments.js").Attachments | null} beside the chat box that is shown
  */
-export function listenForFiles(imported) {
+export function listenForFiles(imported, beside) {
   const input = find("files");
   const drop = find("drop");
   let depth = 0;
@@ -22,15 +24,22 @@ export function listenForFiles(imported) {
   addEventListener("dragleave", (event) => {
     if (carriesFiles(event)) drop.hidden = --depth <= 0;
   });
+  /** @param {DragEvent} event */
+  const attachesTo = (event) => (/** @type {Element} */ (event.target).closest?.("#main") ? beside() : null);
   addEventListener("dragover", (event) => {
-    if (carriesFiles(event)) event.preventDefault();
+    if (!carriesFiles(event)) return;
+    event.preventDefault();
+    drop.firstElementChild.textContent = attachesTo(event) ? "Drop files to attach them to your message" : "Drop session files to import them";
   });
   addEventListener("drop", (event) => {
     if (!carriesFiles(event)) return;
     event.preventDefault();
     depth = 0;
     drop.hidden = true;
-    importFiles([...(event.dataTransfer?.files ?? [])], imported);
+    const dropped = [...(event.dataTransfer?.files ?? [])];
+    const attachments = attachesTo(event);
+    if (attachments) attachments.add(dropped);
+    else importFiles(dropped, imported);
   });
   input.addEventListener("change", () => {
     importFiles([...input.files], imported);

@@ -2,25 +2,31 @@
 
 import { make } from "./elements.js";
 
-/** @typedef {{text: string, act: () => void, danger?: boolean, hint?: string}} Choice */
+/**
+ * @typedef {{text: string, act: () => void, danger?: boolean, hint?: string, group?: string, checked?: boolean}} Choice of
+ *   those of a group, which stand together, one is checked
+ */
 
 /**
  * @param {HTMLElement} button
  * @param {(Choice | null)[]} choices null draws a line
  */
 export function openMenu(button, choices) {
-  const menu = make("div", { class: "menu", role: "menu", popover: "auto" });
+  const menu = make("div", { class: "menu", role: "menu", "aria-label": button.title || null, popover: "auto" });
+  /** @type {HTMLElement} */
+  let box = menu;
+  let group = "";
   for (const choice of choices) {
     if (!choice) {
       menu.append(make("hr"));
       continue;
     }
-    const act = () => {
-      menu.hidePopover();
-      choice.act();
-    };
-    const hint = choice.hint && make("span", { class: "hint" }, choice.hint);
-    menu.append(make("button", { type: "button", role: "menuitem", class: choice.danger ? "danger" : null, click: act }, choice.text, hint));
+    if ((choice.group ?? "") !== group) {
+      group = choice.group ?? "";
+      box = group ? make("div", { role: "group", "aria-label": group }, make("p", { class: "heading", "aria-hidden": "true" }, group)) : menu;
+      if (group) menu.append(box);
+    }
+    box.append(item(menu, choice));
   }
   menu.addEventListener("keydown", (event) => move(menu, event));
   menu.addEventListener("toggle", (event) => {
@@ -34,6 +40,21 @@ export function openMenu(button, choices) {
   menu.showPopover();
   place(menu, button.getBoundingClientRect());
   /** @type {HTMLElement} */ (menu.querySelector("button")).focus();
+}
+
+/**
+ * @param {HTMLElement} menu
+ * @param {Choice} choice
+ */
+function item(menu, choice) {
+  const act = () => {
+    menu.hidePopover();
+    choice.act();
+  };
+  const isOne = choice.checked !== undefined;
+  const hint = choice.hint && make("span", { class: "hint" }, choice.hint);
+  const kind = { role: isOne ? "menuitemradio" : "menuitem", "aria-checked": isOne ? String(choice.checked) : null };
+  return make("button", { type: "button", ...kind, class: choice.danger ? "danger" : null, click: act }, choice.text, hint);
 }
 
 /**

@@ -3,8 +3,11 @@
 
 const UNSENT = "unsent";
 
-/** @typedef {{session_id: string, text: string, key: string, isSaved?: boolean}} Said */
+/** @typedef {{session_id: string, text: string, key: string, files?: number, isSaved?: boolean}} Said */
 /** @typedef {"again" | "saved" | "unanswered" | "overtaken" | "back"} Outcome */
+
+/** The files of messages, by key: they are too large to be kept over a reload. @type {Map<string, import("./attachments.js").Attached[]>} */
+const carried = new Map();
 
 /** @returns {Said[]} */
 function all() {
@@ -16,13 +19,26 @@ export function unsent(session_id) {
   return all().filter((one) => one.session_id === session_id);
 }
 
-/** @param {Said} said */
-export function keep(said) {
+/**
+ * The files of a message; null: they were lost with a reload.
+ * @param {Said} said
+ */
+export function filesOf({ key, files }) {
+  return files ? (carried.get(key) ?? null) : [];
+}
+
+/**
+ * @param {Said} said
+ * @param {import("./attachments.js").Attached[]} [files]
+ */
+export function keep(said, files) {
+  if (files) carried.set(said.key, files);
   sessionStorage.setItem(UNSENT, JSON.stringify([...all().filter((one) => one.key !== said.key), said]));
 }
 
 /** @param {string | undefined} key of what is answered, or refused, or back with its writer */
 export function drop(key) {
+  carried.delete(key ?? "");
   sessionStorage.setItem(UNSENT, JSON.stringify(all().filter((one) => one.key !== key)));
 }
 

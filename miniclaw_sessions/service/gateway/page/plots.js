@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { make } from "./elements.js";
-import { clockTime } from "./words.js";
+import { timeOfDay } from "./words.js";
 
 const HEIGHT = 132;
 
@@ -11,13 +11,16 @@ const HEIGHT = 132;
  *   flush_seconds: number[], memory_bytes: number[], loop_delay_s: number[]}} Series
  */
 
-/** @type {{name: string, unit: string, colour: string, values: (series: Series) => (number | null)[]}[]} */
+/**
+ * `even`: up to this value the scale is even, and logarithmic above: one import or one slow disk flattens nothing else.
+ * @type {{name: string, unit: string, colour: string, even?: number, values: (series: Series) => (number | null)[]}[]}
+ */
 const PLOTS = [
-  { name: "Messages", unit: "per minute", colour: "--assistant", values: (series) => rates(series.appended, series.at, 60) },
-  { name: "Time of a commit", unit: "ms", colour: "--user", values: (series) => ratios(series.commit_seconds, series.commits, 1000) },
-  { name: "Time of the last flush", unit: "ms", colour: "--summary", values: (series) => series.flush_seconds.map((one) => one * 1000) },
+  { name: "Messages", unit: "per minute", colour: "--assistant", even: 10, values: (series) => rates(series.appended, series.at, 60) },
+  { name: "Time of a commit", unit: "ms", colour: "--user", even: 5, values: (series) => ratios(series.commit_seconds, series.commits, 1000) },
+  { name: "Time of the last flush", unit: "ms", colour: "--summary", even: 10, values: (series) => series.flush_seconds.map((one) => one * 1000) },
   { name: "Memory", unit: "MB", colour: "--tool", values: (series) => series.memory_bytes.map((one) => one / 1e6) },
-  { name: "Longest delay of the event loop", unit: "ms", colour: "--failed", values: (series) => series.loop_delay_s.map((one) => one * 1000) },
+  { name: "Longest delay of the event loop", unit: "ms", colour: "--failed", even: 10, values: (series) => series.loop_delay_s.map((one) => one * 1000) },
 ];
 
 /**
@@ -46,7 +49,7 @@ function ratios(sums, counts, factor) {
 export class Plots {
   constructor() {
     this.box = make("div", { class: "plots" });
-    /** @type {{plot: any, now: HTMLElement, frame: HTMLElement}[]} */
+    /** @type {{plot: any, now: HTMLElement, top: HTMLElement, frame: HTMLElement}[]} */
     this.drawn = [];
     /** @type {Promise<void> | undefined} */
     this.drawing = undefined;
@@ -66,11 +69,13 @@ export class Plots {
     await this.drawing;
     PLOTS.forEach(({ values, unit, name }, place) => {
       const found = values(series);
-      const { plot, now, frame } = this.drawn[place];
+      const { plot, now, top, frame } = this.drawn[place];
       if (series.at.length > 1) plot.setData([series.at, found]); // of a single moment it makes two days
       const newest = found.findLast((one) => one !== null);
+      const peak = peakOf(found);
       now.textContent = newest === undefined || newest === null ? "" : `${rounded(newest)} ${unit}`;
-      frame.setAttribute("aria-label", `${name}: ${now.textContent || "nothing yet"}`);
+      top.textContent = peak === null ? "" : `peak ${rounded(found[peak] ?? 0)} at ${timeOfDay(series.at[peak])}`;
+      frame.setAttribute("aria-label", `${name}: ${now.textContent || "nothing yet"}${top.textContent && `, ${top.textContent}`}`);
     });
   }
 
@@ -81,20 +86,21 @@ export class Plots {
     const line = colour(this.box, "--line");
     this.drawn = PLOTS.map((one) => {
       const stroke = colour(this.box, one.colour);
-      const now = make("b");
+      const [now, top] = [make("b"), make("span")];
       const frame = make("div", { class: "plot", role: "img" });
-      this.box.append(make("figure", {}, make("figcaption", {}, `${one.name}, ${one.unit}`, now), frame));
+      this.box.append(make("figure", {}, make("figcaption", {}, make("span", {}, `${one.name}, ${one.unit}`), now, top), frame));
       const axis = { stroke: ink, font: "11px system-ui, sans-serif", grid: { stroke: line, width: 1 }, ticks: { show: false } };
       const options = {
         width: Math.max(frame.clientWidth, 120),
         height: HEIGHT,
+        padding: [8, null, null, null], // else half of a label at the top is cut off
         legend: { show: false },
         cursor: { y: false, points: { size: 6 } },
-        scales: { y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ most) => [0, most > 0 ? most * 1.15 : 1] } },
-        axes: [{ ...axis, grid: { show: false }, space: 70, size: 30, incrs: [1, 2, 5, 10, 15, 30, 60].map((minutes) => minutes * 60), values: (/** @type {any} */ _, /** @type {number[]} */ marks) => marks.map((mark) => clockTime(new Date(mark * 1000).toISOString())) }, { ...axis, size: 44, space: 34, values: (/** @type {any} */ _, /** @type {number[]} */ marks) => marks.map(rounded) }],
+        scales: { y: { ...(one.even ? { distr: 4, asinh: one.even } : {}), range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ most) => [0, most > 0 ? most * (one.even && most > one.even ? 1.6 : 1.15) : 1] } },
+        axes: [{ ...axis, grid: { show: false }, space: 70, size: 30, incrs: [1, 2, 5, 10, 15, 30, 60].map((minutes) => minutes * 60), values: (/** @type {any} */ _, /** @type {number[]} */ marks) => marks.map(timeOfDay) }, { ...axis, size: 44, space: 34, ...(one.even ? { splits: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ ___, /** @type {number} */ most) => marksUpTo(most, one.even ?? 1), filter: (/** @type {any} */ _, /** @type {number[]} */ marks) => marks } : {}), values: (/** @type {any} */ _, /** @type {number[]} */ marks) => marks.map(rounded) }],
         series: [{}, { stroke, width: 1.6, fill: stroke.replace("rgb(", "rgba(").replace(")", ", 0.12)"), spanGaps: true, points: { show: false } }],
       };
-      return { plot: new UPlot(options, [[], []], frame), now, frame };
+      return { plot: new UPlot(options, [[], []], frame), now, top, frame };
     });
   }
 
@@ -103,8 +109,34 @@ export class Plots {
   }
 }
 
+/**
+ * The place of the greatest value, where it stands out; null where nothing does.
+ * @param {(number | null)[]} values
+ */
+function peakOf(values) {
+  let best = -1;
+  values.forEach((one, place) => {
+    if (one !== null && one > 0 && (best < 0 || one > (values[best] ?? 0))) best = place;
+  });
+  return best < 0 ? null : best;
+}
+
+/**
+ * Where a scale that is even at first and logarithmic then has its lines.
+ * @param {number} most
+ * @param {number} even
+ */
+function marksUpTo(most, even) {
+  if (most <= even) return [0, most / 2, most].map((one) => Number(one.toPrecision(1)));
+  const marks = [even];
+  const step = most / even > 1000 ? 100 : 10;
+  for (let mark = even * step; mark <= most; mark *= step) marks.push(mark);
+  return marks;
+}
+
 /** @param {number} value */
 function rounded(value) {
+  if (value >= 1e6) return `${Number((value / 1e6).toPrecision(2))}M`;
   if (value >= 10_000) return `${Math.round(value / 1000)}k`;
   return value >= 100 ? String(Math.round(value)) : String(Number(value.toPrecision(2)));
 }

@@ -72,19 +72,21 @@ export function startSearch(named) {
 }
 
 /**
+ * What was said is grouped by the sessions that it was said in, in the order of their best hits.
  * @param {any[]} names
  * @param {{results: any[], next?: string | null, note?: string | null, behind?: number}} said
  * @param {(id: string) => string | undefined} named
  */
 function shown(names, said, named) {
-  const parts = [];
-  if (names.length) {
-    parts.push(make("h2", {}, "Sessions"));
-    for (const row of names) parts.push(sessionLink(row));
-  }
-  parts.push(make("h2", {}, said.results.length ? `${counted(said.results.length, "place")}${said.next ? " and more" : ""}` : "Nothing was said like this"));
+  const groups = Map.groupBy(said.results, (hit) => hit.session_id);
+  const others = names.filter((row) => !groups.has(row.session_id));
+  const parts = others.length ? [make("h2", {}, "Sessions"), ...others.map(sessionLink)] : [];
+  const places = said.results.filter((hit) => hit.role !== "title").length;
+  const more = said.next ? " and more" : "";
+  const found = places ? `${counted(places, "place")}${more} in ${counted(groups.size, "session")}` : groups.size ? counted(groups.size, "title") : "Nothing was said like this";
+  parts.push(make("h2", {}, found));
   if (said.note) parts.push(make("p", { class: "hint" }, said.note));
-  for (const hit of said.results) parts.push(hitLink(hit, named(hit.session_id) ?? hit.chat_id));
+  for (const [id, hits] of groups) parts.push(sessionOf(id, hits, named(id) ?? nameOf(hits[0])));
   return parts;
 }
 
@@ -93,25 +95,39 @@ function sessionLink(row) {
   return make(
     "a",
     { href: `#/session/${encodeURIComponent(row.session_id)}`, class: "session" },
-    make("b", {}, nameOf(row)),
+    make("b", { dir: "auto" }, nameOf(row)),
     make("span", { class: "where" }, `${row.channel} · ${row.chat_id}`), // which may be what was searched for
-    make("span", { class: "snippet" }, row.last_words ?? ""),
+    make("span", { class: "snippet", dir: "auto" }, row.last_words ?? ""),
   );
 }
 
 /**
- * @param {any} hit
+ * A session by its name, and what was found in it. A title that was found is the name, and has no row of its own.
+ * @param {string} id
+ * @param {any[]} hits
  * @param {string} name
  */
-function hitLink(hit, name) {
-  const pieces = hit.snippet.map((/** @type {any} */ piece) => (piece.match ? make("mark", {}, piece.text) : piece.text.replace(/\*\*|`/g, "")));
-  const who = hit.role === "title" ? "title" : (hit.author ?? hit.role.replace("_", " "));
+function sessionOf(id, hits, name) {
+  const title = hits.find((hit) => hit.role === "title");
+  const places = hits.filter((hit) => hit.role !== "title");
+  const words = title ? pieces(title) : [name];
+  const isLink = places.length === 0 || title !== undefined;
+  const heading = make("h3", { dir: "auto" }, isLink ? make("a", { href: `#/session/${encodeURIComponent(id)}` }, ...words) : make("span", {}, ...words), make("span", { class: "where" }, hits[0].channel));
+  return make("section", { class: "of-session" }, heading, ...places.map(hitLink));
+}
+
+/** @param {any} hit */
+function pieces(hit) {
+  return hit.snippet.map((/** @type {any} */ piece) => (piece.match ? make("mark", {}, piece.text) : piece.text.replace(/\*\*|`/g, "")));
+}
+
+/** @param {any} hit */
+function hitLink(hit) {
   return make(
     "a",
     { href: `#/session/${encodeURIComponent(hit.session_id)}/${hit.sequence}` },
-    make("b", {}, who),
-    make("span", { class: "where" }, `${hit.channel} · ${name}`),
+    make("b", { dir: "auto" }, hit.author ?? hit.role.replace("_", " ")),
     make("time", { title: moment(hit.said_at) }, when(hit.said_at)),
-    make("span", { class: "snippet" }, ...pieces),
+    make("span", { class: "snippet", dir: "auto" }, ...pieces(hit)),
   );
 }

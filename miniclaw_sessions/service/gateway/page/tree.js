@@ -5,6 +5,7 @@ import { get, sessionPath } from "./api.js";
 import { find, iconButton, make } from "./elements.js";
 import { entryOf, fragment } from "./fragments.js";
 import { attempt } from "./notices.js";
+import { decorateVersions } from "./versions.js";
 
 const SOON_MS = 350;
 const WIDE = matchMedia("(min-width: 72rem)");
@@ -64,12 +65,15 @@ export class TreePanel {
     if (this.isClosed) return;
     const isSame = outline.html === this.outline.html; // then what was unfolded stays
     this.outline = outline;
+    this.conversation.head.countBranches(1 + new Set(Object.values(outline.tips)).size);
+    this.conversation.map.draw(outline.marks);
     if (isSame) return;
     const top = this.list.scrollTop;
     this.list.replaceChildren(fragment(outline.html));
     this.links = new Map();
     this.learn(this.list);
     for (const article of this.conversation.articles.shown) this.decorate(article);
+    this.conversation.articles.markSteps();
     this.list.scrollTop = top;
     if (!top) this.list.querySelector(".here")?.scrollIntoView({ block: "center" });
   }
@@ -100,13 +104,15 @@ export class TreePanel {
    * Show the label of an article, and the ways that part there.
    * @param {Article} article
    */
-  decorate({ node, entry_id }) {
+  decorate(article) {
+    const { node, entry_id } = article;
     const label = this.labelOf(entry_id);
     node.querySelector(":scope > header > .label")?.remove();
     if (label) node.querySelector(":scope > header > a")?.after(make("span", { class: "label" }, label));
     node.querySelector(":scope > nav.ways")?.remove();
     const ways = this.outline.ways[entry_id];
     if (ways) node.append(this.ways(ways));
+    decorateVersions(this.conversation, article);
   }
 
   /** @param {string[]} entries */
@@ -117,7 +123,7 @@ export class TreePanel {
       const words = link?.lastChild?.textContent ?? "";
       return make("li", {}, make("a", { href: link?.getAttribute("href"), class: isTaken ? "taken" : null }, make("b", {}, link?.title ?? ""), ` ${words}`));
     });
-    return make("nav", { class: "ways", "aria-label": "Ways on from here" }, make("p", {}, `${entries.length} ways on from here`), make("ul", {}, ...items));
+    return make("nav", { class: "ways", "aria-label": "Ways on from here" }, make("p", {}, entries.length > 1 ? `${entries.length} ways on from here` : "Another way on from here"), make("ul", {}, ...items));
   }
 
   /** @param {Event} event */

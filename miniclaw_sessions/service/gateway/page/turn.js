@@ -1,6 +1,8 @@
 // An answer while it is made: its words as they come, its tools as they run. What is saved replaces it.
 
+import { addCopyButtons } from "./copying.js";
 import { make } from "./elements.js";
+import { fragment } from "./fragments.js";
 
 const ENDS = new Set(["done", "stopped", "suspended", "error"]);
 const FAILED = ".failed:not(.lasting)";
@@ -8,7 +10,7 @@ const FAILED = ".failed:not(.lasting)";
 export class Turn {
   /**
    * @param {HTMLElement} box where it is shown
-   * @param {{changed: () => void, busy: (isBusy: boolean) => void, suspended: () => void}} hooks
+   * @param {{changed: () => void, busy: (isBusy: boolean) => void, ended: () => void, suspended: () => void, decided: () => void}} hooks
    */
   constructor(box, hooks) {
     this.box = box;
@@ -16,8 +18,16 @@ export class Turn {
     this.isRunning = false;
     /** @type {HTMLElement | null} */
     this.article = null;
+    /** What of it is not saved yet. @type {Element[]} */
+    this.live = [];
+    /** What is saved, until its articles are in the document. @type {Element[]} */
+    this.done = [];
+    /** The block whose text goes on. @type {Element[]} */
+    this.open = [];
     /** @type {Text | null} */
     this.text = null;
+    /** Whether the reader has just answered a question here. */
+    this.isDeciding = false;
   }
 
   /**
@@ -28,12 +38,15 @@ export class Turn {
   onEvent(kind, data) {
     if (ENDS.has(kind)) {
       this.end();
+      if (kind !== "suspended") this.isDeciding = false;
       if (kind === "error" && !this.box.querySelector(FAILED)) this.fail(data.message);
       if (kind === "suspended") this.hooks.suspended();
       return;
     }
+    if (kind === "typing") this.repeat();
     if (kind === "typing" || kind === "accepted") this.begin();
-    else if (kind === "text") this.say(data.text);
+    else if (kind === "thinking") this.think(data.text);
+    else if (kind === "prose") this.say(data);
     else if (kind === "tool_started") this.use(data);
     else return;
     this.hooks.changed();
@@ -41,19 +54,43 @@ export class Turn {
 
   /** An entry was saved: its article shows it from now on. */
   saved() {
-    for (const old of this.box.querySelectorAll("[data-live]")) old.classList.add("saved");
-    this.text = null;
+    this.done.push(...this.live);
+    this.live = [];
+    this.open = [];
   }
 
-  /** The saved articles are in the document. */
-  settle() {
+  /**
+   * The saved articles are in the document. A block that streamed takes its place in them, so that what is marked or
+   * scrolled in it stays so.
+   * @param {Element} articles
+   */
+  settle(articles) {
+    const all = this.done.length ? [...articles.children] : [];
+    const answers = all.slice(all.findLastIndex((one) => one.matches(".user")) + 1);
+    const made = answers.flatMap((one) => [...one.querySelectorAll(":scope > div > *")]);
+    for (const old of this.done) {
+      const isThinking = old instanceof HTMLDetailsElement;
+      const at = made.findIndex((one) => (isThinking ? one.matches("details.thinking") : one.isEqualNode(old)));
+      if (at !== -1 && isThinking) made.splice(0, at + 1)[at].toggleAttribute("open", old.open);
+      if (at === -1 || isThinking) old.remove();
+      else made.splice(0, at + 1)[at].replaceWith(old);
+    }
+    this.done = [];
     for (const old of this.box.querySelectorAll(".saved")) old.remove();
+  }
+
+  /** An answer begins; if it has begun already, the stream was too slow, and repeats it. */
+  repeat() {
+    for (const old of this.live) old.remove();
+    this.live = [];
+    this.open = [];
   }
 
   begin() {
     if (this.isRunning) return;
     this.isRunning = true;
     for (const one of this.box.querySelectorAll(`${FAILED}, .suspended, .told`)) one.remove();
+    if (this.isDeciding) this.focusNext();
     this.article = make(
       "article",
       { class: "assistant running", "aria-busy": "true" },
@@ -64,32 +101,66 @@ export class Turn {
     this.hooks.busy(true);
   }
 
-  /** @param {string} words */
-  say(words) {
+  /**
+   * More of what the model thinks: folded, as a saved article has it.
+   * @param {string} text
+   */
+  think(text) {
     this.begin();
-    if (!this.text) {
+    const last = this.live.at(-1);
+    const fold = last?.matches("details.thinking") ? last : make("details", { class: "thinking" }, make("summary", {}, "Thinking"), make("p", { dir: "auto" }));
+    if (fold !== last) this.add(fold);
+    this.open = [];
+    const words = fold.lastElementChild?.lastChild;
+    if (words instanceof Text) words.appendData(text);
+    else fold.lastElementChild?.append(text);
+  }
+
+  /**
+   * More of its text: the blocks that have closed stand as they will stay, the open one grows.
+   * @param {{closed: string, open: string | null, text: string}} piece
+   */
+  say(piece) {
+    this.begin();
+    if (piece.open !== null) {
+      for (const old of this.open) old.remove();
+      this.live = this.live.filter((one) => !this.open.includes(one));
+      const [closed, open] = [piece.closed, piece.open].map((/** @type {string} */ html) => {
+        const made = fragment(html);
+        addCopyButtons(made); // as the saved article has them: `settle` looks for equal nodes
+        return [...made.children];
+      });
+      this.open = open;
       this.text = document.createTextNode("");
-      this.article?.lastElementChild?.append(make("p", { "data-live": true }, this.text));
+      innermost(this.open.at(-1))?.append(this.text);
+      this.add(...closed, ...this.open);
     }
-    this.text.appendData(words);
+    if (piece.text) this.text?.appendData(piece.text);
+  }
+
+  /** @param {...Element} blocks */
+  add(...blocks) {
+    this.live.push(...blocks);
+    this.article?.lastElementChild?.append(...blocks);
   }
 
   /** @param {{name: string, arguments: string}} call */
   use(call) {
     this.begin();
-    this.text = null;
-    const line = make("p", { class: "using", "data-live": true }, make("b", {}, call.name), " ", make("span", {}, call.arguments === "{}" ? "" : call.arguments));
-    this.article?.lastElementChild?.append(line);
+    this.open = [];
+    const line = make("p", { class: "using" }, make("b", {}, call.name), " ", make("span", {}, call.arguments === "{}" ? "" : call.arguments));
+    this.add(line);
   }
 
   end() {
     const wasRunning = this.isRunning;
     this.isRunning = false;
-    this.text = null;
+    this.saved();
     const article = this.article;
     this.article = null;
     if (!article) return;
     if (!article.lastElementChild?.hasChildNodes()) article.remove();
+    else this.hooks.ended(); // its entry may have been read before this stream began: no other event would settle it
     article.classList.add("saved");
     article.querySelector(".about")?.remove();
     if (wasRunning) this.hooks.busy(false);
@@ -132,6 +203,8 @@ export class Turn {
     for (const call of pending) {
       const say = (/** @type {boolean} */ isApproved) => {
         question.remove();
+        this.isDeciding = true;
+        this.focusNext();
         answer?.(call.id, isApproved);
       };
       const buttons = answer && [
@@ -147,7 +220,17 @@ export class Turn {
       );
       this.box.append(question);
     }
+    if (this.isDeciding && pending.length) this.focusNext();
     this.hooks.changed();
+  }
+
+  /** The reader goes on with the next question, or writes; the focus is never taken from elsewhere. */
+  focusNext() {
+    const { activeElement: focused } = document;
+    const isFree = !focused || focused === document.body || this.box.contains(focused) || focused.matches(".composer textarea");
+    const next = /** @type {HTMLElement | null} */ (this.box.querySelector(".suspended button"));
+    if (isFree && next) next.focus();
+    else if (isFree) this.hooks.decided();
   }
 
   /** Forget it: the stream was cut off, and repeats what is under way. Messages sent here still wait. */
@@ -157,6 +240,14 @@ export class Turn {
       if (!one.matches(".said, .lasting")) one.remove();
     }
   }
+}
+
+/**
+ * Where the text of an open block goes on.
+ * @param {Element | undefined} block
+ */
+function innermost(block) {
+  return block?.querySelector("pre code") ?? block?.querySelector("pre") ?? block;
 }
 
 /**

@@ -6,6 +6,8 @@ const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-d
 const weekday = new Intl.DateTimeFormat(undefined, { weekday: "short" });
 const day = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short" });
 const date = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", year: "numeric" });
+const month = new Intl.DateTimeFormat(undefined, { month: "long" });
+const monthAndYear = new Intl.DateTimeFormat(undefined, { month: "long", year: "numeric" });
 const whole = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "medium" });
 const number = new Intl.NumberFormat();
 const short = new Intl.NumberFormat(undefined, { notation: "compact", maximumFractionDigits: 1 });
@@ -27,6 +29,20 @@ export function when(text, now = Date.now()) {
 }
 
 /**
+ * The days among which something stands in a list.
+ * @param {string} text a time as the API writes it
+ * @param {number} midnight with which today began
+ */
+export function dayOf(text, midnight) {
+  const time = new Date(text);
+  const at = time.getTime();
+  if (at >= midnight) return "Today";
+  if (at >= midnight - DAY) return "Yesterday";
+  if (at >= midnight - 6 * DAY) return "This week";
+  return (time.getFullYear() === new Date(midnight).getFullYear() ? month : monthAndYear).format(time);
+}
+
+/**
  * When something was said: the time, with the day where that is not today.
  * @param {string} text
  */
@@ -34,6 +50,14 @@ export function clockTime(text) {
   const time = new Date(text);
   const isToday = time.toDateString() === new Date().toDateString();
   return isToday ? clock.format(time) : `${when(text)}, ${clock.format(time)}`;
+}
+
+/**
+ * The time of a day, without the day.
+ * @param {number} seconds since 1970
+ */
+export function timeOfDay(seconds) {
+  return clock.format(new Date(seconds * 1000));
 }
 
 /** @param {string} text */
