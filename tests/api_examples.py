@@ -7,6 +7,7 @@ ones named, or with `--all` for all of them.
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
@@ -31,6 +32,7 @@ from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.messages import Message, TextPart, ThinkingPart, ToolCall, Usage
 from miniclaw_sessions.service.api.operation import Operation
 from miniclaw_sessions.service.api.table import OPERATIONS
+from miniclaw_sessions.service.gateway.token_file import TokenFile
 from miniclaw_sessions.testing.clock import FakeClock
 from tests.serving import serving
 
@@ -122,7 +124,7 @@ class Recorder:
         request = _request(one, parameters, headers or {})
         if body is not msgspec.UNSET:
             request["body"] = body
-        target = one.path.format(**{key: quote(value, safe="") for key, value in request.get("path", {}).items()})
+        target = one.path.format(**{key: quote(str(value), safe="") for key, value in request.get("path", {}).items()})
         query = f"?{urlencode(request['query'])}" if "query" in request else ""
         content = file if one.uploads else b"" if body is msgspec.UNSET else orjson.dumps(body)
         kind = {"Content-Type": "application/octet-stream" if one.uploads else "application/json"} if content else {}
@@ -165,6 +167,7 @@ async def exchanges(recorder: Recorder, directory: Path) -> None:
     await _chats(recorder)
     await _trees(recorder)
     await _conversations(recorder)
+    await _files(recorder)
     await _responses(recorder)
     await _completions(recorder)
     await _service(recorder, directory)
@@ -196,18 +199,7 @@ async def _sessions(recorder: Recorder) -> None:
     await ask("show_transcript", "all of it", session_id=ann)
     await ask("follow_session", "from the second entry on", session_id=ann, after=1, until="event: entry")
     await recorder.client.post("/v1/sessions/matrix_ben/messages", json=said)
-    async with anyio.create_task_group() as tasks:
-        follow = partial(ask, "follow_session", "while an answer is made", session_id="matrix_ben", after=1)
-        tasks.start_soon(partial(follow, reached=": still here", until="event: done"))
-        await recorder.reached.wait()
-        body = {"channel": "matrix", "chat_id": "ben", "message": "Good morning"}
-        await recorder.client.post("/v1/chat", json=body)
-    recorder.reached = anyio.Event()
-    async with anyio.create_task_group() as tasks:
-        follow = partial(ask, "follow_session", "until it is deleted", session_id="matrix_ben", after=0)
-        tasks.start_soon(partial(follow, reached="event: entry"))
-        await recorder.reached.wait()
-        await recorder.client.delete("/v1/sessions/matrix_ben")
+    await _followed(recorder)
     await _everything_live(recorder)
     shown = await ask("show_session", "one session", session_id=ann, last_words="true")
     await ask("show_session", "nothing is new", session_id=ann, headers={"If-None-Match": shown["etag"]})
@@ -232,12 +224,35 @@ async def _everything_live(recorder: Recorder) -> None:
         await client.delete("/v1/sessions/web_5")
 
 
+async def _followed(recorder: Recorder) -> None:
+    ask = recorder.ask
+    body = {"channel": "matrix", "chat_id": "ben", "message": "Good morning"}
+    async with anyio.create_task_group() as tasks:
+        follow = partial(ask, "follow_session", "while an answer is made", session_id="matrix_ben", after=1)
+        tasks.start_soon(partial(follow, reached=": still here", until="event: done"))
+        await recorder.reached.wait()
+        await recorder.client.post("/v1/chat", json=body)
+    recorder.reached = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        follow = partial(ask, "follow_session", "an answer as HTML", session_id="matrix_ben", after=3, rendered="true")
+        tasks.start_soon(partial(follow, reached=": still here", until="event: done"))
+        await recorder.reached.wait()
+        await recorder.client.post("/v1/chat", json={**body, "message": "Think. Good morning"})
+    recorder.reached = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        follow = partial(ask, "follow_session", "until it is deleted", session_id="matrix_ben", after=0)
+        tasks.start_soon(partial(follow, reached="event: entry"))
+        await recorder.reached.wait()
+        await recorder.client.delete("/v1/sessions/matrix_ben")
+
+
 async def _chats(recorder: Recorder) -> None:
     ask, chat = recorder.ask, {"channel": "web", "chat_id": "7"}
     key = {"Idempotency-Key": "message-1"}
     await ask("chat", "say something", body={**chat, "message": "Good morning"}, headers=key)
     await ask("chat", "the same again", body={**chat, "message": "Good morning"}, headers=key)
     await ask("chat", "follow the answer", body={**chat, "message": "What time is it?", "stream": True})
+    await ask("chat", "the model thinks", body={**chat, "message": "Think. Good morning", "stream": True})
     await ask("chat", "nobody is stopped", body={**chat, "message": "/stop", "stream": True})
     await ask("chat", "a command is obeyed", body={**chat, "message": "/new", "commands": True})
     with capture_logs():
@@ -278,7 +293,24 @@ async def _trees(recorder: Recorder) -> None:
     await ask("export_session", "for people", session_id="web_11", format="markdown")
     await ask("import_session", "a new session from a file", file=exported.encode(), session_id="web_8")
     await ask("import_session", "what it would become", file=exported.encode(), session_id="web_12", dry_run="true")
+    file = {"filename": "notes.txt", "file_data": "data:text/plain;base64,QnV5IG1pbGsuCg=="}
+    message = {"content": [{"type": "file", "file": file}]}
+    await recorder.client.post("/v1/chat", json={"channel": "web", "chat_id": "20", "message": message})
+    asked = (await recorder.client.get("/v1/sessions/web_20/messages")).json()["messages"][0]
+    await ask("show_file", "a text", session_id="web_20", entry_id=asked["id"], place=0)
     await ask("show_damage", "nothing is damaged", session_id=web)
+
+
+async def _files(recorder: Recorder) -> None:
+    ask, form = recorder.ask, {"Content-Type": "multipart/form-data; boundary=b"}
+    name = b"Content-Disposition: form-data; name="
+    file = b"--b\r\n" + name + b'"file"; filename="notes.txt"\r\n\r\nBuy milk.\r\n'
+    purpose = b"--b\r\n" + name + b'"purpose"\r\n\r\nuser_data\r\n--b--\r\n'
+    made = await ask("create_file", "a text", file=file + purpose, headers=form)
+    await ask("list_files", "the files", limit=1)
+    await ask("retrieve_file", "one of them", file_id=made["id"])
+    await ask("retrieve_file_content", "its bytes", file_id=made["id"])
+    await ask("delete_file", "forgotten", file_id=made["id"])
 
 
 async def _conversations(recorder: Recorder) -> None:
@@ -311,6 +343,8 @@ async def _responses(recorder: Recorder) -> None:
     await ask("retrieve_response", "one response", response_id=made["id"])
     await ask("list_input_items", "what was said", response_id=made["id"])
     await ask("cancel_response", "it is there already", response_id=made["id"])
+    await ask("count_input_tokens", "before it is asked", body=body)
+    await ask("compact_response", "what was said", body={"model": "any", "previous_response_id": made["id"]})
     await ask("delete_response", "one response", response_id=made["id"])
 
 
@@ -362,8 +396,17 @@ async def _service(recorder: Recorder, directory: Path) -> None:
     await ask("check", "all is sound")
     await ask("repair", "there is nothing to repair")
     await ask("back_up", "a copy", body={"directory": str(directory / "backup")})
+    await ask("verify_backup", "it is sound", body={"directory": str(directory / "backup")})
+    await ask("show_progress", "nothing is under way")
     await ask("list_backups", "one of them")
     await ask("list_quarantine", "nothing was damaged")
+    await ask(
+        "create_token", "for one person's chats", body={"name": "ann", "channels": ["web"], "chat_prefix": "ann-"}
+    )
+    await ask("create_token", "the name is taken", body={"name": "ann"})
+    await ask("list_tokens", "who has one")
+    await ask("revoke_token", "it is valid no longer", name="ann")
+    await ask("revoke_token", "there is none of this name", name="ann")
     await ask("sweep", "what would expire", dry_run="true")
     await ask("acknowledge_losses", "nothing was lost")
     await ask("hold_session", "it is needed", session_id="web_7", body={"reason": "case 12"})
@@ -395,12 +438,14 @@ async def recorded() -> dict[str, list[Exchange]]:
         speaker = Speaker()
         agent = Agent(speaker, tools=[time_tool(clock), deletes])
         model = ModelSettings(context_window=700, reserve_tokens=200, keep_tokens=50)
-        await stack.enter_async_context(serving(manager, directory / "s", agent, model))
+        tokens = TokenFile(directory / "tokens.json", clock)
+        await stack.enter_async_context(serving(manager, directory / "s", agent, model, tokens))
         transport = httpx2.AsyncHTTPTransport(uds=str(directory / "s"), verify=False)
         client = httpx2.AsyncClient(transport=transport, base_url="http://miniclaw", timeout=30)
         recorder = Recorder(await stack.enter_async_context(client), speaker, clock)
         await exchanges(recorder, directory)
-        text = orjson.dumps(recorder.kept).replace(str(directory / "backup").encode(), b"BACKUP_DIRECTORY")
+        text = re.sub(rb"mcs_[\w-]+", b"mcs_SECRET", orjson.dumps(recorder.kept))
+        text = text.replace(str(directory / "backup").encode(), b"BACKUP_DIRECTORY")
         kept: dict[str, list[Exchange]] = orjson.loads(text)
         return kept
 

@@ -15,6 +15,7 @@ from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.config import ListenSettings, ModelSettings, Settings
 from miniclaw_sessions.core.manager import SessionManager
+from miniclaw_sessions.service.api.kept_tokens import TokenKeeper
 from miniclaw_sessions.service.client import Client, connect
 from miniclaw_sessions.service.gateway.http import make_app
 from miniclaw_sessions.service.gateway.listeners import listen_unix
@@ -24,7 +25,11 @@ from miniclaw_sessions.testing.provider import ScriptedProvider
 
 @asynccontextmanager
 async def serving(
-    manager: SessionManager, socket: Path, agent: Agent, model: ModelSettings | None = None
+    manager: SessionManager,
+    socket: Path,
+    agent: Agent,
+    model: ModelSettings | None = None,
+    tokens: TokenKeeper | None = None,
 ) -> AsyncIterator[Server]:
     """The gateway, for as long as the block lasts."""
     settings = Settings(listen=ListenSettings(request_timeout_s=5.0))
@@ -34,6 +39,7 @@ async def serving(
         anyio.create_task_group() as tasks,
     ):
         app = make_app(manager, dispatcher, settings, None, summarizer_of(agent.provider))
+        app.context.tokens = tokens
         server = Server(app, max_connections=100, request_timeout_s=5.0, graceful_timeout_s=1.0)
         tasks.start_soon(server.serve_until_stopped, [listener.socket])
         await server.listening.wait()

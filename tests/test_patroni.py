@@ -30,6 +30,7 @@ import pytest
 from miniclaw_sessions import Message
 from miniclaw_sessions.errors import SessionsError
 from miniclaw_sessions.service.client import Client, connect
+from tests.environments import python_with
 from tests.here import HERE, free_ports, make_certificate
 from tests.postgresql import unprivileged_user
 from tests.sampled import PART, PART_NUMBER
@@ -50,22 +51,10 @@ AFTERWARDS = 5
 """Acknowledgements of each chat before and after the primary's death."""
 
 
-def patroni_python(cache: pytest.Cache) -> Path:
-    """The Python of an environment with Patroni, which whoever runs the servers may run too."""
+def patroni_python(config: pytest.Config) -> Path:
+    """The Python of an environment with Patroni, which the system's user of the servers may run too."""
     base = sys.executable if os.geteuid() else "/usr/bin/python3"
-    directory = Path(cache.mkdir("patroni"))
-    complete, wanted = directory / "complete", f"{base}\n{PACKAGES}"
-    python = directory / "environment/bin/python"
-    if not complete.exists() or complete.read_text() != wanted:
-        make = [[base, "-m", "venv", "--clear", "--without-pip", f"{directory / 'environment'}"]]
-        install = ["install", "--quiet", "--disable-pip-version-check", "--no-compile", *PACKAGES]
-        make += [[sys.executable, "-m", "pip", "--python", f"{python}", *install]]
-        for command in make:
-            made = subprocess.run(command, capture_output=True, text=True, check=False)
-            if made.returncode:
-                pytest.skip(f"Patroni cannot be installed here: {made.stderr.strip()[-500:]}")
-        complete.write_text(wanted)
-    return python
+    return python_with(PACKAGES, name="patroni", config=config, base=base)
 
 
 class UnderPatroni(Example):
@@ -187,8 +176,7 @@ class UnderPatroni(Example):
 
 @pytest.fixture
 def example(pytestconfig: pytest.Config) -> Iterator[UnderPatroni]:
-    assert pytestconfig.cache is not None
-    python = patroni_python(pytestconfig.cache)
+    python = patroni_python(pytestconfig)
     with tempfile.TemporaryDirectory(prefix="pg") as name:
         Path(name).chmod(0o755)  # the servers run as another user
         made = UnderPatroni(Path(name), python)

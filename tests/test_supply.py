@@ -74,6 +74,9 @@ EXTRAS = ROOT / "docs/reference/extras.md"
 OURS_ALONE = {"test", "dev", "benchmarks"}
 """Extras for who works on it."""
 
+FRAMEWORKS = {"langchain-core", "strands-agents", "agent-framework-core", "llama-index-core"}
+"""Packages of extras that are named after them."""
+
 SAYS_NOTHING = {"imapclient"}
 """Its metadata names no licence; its own file COPYING is that of BSD."""
 
@@ -95,7 +98,7 @@ def test_the_page_has_every_extra_and_the_packages_that_it_asks_for() -> None:
         "httpx2",
         *(name for name in asked if name in extras),
     }  # of the services; the frameworks are their extras
-    assert [name for name in asked - passed_over - {"langchain-core", "strands-agents"} if name not in text] == []
+    assert [name for name in asked - passed_over - FRAMEWORKS if name not in text] == []
 
 
 def test_the_page_names_each_package_whose_licence_asks_for_more_than_a_notice() -> None:

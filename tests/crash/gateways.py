@@ -106,6 +106,19 @@ class Gateways:
                 os.kill(gateway.pid, signal.SIGCONT)
         self.pauses += 1
 
+    def live_through_kills_and_pauses(self) -> None:
+        """Kill and pause gateways while they answer, three times, and let them finish.
+
+        Raises:
+            AssertionError: as `finish`.
+        """
+        for _ in range(3):
+            self.wait_for_acknowledgements(100)
+            self.kill_one()
+            with self.one_paused():
+                self.wait_for_acknowledgements(100)
+        self.finish()
+
     def finish(self) -> None:
         """Let every question be answered, and no new one be asked.
 

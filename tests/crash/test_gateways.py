@@ -22,10 +22,5 @@ def test_whoever_is_killed_or_paused_every_message_is_there_once_and_answered_on
     launcher: Launcher, postgresql_url: str, tmp_path: Path
 ) -> None:
     with Gateways(launcher, tmp_path, postgresql_url, chats=CHATS, seed="kills") as gateways:
-        for _ in range(3):
-            gateways.wait_for_acknowledgements(100)
-            gateways.kill_one()
-            with gateways.one_paused():
-                gateways.wait_for_acknowledgements(100)
-        gateways.finish()
+        gateways.live_through_kills_and_pauses()
         assert gateways.problems() == []

@@ -49,10 +49,5 @@ def test_gateways_of_two_versions_lose_and_double_nothing_and_answer_each_messag
     gateways = OfTwoVersions(launchers[0], tmp_path, postgresql_url, chats=CHATS, seed="versions")
     gateways.launchers = launchers
     with gateways:
-        for _ in range(3):
-            gateways.wait_for_acknowledgements(100)
-            gateways.kill_one()
-            with gateways.one_paused():
-                gateways.wait_for_acknowledgements(100)
-        gateways.finish()
+        gateways.live_through_kills_and_pauses()
         assert gateways.problems() == []
