@@ -92,6 +92,11 @@ def command_in(message: Message | None) -> tuple[str, str] | None:
     return (word, form[2] or "") if form is not None and word in COMMANDS else None
 
 
+def is_stop(message: Message | None) -> bool:
+    """Whether a message is `/stop`, which is obeyed at once."""
+    return command_in(message) == ("/stop", "")
+
+
 async def earlier_answer(session: Session, entry_id: str) -> str | TurnEnd | None:
     """The answer that a message had when it came first: the text that a command replied, or the end of its turn.
 

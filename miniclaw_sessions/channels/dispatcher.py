@@ -48,6 +48,7 @@ from miniclaw_sessions.channels.commands import (
     Question,
     command_in,
     earlier_answer,
+    is_stop,
     link_or_elsewhere,
     message_or_approval,
     open_question,
@@ -338,7 +339,7 @@ class Dispatcher:
 
     def _refusal(self, incoming: Incoming, session_id: str) -> Last | None:
         """What becomes at once of a message that is not to be answered."""
-        if command_in(incoming.message) == ("/stop", ""):
+        if is_stop(incoming.message):
             stopped = self.stop(session_id)
             return Obeyed(incoming, "" if stopped else "There is nothing to stop.", stopped)
         waiting = self._chats.get(session_id, ())

@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import secrets
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
@@ -23,7 +23,7 @@ import msgspec
 
 from miniclaw_sessions.channels.allowed import Allowed, AllowSettings
 from miniclaw_sessions.channels.base import Incoming, Last, Outgoing, comes_again, meanwhile
-from miniclaw_sessions.channels.commands import command_in
+from miniclaw_sessions.channels.commands import is_stop
 from miniclaw_sessions.channels.discord.buttons import approvals_in, menu, pressed
 from miniclaw_sessions.channels.discord.reading import (
     Exchange,
@@ -41,6 +41,7 @@ from miniclaw_sessions.channels.discord.reading import (
     unseen_file,
 )
 from miniclaw_sessions.channels.unseen import MAX_FILE_BYTES, Unseen, file_in, with_unseen
+from miniclaw_sessions.channels.waiting import take_next
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config.settings import Bytes, show_value
 from miniclaw_sessions.core.protocol.images import image_of
@@ -58,8 +59,6 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _LOOK_BACK = timedelta(days=1)
-_IN_HAND = 16  # messages of a chat that are handed over before their answers; the others wait here
-_HELD = 1000  # messages that wait here; beyond it the oldest are handed over, to be answered that too many wait
 _REMEMBERED = 10_000  # messages that are done
 _AGAIN_S = 10.0
 _DOWNLOAD_S = 30.0  # then the others' messages have waited long enough
@@ -394,23 +393,23 @@ class DiscordChannel:
             self._changed.set()
 
     def _next(self) -> Incoming | None:
-        """The first message whose chat has room; `/stop` needs none, and what waits before it is not answered."""
-        in_hand = Counter(one.channel_id for one in self._in_hand.values())
-        earlier: list[str] = []
-        for message_id, (incoming, exchange) in self._held.items():
-            is_stop = command_in(incoming.message) == ("/stop", "")
-            if is_stop or in_hand[exchange.channel_id] < _IN_HAND or len(self._held) > _HELD:
-                break
-            earlier.append(message_id)
-        else:
+        """The first message whose chat has room."""
+        found = take_next(
+            self._held,
+            (one.chat_id for one in self._in_hand),
+            lambda held: (held[0].chat_id, is_stop(held[0].message)),
+            lambda held: self._pass_over(held[1]),
+        )
+        if found is None:
             return None
-        for one in earlier if is_stop else ():
-            if self._held[one][1].channel_id == exchange.channel_id:
-                self._start(self._sender.mark(self._held.pop(one)[1]))
-                self._end(one)
-        del self._held[message_id]
+        incoming, exchange = found
         self._in_hand[incoming] = exchange
         return incoming
+
+    def _pass_over(self, exchange: Exchange) -> None:
+        """It has no answer, because the person said `/stop` behind it."""
+        self._start(self._sender.mark(exchange))
+        self._end(exchange.message_id)
 
     def _end(self, message_id: str) -> None:
         self._done[message_id] = None

@@ -16,7 +16,6 @@ import logging
 import os
 import re
 import secrets
-from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -29,10 +28,11 @@ from anyio import to_thread
 from miniclaw_sessions.channels.addresses import check_origin
 from miniclaw_sessions.channels.allowed import Allowed, AllowSettings
 from miniclaw_sessions.channels.base import Incoming, Last, Outgoing, comes_again, meanwhile
-from miniclaw_sessions.channels.commands import command_in
+from miniclaw_sessions.channels.commands import is_stop
 from miniclaw_sessions.channels.markdown import html_of, images_in, model_message
 from miniclaw_sessions.channels.splitting import split
 from miniclaw_sessions.channels.unseen import MAX_FILE_BYTES, Kind, Unseen, file_in, unseen, with_unseen
+from miniclaw_sessions.channels.waiting import take_next
 from miniclaw_sessions.config.settings import Bytes
 from miniclaw_sessions.core.protocol.images import image_of
 from miniclaw_sessions.core.protocol.messages import Message, Part, TextPart
@@ -52,8 +52,6 @@ _WAIT_MS = 30_000
 _TYPING_S = 20.0
 _MAX_TEXT_BYTES = 16_000  # an event has at most 65,536 bytes, with the text once as it is and once as HTML
 _PEOPLE_OF_A_GROUP = 3
-_IN_HAND = 16  # messages of a chat that are handed over before their answers; the others wait here
-_HELD = 1000  # messages that wait here; beyond it the oldest are handed over, to be answered that too many wait
 _REFUSED_FOR_GOOD = {"M_FORBIDDEN", "M_TOO_LARGE", "M_NOT_FOUND", "M_BAD_JSON", "M_INVALID_PARAM"}
 _KINDS: dict[str, Kind] = {
     "m.audio": "audio",
@@ -221,21 +219,16 @@ class MatrixChannel:
         await self._advance()
 
     def _next(self) -> Incoming | None:
-        """The first message whose chat has room; `/stop` needs none, and what waits before it is not answered."""
-        in_hand = Counter(place.chat_id for place in self._places.values())
-        earlier: list[_Place] = []
-        for incoming, place in self._held.values():
-            is_stop = command_in(incoming.message) == ("/stop", "")
-            if is_stop or in_hand[place.chat_id] < _IN_HAND or len(self._held) > _HELD:
-                break
-            earlier.append(place)
-        else:
+        """The first message whose chat has room."""
+        found = take_next(
+            self._held,
+            (one.chat_id for one in self._places),
+            lambda held: (held[0].chat_id, is_stop(held[0].message)),
+            lambda held: self._end(held[1].event_id),
+        )
+        if found is None:
             return None
-        for one in earlier if is_stop else ():
-            if one.chat_id == place.chat_id:
-                del self._held[one.event_id]
-                self._end(one.event_id)
-        del self._held[place.event_id]
+        incoming, place = found
         self._places[incoming] = place
         return incoming
 

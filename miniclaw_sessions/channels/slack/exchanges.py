@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Collection, Iterable
 
 import anyio
 
 from miniclaw_sessions.channels.slack.reading import Said
+from miniclaw_sessions.channels.waiting import take_next
 
-_IN_HAND = 16  # messages of a chat that are handed over before their answers; the others wait here
-_HELD = 1_000  # messages that wait here; beyond it the first are handed over, to be answered that too many wait
 _REMEMBERED = 10_000  # messages that are done, and may be delivered again
 _AGAIN_S = 10.0
 
@@ -112,23 +111,17 @@ class Exchanges:
         self.changed.set()
 
     def next(self, now: float) -> Exchange | None:
-        """The first message whose chat has room; `/stop` needs none, and what waits before it is not answered."""
-        in_hand = Counter(one.said.place for one in self._in_hand)
-        for exchange in self._waiting.values():
-            has_room = in_hand[exchange.said.place] < _IN_HAND or len(self._waiting) > _HELD
-            if exchange.said.is_stop or (has_room and exchange.due_at <= now):
-                break
-        else:
-            return None
-        for earlier in self._before(exchange) if exchange.said.is_stop else ():
-            self.end(earlier)
-        del self._waiting[exchange.key]
-        self._in_hand.add(exchange)
+        """The first message that is due and whose chat has room."""
+        exchange = take_next(
+            self._waiting,
+            (one.said.place for one in self._in_hand),
+            lambda one: (one.said.place, one.said.is_stop),
+            self.end,
+            is_due=lambda one: one.due_at <= now,
+        )
+        if exchange is not None:
+            self._in_hand.add(exchange)
         return exchange
-
-    def _before(self, exchange: Exchange) -> list[Exchange]:
-        waiting = list(self._waiting.values())
-        return [one for one in waiting[: waiting.index(exchange)] if one.said.place == exchange.said.place]
 
     def begin_again(self, exchange: Exchange, now: float) -> None:
         """It could not be done, and is handed over once more after a while."""

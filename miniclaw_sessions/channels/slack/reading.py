@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from miniclaw_sessions.channels.commands import command_in
+from miniclaw_sessions.channels.commands import is_stop
 from miniclaw_sessions.channels.slack.mrkdwn import unescaped
 from miniclaw_sessions.core.protocol.messages import Message
 
@@ -109,7 +109,7 @@ class Said(msgspec.Struct, frozen=True):
     @property
     def is_stop(self) -> bool:
         """Whether it stops the answer that is under way."""
-        return self.approvals is None and command_in(Message.user(self.text)) == ("/stop", "")
+        return self.approvals is None and is_stop(Message.user(self.text))
 
 
 def is_direct(channel_id: str) -> bool:

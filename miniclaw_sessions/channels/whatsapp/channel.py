@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import os
 import re
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
@@ -29,9 +29,10 @@ from miniclaw_sessions.channels.base import (
     comes_again,
     meanwhile,
 )
-from miniclaw_sessions.channels.commands import command_in
+from miniclaw_sessions.channels.commands import is_stop
 from miniclaw_sessions.channels.unseen import MAX_FILE_BYTES, Unseen, file_in, with_unseen
-from miniclaw_sessions.channels.whatsapp.exchanges import Exchange, Outbound, forget, next_of
+from miniclaw_sessions.channels.waiting import take_next
+from miniclaw_sessions.channels.whatsapp.exchanges import Exchange, Outbound, forget
 from miniclaw_sessions.channels.whatsapp.graph import (
     LIMITS,
     TRANSIENT,
@@ -158,7 +159,7 @@ class WhatsAppChannel:
         self._number = ""
         self._is_listening = False
         self._changed = anyio.Event()
-        self._posted: list[Exchange] = []
+        self._posted: dict[str, Exchange] = {}  # in order, by their ids
         self._exchanges: OrderedDict[str, Exchange] = OrderedDict()
         self._of: dict[Incoming, Exchange] = {}
         self._newest: OrderedDict[str, str] = OrderedDict()  # the message of each chat that is shown to be read
@@ -222,11 +223,10 @@ class WhatsAppChannel:
             return None
         exchange = self._exchanges.get(said.id)
         if exchange is None:
-            exchange = self._exchanges[said.id] = Exchange(said)
-            self._posted.append(exchange)
+            exchange = self._exchanges[said.id] = self._posted[said.id] = Exchange(said)
         elif not (exchange.is_over or exchange.is_under_way):
             exchange.begin()
-            self._posted.append(exchange)
+            self._posted[said.id] = exchange
         forget(self._exchanges, lambda one: one.is_over)
         return exchange
 
@@ -266,16 +266,20 @@ class WhatsAppChannel:
                 await self._changed.wait()
         finally:
             self._is_listening = False
-            for exchange in self._posted:
+            for exchange in self._posted.values():
                 exchange.settle(is_over=False)
             self._posted.clear()
 
     def _next(self) -> Exchange | None:
-        return next_of(self._posted, Counter(one.chat_id for one in self._of), self._is_stop)
+        return take_next(
+            self._posted,
+            (one.chat_id for one in self._of),
+            lambda exchange: (exchange.said.chat_id, self._is_stop(exchange.said)),
+            lambda exchange: exchange.settle(is_over=True),
+        )
 
     def _is_stop(self, said: Said) -> bool:
-        is_said = command_in(Message.user(text_of(said.wording, self._number))) == ("/stop", "")
-        return is_said and self._is_admitted(said)
+        return is_stop(Message.user(text_of(said.wording, self._number))) and self._is_admitted(said)
 
     async def _heard(self, exchange: Exchange) -> Incoming | None:
         """What is said to the bot; None: nothing, or by a person who is not allowed."""

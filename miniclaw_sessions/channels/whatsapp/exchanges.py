@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -13,8 +13,6 @@ from miniclaw_sessions.channels.whatsapp.messages import Fields
 from miniclaw_sessions.channels.whatsapp.reading import Said
 from miniclaw_sessions.core.protocol.messages import ImagePart
 
-_IN_HAND = 16  # messages of a chat that are handed over before their answers; the others wait here
-_WAITING = 1_000  # messages that wait here; beyond it the first are handed over, to be answered that too many wait
 _REMEMBERED = 2_000  # of which something may still come
 
 
@@ -65,28 +63,3 @@ def forget(table: OrderedDict[str, Any], may_go: Callable[[Any], bool] = lambda 
     if len(table) > _REMEMBERED:
         for key in [key for key, one in table.items() if may_go(one)][: len(table) - _REMEMBERED]:
             del table[key]
-
-
-def next_of(posted: list[Exchange], in_hand: Mapping[str, int], is_stop: Callable[[Said], bool]) -> Exchange | None:
-    """Take out the first message whose chat has room; `/stop` needs none, and what waits before it is not answered.
-
-    Without it, each message too many would be answered that too many wait, as slowly as Meta lets one person be
-    written to, and no one else be heard meanwhile.
-
-    Args:
-        posted: what waits, in order.
-        in_hand: how many messages of each chat were handed over and have no answer.
-        is_stop: whether a message is a `/stop` that must be obeyed.
-    """
-    for exchange in posted:
-        chat_id, stops = exchange.said.chat_id, is_stop(exchange.said)
-        if stops or in_hand.get(chat_id, 0) < _IN_HAND or len(posted) > _WAITING:
-            break
-    else:
-        return None
-    before = posted[: posted.index(exchange)] if stops else []
-    for earlier in [one for one in before if one.said.chat_id == chat_id]:
-        posted.remove(earlier)
-        earlier.settle(is_over=True)
-    posted.remove(exchange)
-    return exchange
