@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 
+from miniclaw_sessions.channels.addresses import check_address
 from miniclaw_sessions.channels.allowed import Allowed, AllowSettings
 from miniclaw_sessions.channels.base import Incoming, Last, Outgoing, comes_again, meanwhile
 from miniclaw_sessions.channels.commands import is_stop
@@ -43,7 +43,7 @@ from miniclaw_sessions.channels.discord.reading import (
 from miniclaw_sessions.channels.unseen import MAX_FILE_BYTES, Unseen, file_in, with_unseen
 from miniclaw_sessions.channels.waiting import take_next
 from miniclaw_sessions.clock import Clock, SystemClock
-from miniclaw_sessions.config.settings import Bytes, show_value
+from miniclaw_sessions.config.settings import Bytes
 from miniclaw_sessions.core.protocol.images import image_of
 from miniclaw_sessions.core.protocol.messages import Message, Part, Role, TextPart
 from miniclaw_sessions.errors import ConfigError, Unreachable, to_install
@@ -66,7 +66,6 @@ _TYPING_EVERY_S = 8.0  # it is shown for ten seconds
 _COMMAND, _BUTTON = 2, 3  # the types of what a person chooses or presses
 _DEFERRED, _UPDATED = {"type": 5}, 7
 _NOT_ALLOWED = {"type": 4, "data": {"content": "You are not allowed to speak to this bot.", "flags": 64}}
-_ADDRESS = re.compile(r"https://[^\s?#]+|http://(?:localhost|127\.0\.0\.1|\[::1\])(?::\d+)?(?:/[^\s?#]*)?")
 
 
 class DiscordSettings(AllowSettings, frozen=True, kw_only=True):
@@ -115,10 +114,7 @@ class DiscordChannel:
             import discord  # noqa: F401, PLC0415 - found out now, and not with the first message
         except ImportError:
             raise ConfigError(f"the channel discord needs discord.py: {to_install('discord')}") from None
-        if not _ADDRESS.fullmatch(settings.api_url):
-            raise ConfigError(
-                f"channels.{name}.api_url is {show_value(settings.api_url)}; set it to an https:// address"
-            )
+        check_address(f"channels.{name}.api_url", settings.api_url, may_have_path=True)
         self.name = name
         self._settings = settings
         self._clock = clock or SystemClock()

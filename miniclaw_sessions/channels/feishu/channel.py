@@ -27,7 +27,7 @@ from urllib.parse import quote
 import anyio
 import msgspec
 
-from miniclaw_sessions.channels.addresses import check_origin
+from miniclaw_sessions.channels.addresses import check_address
 from miniclaw_sessions.channels.allowed import Allowed, AllowSettings
 from miniclaw_sessions.channels.base import Accepted, Incoming, Last, Outgoing, comes_again, meanwhile
 from miniclaw_sessions.channels.buttons import asked_in
@@ -159,7 +159,7 @@ class FeishuChannel:
             raise ConfigError(f"the channel `feishu` needs {to_install('feishu')}") from error
         if not settings.app_id:
             raise ConfigError(f"channels.{name}.app_id is empty; set it to the app's id, such as cli_a1b2c3")
-        check_origin(f"channels.{name}.api_url", settings.api_url)
+        check_address(f"channels.{name}.api_url", settings.api_url)
         logging.getLogger("aiohttp").setLevel(logging.CRITICAL + 1)  # an address that it may show has a key in it
         self.name = name
         self._settings = settings

@@ -25,7 +25,7 @@ import anyio
 import msgspec
 from anyio import to_thread
 
-from miniclaw_sessions.channels.addresses import check_origin
+from miniclaw_sessions.channels.addresses import check_address
 from miniclaw_sessions.channels.allowed import Allowed, AllowSettings
 from miniclaw_sessions.channels.base import Incoming, Last, Outgoing, comes_again, meanwhile
 from miniclaw_sessions.channels.commands import is_stop
@@ -136,7 +136,7 @@ class MatrixChannel:
             import nio  # noqa: F401, PLC0415 - found out now, and not with the first message
         except ImportError as error:
             raise ConfigError(f"the channel `matrix` needs {to_install('matrix')}") from error
-        check_origin(f"channels.{name}.homeserver", settings.homeserver)
+        check_address(f"channels.{name}.homeserver", settings.homeserver)
         logging.getLogger("nio").setLevel(logging.CRITICAL + 1)  # it quotes what people say, where it is malformed
         self.name = name
         self._settings = settings

@@ -19,7 +19,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from miniclaw_sessions.channels.addresses import check_origin
+from miniclaw_sessions.channels.addresses import check_address
 from miniclaw_sessions.channels.allowed import Allowed, AllowSettings
 from miniclaw_sessions.channels.base import (
     Accepted,
@@ -125,7 +125,7 @@ class SlackChannel:
             import slack_sdk  # noqa: F401, PLC0415 - the same
         except ImportError:
             raise ConfigError(f"the channel slack needs slack_sdk and aiohttp: {to_install('slack')}") from None
-        check_origin(f"channels.{name}.api_url", settings.api_url)
+        check_address(f"channels.{name}.api_url", settings.api_url)
         # it would log what people say, where that arrives damaged
         logging.getLogger("slack_sdk").setLevel(logging.CRITICAL + 1)
         known = os.environ if environ is None else environ

@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager, suppress
 import anyio
 import msgspec
 
+from miniclaw_sessions.channels.addresses import check_address
 from miniclaw_sessions.channels.allowed import Allowed, AllowSettings
 from miniclaw_sessions.channels.base import (
     Incoming,
@@ -567,7 +568,4 @@ def _check(name: str, settings: WhatsAppSettings) -> None:
             f"{table}.phone_number_id is {show_value(settings.phone_number_id)}; set it to the id that stands "
             "below the telephone number in the App Dashboard, WhatsApp > API Setup"
         )
-    if not re.fullmatch(
-        r"https://[^\s]+|http://(?:localhost|127\.0\.0\.1|\[::1\])(?::\d+)?(?:/[^\s]*)?", settings.api_url
-    ):
-        raise ConfigError(f"{table}.api_url is {show_value(settings.api_url)}; set it to an https:// address")
+    check_address(f"{table}.api_url", settings.api_url, may_have_path=True)
