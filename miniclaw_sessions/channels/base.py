@@ -187,15 +187,25 @@ class Obeyed(msgspec.Struct, frozen=True, eq=False):
 
 
 class NotAnswered(msgspec.Struct, frozen=True, eq=False):
-    """There is no answer, or only its beginning. `error` is for programs and logs; it may name files."""
+    """There is no answer, or only its beginning.
+
+    Attributes:
+        incoming: the message.
+        reason: why.
+        error: for programs and logs; it may name files.
+        is_silent: whether the person reads nothing of it (`without_words`).
+    """
 
     incoming: Incoming
     reason: Reason
     error: Exception
+    is_silent: bool = False
 
     @property
     def text(self) -> str:
         """The sentence for the person, with that of the model's service; empty for a duplicate."""
+        if self.is_silent:
+            return ""
         if self.reason is Reason.FAILED:
             if isinstance(self.error, errors.BudgetSpent):
                 return f"{str(self.error)[:1].upper()}{str(self.error)[1:]}. Your message is kept."
@@ -209,6 +219,13 @@ Last = Answered | Obeyed | NotAnswered
 """The final outcome of a message."""
 
 Outgoing = Accepted | Progress | Last
+
+
+def without_words(last: Last) -> Last:
+    """The same outcome, of which the person reads nothing: enough such sentences are on their way to the chat."""
+    if isinstance(last, NotAnswered):
+        return msgspec.structs.replace(last, is_silent=True)
+    return msgspec.structs.replace(last, text="") if isinstance(last, Obeyed) else last
 
 
 _NOT_DONE = (errors.TurnCutOff, errors.MessageUnderWay, errors.StoreUnavailable, errors.TurnTaken)

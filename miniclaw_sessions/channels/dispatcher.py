@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -41,6 +41,7 @@ from miniclaw_sessions.channels.base import (
     Progress,
     Reason,
     Watch,
+    without_words,
 )
 from miniclaw_sessions.channels.commands import (
     COMMANDS,
@@ -53,6 +54,7 @@ from miniclaw_sessions.channels.commands import (
     message_or_approval,
     open_question,
 )
+from miniclaw_sessions.channels.contained import ending_only_itself, reason_of
 from miniclaw_sessions.channels.delivery import Delivery, TurnPublisher
 from miniclaw_sessions.channels.linking import Conversation, Linking
 from miniclaw_sessions.channels.own_chats import OwnChats
@@ -92,6 +94,7 @@ LAST_WORDS_S = 5.0
 
 _NOT_ENTERED = "the dispatcher is used within `async with Dispatcher(...) as dispatcher`"
 _REFUSALS = 64  # sent at the same time, by one channel; it is not listened to until some of them are out
+_OF_A_CHAT = 16  # of those, with words; else a person who floods while his network takes nothing would hold up all
 
 
 class Dispatcher:
@@ -262,7 +265,7 @@ class Dispatcher:
         """Let go of the connections of those channels that say how."""
         for channel in self._channels:
             try:
-                with _ending_only_itself(), anyio.move_on_after(self._last_words_s, shield=True):
+                with ending_only_itself(), anyio.move_on_after(self._last_words_s, shield=True):
                     await getattr(channel, "aclose", checkpoint)()
             except Exception as error:  # noqa: BLE001 - a channel's own code, and the error is logged
                 log.debug("a channel was not closed", action="channel.not_closed", error_type=type(error).__name__)
@@ -279,7 +282,7 @@ class Dispatcher:
             while True:
                 self.states[channel.name] = "listening"
                 try:
-                    with _ending_only_itself():
+                    with ending_only_itself():
                         async with aclosing(channel.receive()) as received:
                             async for incoming in received:
                                 delay = self._backoff_s[0]
@@ -298,7 +301,7 @@ class Dispatcher:
                         action="channel.failed",
                         channel=channel.name,
                         error_type=type(error).__name__,
-                        detail=_why(error),
+                        detail=reason_of(error),
                         retry_in_s=delay,
                     )
                 await anyio.sleep(delay)
@@ -320,7 +323,8 @@ class Dispatcher:
             self._end(delivery, NotAnswered(incoming, Reason.FAILED, error))
             return False
         if (refused := self._refusal(incoming, key.session_id)) is not None:
-            self._end(delivery, refused)
+            told = sum(one.session_id == key.session_id and one.channel is delivery.channel for one in self._refused)
+            self._end(delivery, refused if told < _OF_A_CHAT else without_words(refused))
             return False
         self._under_way.add(delivery)
         delivery.cut_off(self._cut_off_at, self._cut_off_at + self._last_words_s)
@@ -452,7 +456,7 @@ class Dispatcher:
         if announce is None:
             return False
         try:
-            with _ending_only_itself(), anyio.fail_after(self._send_timeout_s):
+            with ending_only_itself(), anyio.fail_after(self._send_timeout_s):
                 await announce(chat.chat_id, text)
         except Exception as error:  # noqa: BLE001 - a channel's own code; the question stays open
             kind = type(error).__name__
@@ -462,7 +466,7 @@ class Dispatcher:
                 channel=chat.channel,
                 session_id=chat.session_id,
                 error_type=kind,
-                detail=_why(error),
+                detail=reason_of(error),
             )
             return False
         return True
@@ -538,7 +542,7 @@ class Dispatcher:
 
     async def _show_typing(self, channel: Channel, chat_id: str) -> None:
         try:
-            with _ending_only_itself():
+            with ending_only_itself():
                 async with channel.typing(chat_id):
                     await anyio.sleep_forever()
         except Exception as error:  # noqa: BLE001 - a channel's own code, and only an ornament
@@ -550,10 +554,10 @@ class Dispatcher:
         kind, why = TimeoutError.__name__, f"it took longer than {patience_s:g} s"
         with anyio.move_on_after(patience_s):
             try:
-                with _ending_only_itself():
+                with ending_only_itself():
                     await channel.send(delivery.incoming.chat_id, outgoing)
             except Exception as error:  # noqa: BLE001 - a channel's own code; the chat goes on
-                kind, why = type(error).__name__, _why(error)
+                kind, why = type(error).__name__, reason_of(error)
             else:
                 return True
         log.warning(
@@ -570,30 +574,3 @@ class Dispatcher:
 
 def _cut_off(delivery: Delivery) -> NotAnswered:
     return NotAnswered(delivery.incoming, Reason.CUT_OFF, TurnCutOff())
-
-
-def _why(error: Exception) -> str:
-    """What a log may say of a channel's error: a sentence of ours, else where it was raised; more may show secrets."""
-    if isinstance(error, SessionsError):
-        return str(error)
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    place = "" if trace is None else f" in {trace.tb_frame.f_globals.get('__name__')}, line {trace.tb_lineno}"
-    return f"{type(error).__name__}{place}"
-
-
-@contextmanager
-def _ending_only_itself() -> Iterator[None]:
-    """Make an ordinary error of what would end more than a channel: a stray cancellation, or an exit.
-
-    Libraries leak the first from connections that close.
-    """
-    try:
-        yield
-    except (Exception, KeyboardInterrupt, GeneratorExit):
-        raise
-    except BaseException as error:
-        if isinstance(error, anyio.get_cancelled_exc_class()) and anyio.current_effective_deadline() == -math.inf:
-            raise
-        raise SessionsError(f"the channel's code has raised {type(error).__name__}") from error

@@ -40,6 +40,7 @@ from miniclaw_sessions.channels.base import (
     comes_again,
 )
 from miniclaw_sessions.channels.commands import command_note, open_question
+from miniclaw_sessions.channels.contained import ending_only_itself
 from miniclaw_sessions.channels.dispatcher import SEND_TIMEOUT_S, Dispatcher
 from miniclaw_sessions.clock import sleep_unless
 from miniclaw_sessions.core.manager import SessionManager
@@ -352,7 +353,8 @@ class Reminding:
             return True
         with anyio.move_on_after(getattr(channel, "send_timeout_s", SEND_TIMEOUT_S)):
             try:
-                await channel.announce(chat_id, text)
+                with ending_only_itself():
+                    await channel.announce(chat_id, text)
             except Exception as error:  # noqa: BLE001 - a channel's own code; it is tried again
                 self._log("a reminder was not sent, and is sent again", due, error, action="reminder.not_sent")
             else:

@@ -220,6 +220,30 @@ async def test_hundreds_beyond_the_bound_are_all_told(dispatcher: Dispatcher, ro
     assert [end.text for end in await room.ended(first, second)] == ["echo: 0", "echo: 1"]
 
 
+class Crowded(Room):
+    """Takes no words for the chat of one person."""
+
+    async def send(self, chat_id: str, outgoing: Outgoing) -> None:
+        if chat_id == "flood" and outgoing.text:
+            await anyio.sleep_forever()
+        await super().send(chat_id, outgoing)
+
+
+@pytest.mark.parametrize("text", ["hello", "/stop"])
+async def test_a_person_who_floods_while_the_network_takes_nothing_holds_up_no_one_else(
+    manager: SessionManager, model: Doors, text: str
+) -> None:
+    crowded, limits = Crowded(), ChannelSettings(max_waiting_per_chat=1)
+    model.close("0")
+    async with Dispatcher(manager, Assistant(Agent(model)), limits=limits) as dispatcher:
+        dispatcher.serve(crowded)
+        _, _, *refused = [crowded.say(one, "flood") for one in ["0", "1", *[text] * 200]]
+        assert (await crowded.ended(crowded.say("hello", "2")))[0].text == "echo: hello"
+        await crowded.until(lambda: sum(crowded.last(one) is None for one in refused) <= 16)
+        dispatcher.cut_off(anyio.current_time())
+    crowded.close()
+
+
 # --- duplicates ------------------------------------------------------------------------------------------------------
 
 
