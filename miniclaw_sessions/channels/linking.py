@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -46,10 +47,18 @@ LIFETIME = timedelta(minutes=10)
 """How long a code, and the questions about it, may be answered; and how long a wrong code counts."""
 
 MAX_TRIES = 5
-"""How many wrong codes a chat may name within `LIFETIME`."""
+"""How many wrong codes a person may name within `LIFETIME`, in all his chats on a network together.
 
-MAX_TRIES_EVERYWHERE = 50
-"""How many wrong codes all chats may name within `LIFETIME`: by then, one in 10 billion guesses would have hit."""
+More of his count for nobody else: a person alone cannot keep the others from linking their chats.
+"""
+
+MAX_TRIES_EVERYWHERE = 500
+"""How many wrong codes all persons together may name within `LIFETIME`; a hundred of them would have to be at it.
+
+Guessing stays hopeless. There are 31 ** 8 = 853 billion codes, and 500 guesses in ten minutes are 26 million in a year.
+Where one code is open all the time, one year of 32,000 has a hit; where a hundred are, one of 320. A hit is no link:
+the person who gave the code reads which chat has named it, and is asked.
+"""
 
 _ALPHABET = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"  # nothing that is read as something else
 _LENGTH = 8
@@ -257,8 +266,10 @@ class Linking:
             return f"That is no code: one has {_LENGTH} letters and digits. /link, in your other chat, gives you one."
         if len(await linked_sessions(self._manager, own)) > 1:
             return "This chat is linked already; /link says with what. To join another conversation, say /unlink first."
-        if (code := await self._found(own, text)) is None:
-            return _TOO_MANY if len(_recent(link_of(own).tries, self._now())) >= MAX_TRIES else _WRONG
+        person = incoming.author if incoming.message is None else incoming.message.author
+        code = await self._found(own, person or "", text)
+        if isinstance(code, str):
+            return code
         joining = Joining(code.chat, code.mark, code.until)
         asks = _asks_to_join(code.chat)
         said = await self._obeyed(
@@ -270,22 +281,27 @@ class Linking:
         )
         return self._ask(own, code.mark, code.chat, said)
 
-    async def _found(self, own: Session, text: str) -> Code | None:
-        """The code, used up for a chat; None where no other chat gave it, or too many were tried."""
+    async def _found(self, own: Session, person: str, text: str) -> Code | str:
+        """The code, used up for a chat; a sentence where no other chat gave it, or too many were tried."""
         now = self._now()
         if len(_recent(link_of(own).tries, now)) >= MAX_TRIES:
-            return None
-        await self._write(  # before it is looked for: however many try at once, each counts for all others
-            own, lambda link: msgspec.structs.replace(link, tries=(*_recent(link.tries, now), now))
-        )
-        taker, tries, found = Chat.of(own), 0, None
+            return _TOO_MANY
+
+        def tried(link: Link) -> Link:
+            return msgspec.structs.replace(link, tries=(*_recent(link.tries, now), now), tried_by=person)
+
+        await self._write(own, tried)  # before it is looked for: however many try at once, each counts for all others
+        taker, found, tries = Chat.of(own), None, Counter[Chat]()
         async for session in used_since(self._manager, now - LIFETIME - _LATE):
-            tries += len(_recent(link_of(session).tries, now))
+            tries[_trier(session)] += len(_recent(link_of(session).tries, now))
             code = _code_for(session, taker, now)
             if code is not None:
                 is_right = secrets.compare_digest(await to_thread.run_sync(_digest, code.salt, text), code.digest)
                 found = code if is_right else found
-        return None if found is None or tries > MAX_TRIES_EVERYWHERE else await self._taken(found, taker, now)
+        everywhere = sum(min(count, MAX_TRIES) for count in tries.values())
+        if tries[_trier(own)] > MAX_TRIES or everywhere > MAX_TRIES_EVERYWHERE:
+            return _TOO_MANY
+        return (found and await self._taken(found, taker, now)) or _WRONG
 
     async def _taken(self, code: Code, taker: Chat, now: datetime) -> Code | None:
         """Use up a code, unless another chat was first, or it was replaced."""
@@ -439,6 +455,11 @@ def _question_closed(link: Link) -> Link:
 def _recent(tries: Sequence[datetime], now: datetime) -> tuple[datetime, ...]:
     """The tries that still count."""
     return tuple(one for one in tries if now - one < LIFETIME)
+
+
+def _trier(session: Session) -> Chat:
+    """Who tries codes in a chat: a person of its network; where the network names none, the chat."""
+    return Chat(session.key.channel, link_of(session).tried_by or session.key.chat_id)
 
 
 def _code_for(session: Session, taker: Chat, now: datetime) -> Code | None:

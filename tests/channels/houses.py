@@ -18,6 +18,7 @@ from miniclaw_sessions.channels.base import Incoming, Last
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.config import BudgetSettings
+from miniclaw_sessions.core.protocol.messages import Role
 from miniclaw_sessions.files.transfer.linked import Link, link_of, linked_sessions
 from tests.channels.rooms import Doors, Room
 
@@ -32,10 +33,17 @@ class Network(Room):
         self.announced: list[tuple[str, str]] = []
         self.is_silent = False
 
-    def say(self, text: str, chat_id: str = "1", message_id: str | None = None, *, is_private: bool = True) -> Incoming:
-        key = message_id or str(next(_NUMBERS))
-        said = Incoming(chat_id, Message.user(text), message_id=key, answer_again=True, is_private=is_private)
-        return self.hear(said)
+    def say(
+        self,
+        text: str,
+        chat_id: str = "1",
+        message_id: str | None = None,
+        *,
+        is_private: bool = True,
+        author: str | None = None,
+    ) -> Incoming:
+        key, message = message_id or str(next(_NUMBERS)), Message(Role.USER, text, author=author)
+        return self.hear(Incoming(chat_id, message, message_id=key, answer_again=True, is_private=is_private))
 
     async def ask(self, text: str, chat_id: str = "1", **more: Any) -> str:
         """Say something; what a person reads in answer."""

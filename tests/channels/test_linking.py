@@ -11,8 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from miniclaw_sessions import Message, ToolCall
+from miniclaw_sessions.channels import linking
 from miniclaw_sessions.channels.base import Answered, Incoming, Last, Obeyed
-from miniclaw_sessions.channels.linking import LIFETIME, MAX_TRIES, MAX_TRIES_EVERYWHERE
+from miniclaw_sessions.channels.linking import LIFETIME, MAX_TRIES
 from miniclaw_sessions.core.manager.summaries import calls_for_approval
 from miniclaw_sessions.files.transfer.linked import LINK, linked_sessions
 from miniclaw_sessions.testing import FakeClock
@@ -229,31 +230,44 @@ async def test_each_step_expires(house: House, clock: FakeClock, step: str) -> N
     assert not await house.are_linked()
 
 
-async def test_wrong_codes_are_few_in_a_chat_and_over_all_chats(house: House, clock: FakeClock) -> None:
+async def test_wrong_codes_are_few_in_a_chat_and_over_all_chats(
+    house: House, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linking, "MAX_TRIES_EVERYWHERE", 4 * MAX_TRIES)
     code = await house.code()
     for _ in range(MAX_TRIES):
         await house.blue.ask("/link AAAA-AAAA")
     assert "Too many" in await house.blue.ask(f"/link {code}"), "the right one comes too late, too"
-    for chat in range(2, 2 + MAX_TRIES_EVERYWHERE // MAX_TRIES - 1):
+    for chat in range(2, 5):
         for _ in range(MAX_TRIES):
             await house.blue.ask("/link AAAA-AAAA", str(chat))
-    assert "No other chat" in await house.blue.ask(f"/link {code}", "100"), (
-        "a fresh chat finds the bound of all reached"
-    )
+    assert "Too many" in await house.blue.ask(f"/link {code}", "100"), "a fresh chat finds the bound of all reached"
     await clock.advance(LIFETIME.total_seconds())
     again = await house.code()
     assert "yes or no" in await house.blue.ask(f"/link {again}", "100")
 
 
-async def test_tries_at_the_same_moment_all_count(house: House) -> None:
+async def test_a_person_who_guesses_in_many_chats_has_few_tries_and_keeps_no_one_else_from_linking(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linking, "MAX_TRIES_EVERYWHERE", 2 * MAX_TRIES)
     code = await house.code()
-    chats = [str(number) for number in range(2, 2 + MAX_TRIES_EVERYWHERE + 20)]
+    for chat in range(2, 2 + 3 * MAX_TRIES):
+        await house.blue.ask("/link AAAA-AAAA", str(chat), author="eve")
+    assert "Too many" in await house.blue.ask(f"/link {code}", "eve's newest", author="eve")
+    assert "yes or no" in await house.blue.ask(f"/link {code}", "bob's", author="bob")
+
+
+async def test_tries_at_the_same_moment_all_count(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linking, "MAX_TRIES_EVERYWHERE", 50)
+    code = await house.code()
+    chats = [str(number) for number in range(2, 72)]
     guesses = [house.blue.say("/link BBBB-BBBB", chat) for chat in chats]
     right = house.blue.say(f"/link {code}", "right")
     await house.blue.ended(*guesses)
     (last,) = await house.blue.ended(right)
-    assert "No other chat" in last.text, "those before it count, though none had an answer yet"
-    assert "No other chat" in await house.blue.ask(f"/link {code}", "later")
+    assert "Too many" in last.text, "those before it count, though none had an answer yet"
+    assert "Too many" in await house.blue.ask(f"/link {code}", "later")
 
 
 async def test_a_group_gives_no_code_takes_none_and_answers_no_question(house: House) -> None:
