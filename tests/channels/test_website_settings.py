@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from miniclaw_sessions.channels.base import Incoming, NotAnswered, Reason
 from miniclaw_sessions.channels.web import limits
 from miniclaw_sessions.channels.web.channel import WebChannel
 from miniclaw_sessions.channels.web.exchanges import Exchange, outcome
-from miniclaw_sessions.channels.web.limits import Places, Rate, client_address
+from miniclaw_sessions.channels.web.limits import Rate, Room, client_address
 from miniclaw_sessions.channels.web.settings import WebSettings, key_of_workspace
 from miniclaw_sessions.channels.web.words import words_in
 from miniclaw_sessions.errors import ConfigError
@@ -100,14 +101,15 @@ def test_no_more_visitors_are_counted_than_the_memory_has_room_for(monkeypatch: 
     assert len(rate._left) == 2
 
 
-def test_places_are_bounded_for_each_address_and_for_all() -> None:
-    places = Places(of_visitor=2, of_address=2, of_all=3)
-    with places.taken("a", "1"), places.taken("b", "1"):
-        assert not places.has_room("c", "1")
-        assert places.has_room("c", "2")
-        with places.taken("c", "2"):
-            assert not places.has_room("d", "3")
-    assert not places._taken
+def test_room_is_bounded_for_each_address_and_for_all() -> None:
+    room = Room(of_visitor=2, of_address=2, of_all=3)
+    with room.taken("a", "1"), room.taken("b", "1"):
+        assert not room.has("c", "1")
+        assert room.has("c", "2")
+        assert not room.has("c", "2", 2)
+        with room.taken("c", "2"):
+            assert not room.has("d", "3")
+    assert not room._taken
 
 
 def test_every_language_has_all_words_and_others_get_english() -> None:
@@ -121,7 +123,7 @@ def test_every_language_has_all_words_and_others_get_english() -> None:
 
 
 def test_of_a_message_that_is_over_only_its_outcome_is_remembered_and_none_of_its_files() -> None:
-    incoming, exchange = Incoming("visitor-1", None), Exchange()
+    incoming, exchange = Incoming("visitor-1", None), Exchange(ExitStack())
     known = sys.getrefcount(incoming)
     exchange.end(NotAnswered(incoming, Reason.CUT_OFF, RuntimeError()))
     assert outcome(exchange).status == 200

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 import anyio
 import msgspec
@@ -22,7 +22,7 @@ from anyio import to_thread
 from miniclaw_sessions.channels.base import Incoming, Last, Outgoing, WebhookReply, WebhookRequest
 from miniclaw_sessions.channels.own_chats import OwnChats
 from miniclaw_sessions.channels.web.exchanges import Exchange, outcome
-from miniclaw_sessions.channels.web.limits import Places, Rate, client_address
+from miniclaw_sessions.channels.web.limits import Rate, Room, client_address
 from miniclaw_sessions.channels.web.messages import incoming_of
 from miniclaw_sessions.channels.web.requests import (
     LINES,
@@ -34,6 +34,7 @@ from miniclaw_sessions.channels.web.requests import (
     Say,
     body_of,
     document,
+    length_of,
     permission,
     refusal,
 )
@@ -92,7 +93,9 @@ class WebChannel:
         self._of_visitor = Rate(settings.messages_per_minute, self._clock)
         self._of_address = Rate(settings.requests_per_minute, self._clock)
         self._of_all = Rate(settings.all_messages_per_minute, self._clock)
-        self._places = Places(settings.streams_of_visitor, settings.streams_of_address, settings.streams)
+        self._streams = Room(settings.streams_of_visitor, settings.streams_of_address, settings.streams)
+        waiting = settings.waiting_bytes_of_visitor, settings.waiting_bytes_of_address, settings.waiting_bytes
+        self._waiting = Room(*waiting)
         self._exchanges: OrderedDict[tuple[str, str], Exchange] = OrderedDict()  # the newest
         self._of: dict[Incoming, Exchange] = {}
         self._said: list[Incoming] = []
@@ -243,25 +246,42 @@ class WebChannel:
     async def _say(self, request: WebhookRequest, origin: str) -> WebhookReply:
         """What became of a message, or of a yes or no, which is handed over if it is new."""
         visitor = await self._visitor_of(request, origin)
-        said = await body_of(request, Say, self._settings.max_say_bytes)
-        place = (visitor.chat_id, said.id)
-        exchange = self._exchanges.get(place)
-        if exchange is None or exchange.comes_again:
-            if not said.is_whole:
-                raise Refused(404, "unknown", "send the whole message again")
-            exchange = self._exchanges[place] = self._hand_over(said, visitor)
-            while len(self._exchanges) > _REMEMBERED:
-                self._exchanges.popitem(last=False)  # its script sends it whole again, and the session knows it
+        with ExitStack() as held:
+            self._hold(held, request, visitor)
+            said = await body_of(request, Say, self._settings.max_say_bytes)
+            place = (visitor.chat_id, said.id)
+            exchange = self._exchanges.get(place)
+            if exchange is None or exchange.comes_again:
+                if not said.is_whole:
+                    raise Refused(404, "unknown", "send the whole message again")
+                exchange = self._exchanges[place] = self._hand_over(said, visitor, held)
+                while len(self._exchanges) > _REMEMBERED:
+                    self._exchanges.popitem(last=False)  # its script sends it whole again, and the session knows it
         if not said.is_whole:  # what follows a whole message may be sent at once, and is behind it
             with anyio.move_on_after(WAIT_S):
                 await exchange.over()
         return outcome(exchange)
 
-    def _hand_over(self, said: Say, visitor: Pass) -> Exchange:
+    def _hold(self, held: ExitStack, request: WebhookRequest, visitor: Pass) -> None:
+        """Take room for what a request brings, before it is read; what is small waits within the other limits.
+
+        Raises:
+            Refused: so much is on its way already, or it is too large.
+        """
+        size = length_of(request, self._settings.max_say_bytes)
+        if size <= SMALL_BYTES:
+            return
+        whose = visitor.chat_id, self._address_of(request)
+        if not self._waiting.has(*whose, size):
+            sentence = "Other files are still on their way. These are sent when those are answered."
+            raise Refused(429, "too_many_bytes", sentence, 5)
+        held.enter_context(self._waiting.taken(*whose, size))
+
+    def _hand_over(self, said: Say, visitor: Pass, held: ExitStack) -> Exchange:
         incoming = incoming_of(said, visitor, self._settings)
         if wait_s := 0 if said.text == "/stop" else self._of_visitor.take(visitor.chat_id) or self._of_all.take(""):
             raise Refused(429, "rate_limited", "That was much at once. It is sent later.", wait_s)
-        exchange = self._of[incoming] = Exchange()
+        exchange = self._of[incoming] = Exchange(held.pop_all())
         self._said.append(incoming)
         self._changed.set()
         return exchange
@@ -282,11 +302,11 @@ class WebChannel:
         visitor = await self._visitor_of(request, origin)
         await body_of(request, Follow, SMALL_BYTES)
         address = self._address_of(request)
-        if not self._places.has_room(visitor.chat_id, address):
+        if not self._streams.has(visitor.chat_id, address):
             raise Refused(429, "too_many_streams", "The chat is open too often. It is tried again later.", 10)
         return WebhookReply(200, self._lines(visitor.chat_id, address), LINES)
 
     async def _lines(self, chat_id: str, address: str) -> AsyncGenerator[bytes, None]:
-        with self._places.taken(chat_id, address):
+        with self._streams.taken(chat_id, address):
             async for line in follow(self._own_chats(), chat_id):
                 yield line

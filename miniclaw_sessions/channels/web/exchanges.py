@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import anyio
 
 from miniclaw_sessions.channels.base import Answered, Last, NotAnswered, Reason, WebhookReply, comes_again, meanwhile
@@ -11,12 +13,16 @@ from miniclaw_sessions.channels.web.requests import Refused, document, refusal
 class Exchange:
     """A message under way, and what became of it.
 
+    Args:
+        held: what it holds until it has ended.
+
     Attributes:
         comes_again: whether it ended so that it should be sent again.
         reply: the reply to its script, now that it has ended; None: it has not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, held: ExitStack) -> None:
+        self._held = held
         self.comes_again = False
         self.reply: WebhookReply | None = None
         self._ended = anyio.Event()
@@ -26,6 +32,7 @@ class Exchange:
         is_busy = isinstance(last, NotAnswered) and last.reason is Reason.BUSY
         self.comes_again = is_busy or comes_again(last)
         self.reply = _reply_to(last, is_sent_again=self.comes_again)
+        self._held.close()
         self._ended.set()
 
     async def over(self) -> None:

@@ -42,8 +42,8 @@ class Rate:
         return 0 if left >= 1 else math.ceil((1 - left) * _MINUTE_S / self._most)
 
 
-class Places:
-    """How many streams are open at once.
+class Room:
+    """How much is there at once, such as streams that are open, or bytes of messages that are not done.
 
     Args:
         of_visitor: of one visitor.
@@ -55,19 +55,19 @@ class Places:
         self._most = {"visitor": of_visitor, "address": of_address, "all": of_all}
         self._taken: Counter[tuple[str, str]] = Counter()
 
-    def has_room(self, visitor: str, address: str) -> bool:
-        """Whether one more may be opened."""
-        return all(self._taken[one] < self._most[one[0]] for one in _counted(visitor, address))
+    def has(self, visitor: str, address: str, size: int = 1) -> bool:
+        """Whether there may be so much more."""
+        return all(self._taken[one] + size <= self._most[one[0]] for one in _counted(visitor, address))
 
     @contextmanager
-    def taken(self, visitor: str, address: str) -> Iterator[None]:
-        """One more is open for as long as the block lasts."""
-        counted = _counted(visitor, address)
+    def taken(self, visitor: str, address: str, size: int = 1) -> Iterator[None]:
+        """So much more is there for as long as the block lasts."""
+        counted = Counter(dict.fromkeys(_counted(visitor, address), size))
         self._taken.update(counted)
         try:
             yield
         finally:
-            self._taken -= Counter(counted)  # and forgets those of which none is open
+            self._taken -= counted  # and forgets those of which there is nothing
 
 
 def _counted(visitor: str, address: str) -> list[tuple[str, str]]:

@@ -110,6 +110,18 @@ def permission(request: WebhookRequest) -> WebhookReply:
     return WebhookReply(204, headers=headers)
 
 
+def length_of(request: WebhookRequest, most: int) -> int:
+    """How long a request's body is.
+
+    Raises:
+        Refused: longer than that, or the request does not say.
+    """
+    length = request.headers.get("content-length", "")
+    if not (length.isascii() and length.isdigit() and len(length) <= _MAX_DIGITS and int(length) <= most):
+        raise Refused(413, "too_large", "This is too large.")
+    return int(length)
+
+
 async def body_of(request: WebhookRequest, shape: type[T], most: int) -> T:
     """A request's body as a value.
 
@@ -118,9 +130,7 @@ async def body_of(request: WebhookRequest, shape: type[T], most: int) -> T:
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
         raise Refused(415, "unsupported_media_type", f"send the body as {JSON}")
-    length = request.headers.get("content-length", "")
-    if not (length.isascii() and length.isdigit() and len(length) <= _MAX_DIGITS and int(length) <= most):
-        raise Refused(413, "too_large", "This is too large.")
+    length_of(request, most)
     try:
         return msgspec.json.decode(await request.body(), type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

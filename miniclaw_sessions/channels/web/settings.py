@@ -42,6 +42,9 @@ class WebSettings(msgspec.Struct, frozen=True, kw_only=True):
         streams: how many chats may be open at once, of all visitors; each is a connection of `listen.max_connections`.
         streams_of_address: of those, of one address.
         streams_of_visitor: of those, of one visitor.
+        waiting_bytes: how large all messages with files may be together, from when they come until they are answered.
+        waiting_bytes_of_address: of those, of one address.
+        waiting_bytes_of_visitor: of those, of one visitor.
         max_characters: how long a message may be.
         max_file_bytes: how large the files of one message may be together. `sessions.max_message_bytes` and
             `listen.max_body_bytes` must have room for a third more.
@@ -59,6 +62,9 @@ class WebSettings(msgspec.Struct, frozen=True, kw_only=True):
     streams: Count = 200
     streams_of_address: Count = 20
     streams_of_visitor: Count = 6
+    waiting_bytes: Count = 200_000_000
+    waiting_bytes_of_address: Count = 40_000_000
+    waiting_bytes_of_visitor: Count = 20_000_000
     max_characters: Count = 8_000
     max_file_bytes: Count = MAX_FILE_BYTES
     commands: bool = False
@@ -66,7 +72,8 @@ class WebSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def max_say_bytes(self) -> int:
         """How long the body of a message may be: its text with escapes, and its files in base64."""
-        return SMALL_BYTES + 12 * self.max_characters + 4 * (self.max_file_bytes // 3 + 1)
+        longest = SMALL_BYTES + 12 * self.max_characters + 4 * (self.max_file_bytes // 3 + 1)
+        return min(longest, self.waiting_bytes, self.waiting_bytes_of_address, self.waiting_bytes_of_visitor)
 
 
 def listed_origins(name: str, settings: WebSettings) -> frozenset[str]:

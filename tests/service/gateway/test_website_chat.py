@@ -408,6 +408,32 @@ async def test_a_chat_is_open_no_more_often_than_it_may(visit: Visit) -> None:
         pass
 
 
+@pytest.mark.parametrize(
+    "settings", [WebSettings(origins=(SITE,), waiting_bytes_of_visitor=30_000, waiting_bytes=60_000)]
+)
+async def test_files_that_wait_for_an_answer_are_bounded_for_a_visitor_and_for_all(
+    visit: Visit, provider: EchoProvider
+) -> None:
+    ann, bob, carol = visit(), visit(), visit()
+    for one in (ann, bob, carol):
+        await one.enter()
+    files = [{"name": "a.txt", "data": base64.b64encode(b"x" * 18_000).decode()}]
+
+    async def say(one: Browser, number: int, **more: Any) -> tuple[int, str]:
+        reply = await one.post("say", {"id": f"message-{number}", "text": "slow", **more})
+        return reply.status_code, reply.json().get("error", {}).get("type", "")
+
+    assert await say(ann, 1, files=files) == (202, "")
+    assert await say(ann, 2, files=files) == (429, "too_many_bytes")
+    assert await say(ann, 3) == (202, ""), "words alone have room"
+    assert await say(ann, 4, files=[{"name": "a.txt", "data": "eHh4" * 8_000}]) == (413, "too_large")
+    assert await say(bob, 1, files=files) == (202, "")
+    assert await say(carol, 1, files=files) == (429, "too_many_bytes")
+    provider.gate.set()
+    await ann.say("", "message-1")
+    await ann.say("slow", "message-2", files=files)
+
+
 @pytest.mark.parametrize("settings", [WebSettings(origins=(SITE,), max_characters=10, max_file_bytes=100)])
 async def test_what_is_too_large_is_refused_before_it_is_read(visit: Visit, served: Served) -> None:
     ann = visit()
