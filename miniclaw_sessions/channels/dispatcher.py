@@ -323,8 +323,10 @@ class Dispatcher:
             self._end(delivery, NotAnswered(incoming, Reason.FAILED, error))
             return False
         if (refused := self._refusal(incoming, key.session_id)) is not None:
-            told = sum(one.session_id == key.session_id and one.channel is delivery.channel for one in self._refused)
-            self._end(delivery, refused if told < _OF_A_CHAT else without_words(refused))
+            with_words = sum(
+                one.session_id == key.session_id and one.channel is delivery.channel for one in self._refused
+            )
+            self._end(delivery, refused if with_words < _OF_A_CHAT else without_words(refused))
             return False
         self._under_way.add(delivery)
         delivery.cut_off(self._cut_off_at, self._cut_off_at + self._last_words_s)

@@ -49,7 +49,7 @@ LIFETIME = timedelta(minutes=10)
 MAX_TRIES = 5
 """How many wrong codes a person may name within `LIFETIME`, in all his chats on a network together.
 
-More of his count for nobody else: a person alone cannot keep the others from linking their chats.
+His further ones do not count for all: a person alone cannot keep the others from linking their chats.
 """
 
 MAX_TRIES_EVERYWHERE = 500

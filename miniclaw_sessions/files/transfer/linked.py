@@ -91,7 +91,7 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         code: the code that its chat gave out.
         tries: when codes were tried in its chat, lately and in vain.
-        tried_by: the person who tried, as his network names him; empty: it does not, or nobody did.
+        tried_by: the person who tried, as his network names him; empty: it does not, or none did.
         joining: whose conversation its chat has joined, or is about to join.
         joined: who has joined its chat's conversation, or had.
     """
