@@ -315,7 +315,8 @@ class WebhookReply(msgspec.Struct, frozen=True):
 class Channel(Protocol):
     """One way to talk to the agent.
 
-    It may have `send_timeout_s`, how long its `send` may take, where that is not 30 seconds; `async def aclose()`,
+    It may have `send_timeout_s`, how long its `send` may take, where that is not 30 seconds; `shows_twice`, whether its
+    network shows an answer twice that is sent twice: then what it has taken is noted; `async def aclose()`,
     called when nothing more will be sent; `async def announce(chat_id: str, text: str) -> None`, which says something
     that answers nothing, such as a question to the second of two chats; `def attach(self, chats: OwnChats) -> None`,
     called once, before `receive`, if it shows people what is in their chats (`channels.own_chats`); and `async def

@@ -39,6 +39,7 @@ from miniclaw_sessions.channels.base import (
     comes_again,
 )
 from miniclaw_sessions.channels.commands import Question
+from miniclaw_sessions.channels.delivered import Note
 from miniclaw_sessions.core.events.listeners import TYPING, Topic, TurnEvent
 from miniclaw_sessions.core.protocol.encoding import message_document
 from miniclaw_sessions.core.protocol.keys import SessionKey
@@ -70,6 +71,7 @@ class Delivery:
         session_id: whose chat it is; empty where it cannot be one.
         chats: the ids of the own sessions of all chats that talk to the session, once it is there.
         session: the session that answers it, once it is there.
+        note: the note that the channel's network has taken its outcome, once the session is there; None: none is made.
         answering: cancelled when the answer has taken too long.
         answered_in: a block around its answering: what happens there is seen as a part of what handed it over.
         sending: cancelled when the channel has taken too long to send what became of it.
@@ -89,6 +91,7 @@ class Delivery:
         self.answered_in: AbstractContextManager[None] = nullcontext()
         self.sending = anyio.CancelScope()
         self.session: Session | None = None
+        self.note: Note | None = None
         self.is_stopped = False
         self.question: Question | None = None
         self.standing: Question | None = None

@@ -55,6 +55,7 @@ from miniclaw_sessions.channels.commands import (
     open_question,
 )
 from miniclaw_sessions.channels.contained import ending_only_itself, reason_of
+from miniclaw_sessions.channels.delivered import is_noted, note_of, taken
 from miniclaw_sessions.channels.delivery import Delivery, TurnPublisher
 from miniclaw_sessions.channels.linking import Conversation, Linking
 from miniclaw_sessions.channels.own_chats import OwnChats
@@ -413,6 +414,9 @@ class Dispatcher:
         try:
             await checkpoint()  # whose time is over while it waits is not begun
             chat = await self._conversation(delivery, key)
+            delivery.note = note_of(self._manager, chat.own, incoming, delivery.channel)
+            if delivery.note is not None and await delivery.note.is_there():
+                return taken(incoming)
         except Exception as error:  # noqa: BLE001 - every error belongs to this message
             return NotAnswered(incoming, Reason.FAILED, error)
         try:
@@ -517,6 +521,8 @@ class Dispatcher:
         is_redelivered = error.key in (incoming.message_id, chat.said.message_id)  # else it is a new wording
         if incoming.answer_again and is_redelivered:
             try:
+                if delivery.note is not None and not await delivery.note.is_ours():
+                    return taken(incoming)
                 end = await earlier_answer(session, error.entry_id)
                 unseen = await self._unseen_in(session, error.entry_id)
             except SessionsError as failure:
@@ -552,6 +558,16 @@ class Dispatcher:
 
     async def _send(self, channel: Channel, delivery: Delivery, outgoing: Outgoing) -> bool:
         """Send; what the channel does not take is in the session all the same. Returns whether it took it."""
+        if delivery.note is None or not isinstance(outgoing, Last) or not is_noted(outgoing):
+            return await self._put(channel, delivery, outgoing)
+        is_reached = False
+        async with delivery.note.sending():
+            is_reached = await self._put(channel, delivery, outgoing)
+        if is_reached:
+            await delivery.note.write()
+        return is_reached
+
+    async def _put(self, channel: Channel, delivery: Delivery, outgoing: Outgoing) -> bool:
         patience_s = getattr(channel, "send_timeout_s", self._send_timeout_s)
         kind, why = TimeoutError.__name__, f"it took longer than {patience_s:g} s"
         with anyio.move_on_after(patience_s):

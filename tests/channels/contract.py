@@ -21,7 +21,7 @@ from miniclaw_sessions import SessionManager
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.tools import Tool
-from miniclaw_sessions.channels.base import Channel
+from miniclaw_sessions.channels.base import Channel, Watch
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from tests.channels import networks
 from tests.channels.rooms import Doors
@@ -71,6 +71,7 @@ class Network(ABC):
         has_buttons: whether a question has buttons.
         has_captions: whether words can stand below any file, and not only below pictures.
         takes_once: whether the network, or what people read it with, shows an answer that is sent twice once.
+        has_gateways: whether several gateways on one store may serve the same bot.
         failures: how it may fail.
     """
 
@@ -81,6 +82,7 @@ class Network(ABC):
     has_buttons: ClassVar[bool] = False
     has_captions: ClassVar[bool] = True
     takes_once: ClassVar[bool] = True
+    has_gateways: ClassVar[bool] = True
     failures: ClassVar[frozenset[Failure]] = frozenset(Failure)
 
     # --- the bot -----------------------------------------------------------------------------------------------------
@@ -176,7 +178,12 @@ def all_networks() -> list[type[Network]]:
 
 @asynccontextmanager
 async def serving(
-    channel: Channel, manager: SessionManager, model: Doors, tools: Sequence[Tool] = (), **more: Any
+    channel: Channel,
+    manager: SessionManager,
+    model: Doors,
+    tools: Sequence[Tool] = (),
+    watch: Watch | None = None,
+    **more: Any,
 ) -> AsyncIterator[None]:
     """A channel is served as by the daemon; what is under way at the end is cut off.
 
@@ -185,13 +192,14 @@ async def serving(
         manager: of the sessions.
         model: which answers.
         tools: which it may use.
+        watch: sees what is handed over.
         more: for `Agent`.
     """
     assistant = Assistant(Agent(model, tools=tools, **more))
     async with AsyncExitStack() as stack:
         if (aclose := getattr(channel, "aclose", None)) is not None:
             stack.push_async_callback(aclose)
-        dispatcher = Dispatcher(manager, assistant, backoff_s=(0.01, 0.01), last_words_s=0.2)
+        dispatcher = Dispatcher(manager, assistant, backoff_s=(0.01, 0.01), last_words_s=0.2, watch=watch)
         await stack.enter_async_context(dispatcher)
         dispatcher.serve(channel)
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from miniclaw_sessions import Message, Session, SessionManager
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.calls import REFUSED
+from miniclaw_sessions.channels import delivered
+from miniclaw_sessions.channels.base import Watch
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.core.protocol.messages import ImagePart, ToolCall
 from miniclaw_sessions.core.stores.base import Append
@@ -63,9 +65,9 @@ class Bot:
         self.made: list[dict[str, Any]] = []
         """What the tool that asks first was called with."""
 
-    def serving(self) -> AbstractAsyncContextManager[None]:
+    def serving(self, watch: Watch | None = None) -> AbstractAsyncContextManager[None]:
         self.channel = self.network.channel(self.directory)
-        return serving(self.channel, self.manager, self.model, [deleting_tool(self.made)])
+        return serving(self.channel, self.manager, self.model, [deleting_tool(self.made)], watch)
 
     async def session(self) -> Session:
         """The only conversation that there is."""
@@ -234,6 +236,24 @@ async def test_an_answer_that_was_made_and_not_shown_is_shown_after_the_restart_
     assert bot.model.asked == ["hello"]
 
 
+async def test_what_was_shown_is_not_shown_again_after_a_restart_though_it_comes_again_with_what_was_not(
+    bot: Bot, network: Network, model: Doors
+) -> None:
+    model.close("slow")
+    async with bot.serving():
+        await network.say("slow")
+        await model.was_asked("slow")
+        await network.say("quick", BOB)
+        await network.until(lambda: bool(network.shown(BOB)))
+        await network.say("and more", BOB)
+        await network.until(lambda: len(network.shown(BOB)) == 2)
+    model.open("slow")
+    async with bot.serving():
+        await network.until(lambda: network.is_done and bool(network.shown()))
+    assert network.shown(BOB).count("echo: quick") == 1
+    assert sorted(model.asked) == ["and more", "quick", "slow", "slow"]
+
+
 async def test_listening_goes_on_when_the_connection_breaks_off(bot: Bot, network: Network, model: Doors) -> None:
     model.close("slow")
     async with bot.serving():
@@ -281,6 +301,69 @@ async def test_what_cannot_be_saved_now_is_answered_when_it_can_be_and_the_perso
     waits = "I cannot save anything just now. Your message waits, and is answered when I can."
     assert network.shown() in [["echo: hello", *some, "echo: and then?"] for some in ([], [waits])]
     assert bot.model.asked == ["hello", "and then?"]
+
+
+# --- several gateways ------------------------------------------------------------------------------------------------
+
+
+class Heard(Watch):
+    """Says when something was handed over."""
+
+    def __init__(self) -> None:
+        self.changes = Changes()
+        self.count = 0
+
+    def taken(self, channel: str) -> AbstractContextManager[None]:
+        self.count += 1
+        self.changes.note()
+        return super().taken(channel)
+
+
+@pytest.fixture
+async def gateways(bot: Bot, network: Network, postgresql_url: str) -> AsyncIterator[list[Bot]]:
+    """Two programs on one database."""
+    async with AsyncExitStack() as stack:
+        managers = [await stack.enter_async_context(SessionManager(store=postgresql_url)) for _ in range(2)]
+        yield [Bot(network, manager, bot.model, bot.directory) for manager in managers]
+
+
+@pytest.mark.parametrize("network", those_with("has_gateways"), indirect=True)
+async def test_an_answer_that_one_gateway_cannot_send_yet_is_not_sent_by_another_one_too(
+    gateways: list[Bot], network: Network, model: Doors
+) -> None:
+    here, there = gateways
+    heard = Heard()
+    async with here.serving():
+        network.fail(Failure.LIMIT, 1000)
+        await network.say("hello")
+        await network.until(lambda: network.failing < 1000)
+        async with there.serving(heard):
+            await network.break_off()
+            await heard.changes.until(lambda: heard.count > 0)
+            left = network.failing
+            await network.until(lambda: network.failing < left - 20)  # by then the other one would have tried it
+            network.fail(Failure.LIMIT, 0)
+            await network.until(lambda: network.is_done and bool(network.shown()))
+            await there.ask("and then?")
+    assert network.shown() == ["echo: hello", "echo: and then?"]
+    assert model.asked == ["hello", "and then?"]
+
+
+@pytest.mark.parametrize("network", those_with("has_gateways"), indirect=True)
+async def test_an_answer_that_a_gateway_leaves_behind_is_sent_by_another_one(
+    gateways: list[Bot], network: Network, model: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivered, "PATIENCE_S", 0.0)
+    here, there = gateways
+    async with here.serving():
+        network.fail(Failure.ERROR, 1000)
+        await network.say("hello")
+        await network.until(lambda: network.failing < 1000)
+    network.fail(Failure.ERROR, 0)
+    async with there.serving():
+        await network.until(lambda: network.is_done and bool(network.shown()))
+    assert network.shown() == ["echo: hello"]
+    assert model.asked == ["hello"]
 
 
 # --- commands, edits and approvals -----------------------------------------------------------------------------------

@@ -69,25 +69,6 @@ async def test_what_is_said_is_answered_and_only_then_confirmed(bots: Bots, serv
     assert "reply_parameters" not in server.messages[0]
 
 
-async def test_what_waits_is_answered_by_the_next_daemon_and_what_was_answered_is_not_made_anew(
-    bots: Bots, server: BotServer, model: Doors
-) -> None:
-    model.close("slow")
-    async with bots.serving():
-        server.say("slow")
-        server.say("waits")
-        server.say("quick", sender=BOB)
-        await server.until(lambda: server.texts(43) == ["echo: quick"])
-    assert server.texts() == [], "who is cut off says nothing: the answer comes later"
-    model.open("slow")
-    async with bots.serving():
-        await server.until(lambda: not server.updates)
-    assert server.texts() == ["echo: slow", "echo: waits"]
-    assert server.texts(43) == ["echo: quick"] * 2, "nobody knows any more that it was sent"
-    assert model.asked.count("quick") == 1
-    assert await bots.said() == ["slow", "echo: slow", "waits", "echo: waits"]
-
-
 async def test_a_slow_answer_does_not_keep_all_others_from_being_heard(
     bots: Bots, server: BotServer, model: Doors, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,7 @@ class SlackChannel:
 
     Settings = SlackSettings
     send_timeout_s = 600.0  # Slack may say that the next message has to wait
+    shows_twice = True
 
     def __init__(
         self, name: str, settings: SlackSettings, environ: Mapping[str, str] | None = None, clock: Clock | None = None

@@ -126,6 +126,7 @@ class TelegramChannel:
 
     Settings = TelegramSettings
     send_timeout_s = 600.0
+    shows_twice = True
 
     def __init__(
         self,

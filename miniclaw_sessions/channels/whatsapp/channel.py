@@ -132,6 +132,7 @@ class WhatsAppChannel:
 
     Settings = WhatsAppSettings
     send_timeout_s = 600.0
+    shows_twice = True
 
     def __init__(
         self,

@@ -126,13 +126,13 @@ class Unit:
             self.journal.require_transcript(_IN_TRANSCRIPTS[kind])
         return self._add(kind, **fields)
 
-    def add_own_metadata(self, own: Mapping[str, Any]) -> None:
+    def add_own_metadata(self, own: Mapping[str, Any], *, idempotency_key: str | None = None) -> None:
         """The session's own metadata (`OWN_METADATA`); never a caller's.
 
         Raises:
             InvalidMessage: it cannot be stored faithfully.
         """
-        self._add(Custom, custom_type=METADATA, data=dict(own))
+        self._add(Custom, custom_type=METADATA, data=dict(own), idempotency_key=idempotency_key)
 
     def _add(self, kind: type[E], **fields: Any) -> E:
         entry = self.journal.next_entry(kind, self._entries, **fields)

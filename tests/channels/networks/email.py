@@ -28,6 +28,7 @@ _FAILURES = {
 
 class Email(Network):
     name = "email"
+    has_gateways = False
     has_edits = False
     has_links = False  # without a server that checks who sends
 

@@ -41,6 +41,7 @@ _FAILURES = {
 
 class Telegram(Network):
     name = "telegram"
+    has_gateways = False
     has_buttons = True
     takes_once = False
 

@@ -127,6 +127,7 @@ class Visitor:
 
 class Web(Network):
     name = "web"
+    has_gateways = False
     has_groups = False
     has_edits = False
     has_buttons = True
