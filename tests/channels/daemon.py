@@ -13,6 +13,8 @@ import anyio
 import pytest
 from anyio.abc import Process
 
+from tests.agent.providers.strict_server import StrictServer
+
 
 @asynccontextmanager
 async def running(home: Path, environment: Mapping[str, str], *arguments: str) -> AsyncIterator[Process]:
@@ -35,6 +37,16 @@ async def running(home: Path, environment: Mapping[str, str], *arguments: str) -
                     daemon.send_signal(signal.SIGKILL)
                 with anyio.CancelScope(shield=True):
                     await daemon.wait()
+
+
+def model_settings(model: StrictServer) -> dict[str, str]:
+    """The variables with which a daemon asks this model."""
+    return {
+        "OPENAI_API_KEY": "k",
+        "MINICLAW_MODEL_API_KEY_ENV": "OPENAI_API_KEY",
+        "MINICLAW_MODEL_MODEL": "m",
+        "MINICLAW_MODEL_BASE_URL": model.url_for("openai"),
+    }
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ import pytest
 from miniclaw_sessions import SessionManager
 from tests.agent.providers.strict_server import Answer, Asked, StrictServer
 from tests.channels.contract import Failure, Network, Person, all_networks
-from tests.channels.daemon import serving
+from tests.channels.daemon import model_settings, serving
 from tests.channels.test_contract import pytestmark as marks
 from tests.sampled import part
 
@@ -58,13 +58,7 @@ async def test_36_questions_over_six_kills_have_one_answer_each(network: Network
         return network.is_done and all(len(network.shown(by)) == len(texts) for by, texts in said.items())
 
     async with StrictServer(script) as model:
-        settings = {
-            "OPENAI_API_KEY": "k",
-            "MINICLAW_MODEL_API_KEY_ENV": "OPENAI_API_KEY",
-            "MINICLAW_MODEL_MODEL": "m",
-            "MINICLAW_MODEL_BASE_URL": model.url_for("openai"),
-            **network.environment(tmp_path),
-        }
+        settings = model_settings(model) | network.environment(tmp_path)
         for kill in range(KILLS):
             async with serving(network.name, tmp_path, settings):
                 await network.until(is_answered)  # those of the kill before
