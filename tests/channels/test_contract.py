@@ -221,19 +221,24 @@ async def test_an_answer_that_is_cut_off_is_made_after_the_restart_and_what_wait
     assert await bot.said() == ["slow", "echo: slow", "waits", "echo: waits"]
 
 
-async def test_an_answer_that_was_made_and_not_shown_is_shown_after_the_restart_and_not_made_again(
-    bot: Bot, network: Network
-) -> None:
-    async with bot.serving():
+async def made_by_one_and_shown_by_the_next(here: Bot, there: Bot) -> None:
+    """One program makes an answer and cannot show it; the next one shows it, and does not make it again."""
+    network = here.network
+    async with here.serving():
         network.fail(Failure.ERROR, 1000)
         await network.say("hello")
         await network.until(lambda: network.failing < 1000)
         assert not network.is_done
     network.fail(Failure.ERROR, 0)
-    async with bot.serving():
+    async with there.serving():
         await network.until(lambda: network.is_done and bool(network.shown()))
     assert network.shown() == ["echo: hello"]
-    assert bot.model.asked == ["hello"]
+    assert here.model.asked == ["hello"]
+
+
+@pytest.mark.usefixtures("network")
+async def test_an_answer_that_was_made_and_not_shown_is_shown_after_the_restart_and_not_made_again(bot: Bot) -> None:
+    await made_by_one_and_shown_by_the_next(bot, bot)
 
 
 async def test_what_was_shown_is_not_shown_again_after_a_restart_though_it_comes_again_with_what_was_not(
@@ -351,19 +356,10 @@ async def test_an_answer_that_one_gateway_cannot_send_yet_is_not_sent_by_another
 
 @pytest.mark.parametrize("network", those_with("has_gateways"), indirect=True)
 async def test_an_answer_that_a_gateway_leaves_behind_is_sent_by_another_one(
-    gateways: list[Bot], network: Network, model: Doors, monkeypatch: pytest.MonkeyPatch
+    gateways: list[Bot], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivered, "PATIENCE_S", 0.0)
-    here, there = gateways
-    async with here.serving():
-        network.fail(Failure.ERROR, 1000)
-        await network.say("hello")
-        await network.until(lambda: network.failing < 1000)
-    network.fail(Failure.ERROR, 0)
-    async with there.serving():
-        await network.until(lambda: network.is_done and bool(network.shown()))
-    assert network.shown() == ["echo: hello"]
-    assert model.asked == ["hello"]
+    await made_by_one_and_shown_by_the_next(*gateways)
 
 
 # --- commands, edits and approvals -----------------------------------------------------------------------------------
