@@ -319,7 +319,7 @@ class Channel(Protocol):
     network shows an answer twice that is sent twice: then what it has taken is noted; `async def aclose()`,
     called when nothing more will be sent; `async def announce(chat_id: str, text: str) -> None`, which says something
     that answers nothing, such as a question to the second of two chats; `def attach(self, chats: OwnChats) -> None`,
-    called once, before `receive`, if it shows people what is in their chats (`channels.own_chats`); and `async def
+    called once, before `receive`, if it looks at what is in its chats (`channels.own_chats`); and `async def
     webhook(request: WebhookRequest) -> WebhookReply`, which is given every request to `/channels/NAME`, from any
     sender: it checks the network's secret before it reads the body.
 

@@ -211,6 +211,30 @@ async def test_nothing_is_taken_before_the_bot_listens(bots: WhatsAppBots) -> No
     await channel.aclose()
 
 
+async def test_what_meta_never_posts_again_after_a_crash_is_answered_by_the_next_start(bots: WhatsAppBots) -> None:
+    server, model = bots.server, bots.model
+    model.close("slow")
+    async with bots.serving():
+        for person in (ANN, BOB):
+            server.say("hello", by=person)
+            await bots.done()
+        server.say("fail, please", by=BOB)
+        await bots.done()
+        server.say("slow")
+        await model.was_asked("slow")
+    assert len(server.pending) == 1
+    server.pending.clear()
+    model.open("slow")
+    async with bots.serving():
+        await server.until(lambda: server.texts() == ["echo: hello", "echo: slow"])
+    async with bots.serving():
+        await bots.listens()
+    assert server.texts() == ["echo: hello", "echo: slow"]
+    assert model.asked == ["hello", "hello", "fail, please", "slow", "slow"], (
+        "who has read of a failure is not answered"
+    )
+
+
 async def test_a_message_waits_with_meta_until_the_token_is_renewed(bots: WhatsAppBots) -> None:
     server = bots.server
     async with bots.serving():

@@ -15,6 +15,7 @@ import re
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
 
 import anyio
 import msgspec
@@ -31,6 +32,7 @@ from miniclaw_sessions.channels.base import (
     meanwhile,
 )
 from miniclaw_sessions.channels.commands import is_stop
+from miniclaw_sessions.channels.own_chats import OwnChats
 from miniclaw_sessions.channels.unseen import MAX_FILE_BYTES, Unseen, file_in, with_unseen
 from miniclaw_sessions.channels.waiting import take_next
 from miniclaw_sessions.channels.whatsapp.exchanges import Exchange, Outbound, forget
@@ -82,6 +84,7 @@ log = get_logger(__name__)
 _POST_PATIENCE_S = 10.0
 _DOWNLOAD_S = 20.0  # then the others' messages have waited long enough
 _TYPING_EVERY_S = 20.0  # it is shown for 25 seconds
+_ANSWERED_WITHIN = timedelta(hours=24)
 _HELD = 20  # messages to a person that wait until something is heard again
 _RESENT = 3  # times at most
 _FETCHES = 3  # of a file, each with a post of its own; then it is said to be unseen
@@ -158,6 +161,7 @@ class WhatsAppChannel:
         self._app_secret = channel_secret(name, "app_secret", settings.app_secret_file, known)
         self._verify_token = channel_secret(name, "verify_token", settings.verify_token_file, known)
         self._graph = GraphClient(name, settings.api_url.rstrip("/"), token, self._clock)
+        self._chats: OwnChats | None = None
         self._number = ""
         self._is_listening = False
         self._changed = anyio.Event()
@@ -170,6 +174,10 @@ class WhatsAppChannel:
 
     def __repr__(self) -> str:
         return f"<WhatsAppChannel {self.name}, {sum(one.is_under_way for one in self._exchanges.values())} under way>"
+
+    def attach(self, chats: OwnChats) -> None:
+        """As `channels.base.Channel`."""
+        self._chats = chats
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -260,6 +268,9 @@ class WhatsAppChannel:
         self._number = digits(number.display_phone_number)
         self._is_listening = True
         try:
+            if self._chats is not None:  # Meta may have given up what a crash has interrupted
+                async for left in self._chats.left_behind(self._clock.now() - _ANSWERED_WITHIN):
+                    yield left
             while True:
                 self._changed = anyio.Event()
                 while (exchange := self._next()) is not None:
@@ -419,10 +430,10 @@ class WhatsAppChannel:
         """Send the final outcome; what was interrupted, or was not sent, is left for Meta to deliver again."""
         is_over = False
         try:
-            if exchange is None or not comes_again(last):
+            if not comes_again(last):
                 await self._say(chat_id, exchange, last)
                 is_over = True
-            elif (text := meanwhile(last)) and not exchange.is_patient:
+            elif exchange is not None and (text := meanwhile(last)) and not exchange.is_patient:
                 exchange.is_patient = True
                 with suppress(Unreachable):
                     await self._put(chat_id, text_message(text), insist=False)
