@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from email import message_from_bytes
 from pathlib import Path
 
@@ -98,15 +98,17 @@ class DovecotMailbox:
         for path in (aside, there):
             path.parent.mkdir(parents=True, exist_ok=True)
         aside.write_bytes(content)
-        for path in (aside, *(self.home / "Maildir").rglob("*"), self.home / "Maildir"):
+        for path in (aside, aside.parent, there.parent, self.home / "Maildir"):  # the server renames what lies there
             shutil.chown(path, "dovecot", "dovecot")
         aside.rename(there)
 
     async def unread(self) -> list[str]:
         """The Message-IDs of what is not marked as read: a file's name ends in its flags."""
-        mails = [path for part in ("new", "cur") for path in sorted((self.home / "Maildir" / part).iterdir())]
-        unread = [path for path in mails if "S" not in path.name.partition(":2,")[2]]
-        return [str(message_from_bytes(path.read_bytes())["message-id"]) for path in unread]
+        while True:
+            mails = [path for part in ("new", "cur") for path in sorted((self.home / "Maildir" / part).iterdir())]
+            unread = [path for path in mails if "S" not in path.name.partition(":2,")[2]]
+            with suppress(FileNotFoundError):  # the server has just renamed one
+                return [str(message_from_bytes(path.read_bytes())["message-id"]) for path in unread]
 
 
 @contextmanager
