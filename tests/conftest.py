@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import logging
 import os
@@ -83,6 +84,7 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@functools.cache  # it is asked for every test, and reads the file
 def is_proof(path: Path) -> bool:
     """Whether a file or folder holds nothing but proofs."""
     if not path.is_relative_to(TESTS):

@@ -127,6 +127,7 @@ def test_the_open_block_is_shown_as_what_it_is(text: str, is_open: str, shows: s
     assert shown.text == shows
 
 
+@pytest.mark.proof
 def test_a_piece_costs_in_proportion_to_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the characters that are parsed, and those that are sent."""
     parsed = 0

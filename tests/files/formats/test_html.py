@@ -225,7 +225,7 @@ def test_prose_reads_as_it_was_meant() -> None:
             ),
             *("|a\n|-\n\n" * 3_000, "|a|\n|-|\n" + "|x|\n" * 6_000),
         ],
-        every=5,
+        every=15,
     ),
 )
 def test_no_text_takes_long(text: str) -> None:

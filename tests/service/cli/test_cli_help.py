@@ -26,10 +26,13 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     return Cli(tmp_path / "workspace", monkeypatch)
 
 
+PROGRAM = typer.main.get_command(app)
+
+
 @contextmanager
 def command_at(path: str) -> Iterator[Any]:
     """A command as the parser has it; without a path, the program itself."""
-    command: Any = typer.main.get_command(app)
+    command: Any = PROGRAM
     with command.make_context("miniclaw-sessions", [], resilient_parsing=True) as context:
         for name in path.split():
             command = command.resolve_command(context, [name])[1]
