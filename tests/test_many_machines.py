@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -207,19 +208,17 @@ class Example:
 
 
 @pytest.fixture
-def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Example]:
-    directory = tmp_path_factory.mktemp("pg")
-    for one in (directory, *directory.parents):  # the servers run as another user
-        if one.stat().st_mode & 0o005 == 0o005:
-            break
-        one.chmod(0o755)
-    made = Example(directory)
-    try:
-        made.start()
-        yield made
-    finally:
-        for server in made.servers:
-            server.stop()
+def example() -> Iterator[Example]:
+    # not below pytest's own directory: each other run of pytest closes that to other users, whom the servers run as
+    with tempfile.TemporaryDirectory(prefix="pg", ignore_cleanup_errors=True) as name:
+        Path(name).chmod(0o755)
+        made = Example(Path(name))
+        try:
+            made.start()
+            yield made
+        finally:
+            for server in made.servers:
+                server.stop()
 
 
 async def check_servers(example: Example) -> None:

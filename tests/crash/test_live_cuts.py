@@ -24,6 +24,9 @@ from miniclaw_sessions.service.client import connect, following
 from tests.sampled import repeated
 from tests.service.gateway.daemons import Process
 
+PATIENCE_S = 120.0
+"""A daemon that was killed may take that long to answer again on a busy machine."""
+
 pytestmark = [pytest.mark.anyio, pytest.mark.proof]
 
 CUTS = int(os.environ.get("LIVE_CUTS", repeated(150)))
@@ -94,14 +97,17 @@ class Cutter:
 
 
 async def follow_one(at: Path, seen: Seen) -> None:
-    async with connect(f"unix:{at}") as client, aclosing(client.session("a_0").follow(after=0)) as entries:
+    async with (
+        connect(f"unix:{at}", patience_s=PATIENCE_S) as client,
+        aclosing(client.session("a_0").follow(after=0)) as entries,
+    ):
         async for entry in entries:
             if isinstance(entry, MessageEntry):
                 seen.append(("a_0", entry.sequence))
 
 
 async def follow_all(at: Path, seen: Seen) -> None:
-    async with connect(f"unix:{at}") as client, client.follow_all(ends={}) as events:
+    async with connect(f"unix:{at}", patience_s=PATIENCE_S) as client, client.follow_all(ends={}) as events:
         async for event in events:
             if isinstance(event.entry, MessageEntry):
                 seen.append((event.session_id, event.entry.sequence))
@@ -109,7 +115,7 @@ async def follow_all(at: Path, seen: Seen) -> None:
 
 async def write(socket: Path, chats: list[int], is_over: anyio.Event) -> None:
     """Append to sessions in turn, through a client that sends again what was not acknowledged."""
-    async with connect(f"unix:{socket}") as client:
+    async with connect(f"unix:{socket}", patience_s=PATIENCE_S) as client:
         count = 0
         while not is_over.is_set():
             for chat in chats:
@@ -139,7 +145,7 @@ class Scene:
     async def play(self, at: Path, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         """Write until it is over, and follow until it is cancelled."""
         first, last = self.sockets[0], self.sockets[-1]
-        async with connect(f"unix:{first}") as client:
+        async with connect(f"unix:{first}", patience_s=PATIENCE_S) as client:
             for chat in range(SESSIONS):
                 await (await client.get_or_create("a", chat)).add_message(Message.user("the first"))
         async with self.cutter.listening(at), anyio.create_task_group() as tasks:
@@ -159,7 +165,7 @@ async def settled(scene: Scene) -> None:
     await scene.is_written.wait()
     scene.cutter.is_cutting = False
     one, every, stored = scene.one, scene.every, Seen()
-    async with connect(f"unix:{scene.sockets[0]}") as client:
+    async with connect(f"unix:{scene.sockets[0]}", patience_s=PATIENCE_S) as client:
         for row in await client.list():
             entries = [entry async for entry in (client.session(row.session_id)).transcript()]
             stored += [(row.session_id, place + 1) for place in range(len(entries))]
