@@ -8,19 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import orjson
 import pytest
 
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.entries import MessageEntry
-from miniclaw_sessions.service.api.table import document
 from tests.agent.providers.all_providers import KEY
 from tests.agent.providers.strict_server import Answer, Asked, Call, StrictServer
 from tests.here import HERE, free_ports
 from tests.sampled import PART, PART_NUMBER
 from tests.service.gateway.daemons import TOKEN, Process
 from tests.service.gateway.test_javascript_killed import environ_of
-from tests.service.gateway.test_typescript import run
+from tests.service.gateway.test_typescript import compiled
 
 PROGRAM = Path(__file__).parents[1] / "mastra"
 
@@ -35,15 +33,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of the programs, compiled against the types of Mastra and of the OpenAPI document."""
-    directory = tmp_path_factory.mktemp("mastra")
-    shutil.copytree(PROGRAM, directory, dirs_exist_ok=True)
-    (directory / "openapi.json").write_bytes(orjson.dumps(document()))
-    run(directory, "npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts")
-    names = ("openapi.json", "--output", "schema.d.ts")
-    run(directory, "npx", "openapi-typescript", *names, "--default-non-nullable=false")
-    run(directory, "npx", "tsc")
-    return directory
+    """The directory of the programs, compiled against the types of Mastra, too."""
+    return compiled(PROGRAM, tmp_path_factory.mktemp("mastra"))
 
 
 def command(program: Path, name: str, *arguments: str) -> list[str]:

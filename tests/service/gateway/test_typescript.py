@@ -30,17 +30,21 @@ def run(directory: Path, *command: str) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The client, generated and compiled: its types fit what it does."""
-    directory = tmp_path_factory.mktemp("typescript")
-    shutil.copytree(PROGRAM, directory, dirs_exist_ok=True)
+def compiled(source: Path, directory: Path) -> Path:
+    """A directory with what `source` has, installed and compiled: its types fit those of the OpenAPI document."""
+    shutil.copytree(source, directory, dirs_exist_ok=True)
     (directory / "openapi.json").write_bytes(orjson.dumps(document()))
     run(directory, "npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts")
     names = ("openapi.json", "--output", "schema.d.ts")
     run(directory, "npx", "openapi-typescript", *names, "--default-non-nullable=false")
     run(directory, "npx", "tsc")
-    return directory / "out/client.js"
+    return directory
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The client, generated and compiled."""
+    return compiled(PROGRAM, tmp_path_factory.mktemp("typescript")) / "out/client.js"
 
 
 async def test_a_generated_client_chats_pages_and_tails(short_path: Path, program: Path) -> None:
