@@ -173,19 +173,30 @@ class DiscordServer:
         data = {"custom_id": button["custom_id"], "component_type": 2}
         return self._interact(3, message["channel_id"], sender, data, message=message)
 
-    def choose(self, name: str, text: str = "", sender: Json = ANN, chat: str | None = None) -> str:
-        """Choose a command of the menu; the id of what that begins."""
+    def choose(
+        self, name: str, text: str = "", sender: Json = ANN, chat: str | None = None, *, among_others: bool = False
+    ) -> str:
+        """Choose a command of the menu; the id of what that begins.
+
+        Args:
+            name: the command's.
+            text: what is written behind it.
+            sender: who chooses it.
+            chat: where; by default in the chat with the bot.
+            among_others: whether that is a chat of people, in which one of them uses an app that only he has installed.
+        """
         known = {one["name"]: one for one in self.commands}
         assert name in known, f"there is no command {name}"
         options = [{"name": "text", "type": 3, "value": text}] if text else []
         data = {"id": "1", "name": name, "type": 1, "options": options}
-        return self._interact(2, chat or PRIVATE[sender["id"]], sender, data)
+        fields = {"context": 2} if among_others else {}
+        return self._interact(2, chat or PRIVATE[sender["id"]], sender, data, **fields)
 
     def _interact(self, kind: int, chat: str, sender: Json, data: Json, **fields: Any) -> str:
         number = self._new_id()
-        place: Json = {"user": sender}
+        place: Json = {"user": sender, "context": 1}
         if chat in (ROOM, THREAD):
-            place = {"guild_id": SERVER, "member": {"user": sender, **_MEMBER}}
+            place = {"context": 0, "guild_id": SERVER, "member": {"user": sender, **_MEMBER}}
         interaction = {
             "id": number,
             "application_id": BOT["id"],

@@ -357,6 +357,17 @@ async def test_a_command_that_another_gateway_of_the_bot_has_taken_is_left_to_it
     assert bots.model.asked == ["hi"]
 
 
+async def test_a_chat_with_others_in_which_a_person_uses_the_app_is_linked_with_nothing(
+    bots: Bots, discord: DiscordServer
+) -> None:
+    async with bots.serving():
+        await bots.begun()
+        discord.choose("link")
+        await discord.until(lambda: discord.texts()[-1:] != [] and "Your code is" in discord.texts()[-1])
+        discord.choose("link", among_others=True)
+        await discord.until(lambda: "never a group" in discord.texts()[-1])
+
+
 async def test_who_is_not_allowed_learns_it_when_he_chooses_a_command(bots: Bots, discord: DiscordServer) -> None:
     async with bots.serving():
         await bots.begun()

@@ -343,10 +343,9 @@ class DiscordChannel:
 
     async def _interact(self, interaction: discord.Interaction) -> None:
         """Answer within the three seconds that Discord gives, and hand it over."""
-        server = interaction.guild_id
-        chat_id = str(server or interaction.channel_id)
-        is_group, person = server is not None, str(interaction.user.id)
-        if not self._allowed.admits(user_id=person, chat_id=chat_id, is_group=is_group):
+        chat_id = str(interaction.guild_id or interaction.channel_id)
+        is_group = not _is_private(interaction)
+        if not self._allowed.admits(user_id=str(interaction.user.id), chat_id=chat_id, is_group=is_group):
             await self._sender.respond(interaction, _NOT_ALLOWED)
         elif interaction.type.value == _COMMAND:
             await self._choose(interaction)
@@ -356,7 +355,7 @@ class DiscordChannel:
     async def _choose(self, interaction: discord.Interaction) -> None:
         """Take a command of the menu, whose answer is said to come."""
         fields: dict[str, Any] = dict(interaction.data or {})
-        channel_id, is_private = interaction.channel_id or 0, interaction.guild_id is None
+        channel_id, is_private = interaction.channel_id or 0, _is_private(interaction)
         words = [f"/{fields.get('name')}", *(str(one.get("value")) for one in fields.get("options", ()))]
         name = None if is_private else interaction.user.display_name
         said = Message(Role.USER, " ".join(words), author=str(interaction.user.id), name=name)
@@ -482,6 +481,11 @@ class DiscordChannel:
             tasks.start_soon(keep)
             yield
             tasks.cancel_scope.cancel()
+
+
+def _is_private(interaction: discord.Interaction) -> bool:
+    """Whether only one person and the bot read along. A person may use the app in a chat with others, too."""
+    return bool(interaction.context.dm_channel)
 
 
 def _answer_to(question: discord.Message, approvals: Mapping[str, bool], person: str | None = None) -> Incoming:
