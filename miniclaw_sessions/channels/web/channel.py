@@ -154,7 +154,8 @@ class WebChannel:
     async def webhook(self, request: WebhookRequest) -> WebhookReply:
         """Answer a visitor's browser."""
         if request.method in ("GET", "HEAD") and request.path == "/widget.js":
-            return script_reply(request.headers.get("if-none-match", ""))
+            headers = request.headers
+            return script_reply(headers.get("if-none-match", ""), headers.get("accept-encoding", ""))
         origin = request.headers.get("origin", "")
         try:
             reply = await self._answer(request, origin)

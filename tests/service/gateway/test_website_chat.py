@@ -468,5 +468,9 @@ async def test_the_script_is_one_file_that_a_browser_keeps(visit: Visit) -> None
     assert script.headers["content-type"].startswith("text/javascript")
     assert script.headers["cross-origin-resource-policy"] == "cross-origin"
     assert b"#panel" in script.content
+    assert script.headers["content-encoding"] == "gzip"
+    assert script.num_bytes_downloaded < 12_000
+    plain = await ann._http.get("/widget.js", headers={"Accept-Encoding": "identity"})
+    assert ("content-encoding" in plain.headers, plain.content) == (False, script.content)
     again = await ann._http.get("/widget.js", headers={"If-None-Match": script.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
