@@ -179,11 +179,13 @@ class Obeyed(msgspec.Struct, frozen=True, eq=False):
         incoming: the message.
         text: the text for the person; empty for `/stop`, if the stopped answer says so itself.
         stopped: whether it was `/stop`, and there was something to stop.
+        failed: whether it could not be done, as the text says.
     """
 
     incoming: Incoming
     text: str
     stopped: bool = False
+    failed: bool = False
 
 
 class NotAnswered(msgspec.Struct, frozen=True, eq=False):

@@ -29,6 +29,7 @@ from miniclaw_sessions.agent.attachments import unseen_files
 from miniclaw_sessions.agent.earlier_turns import reworded
 from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted, TurnEnd
 from miniclaw_sessions.agent.reminders.reminders import Reminders
+from miniclaw_sessions.agent.reminders.words import refusal
 from miniclaw_sessions.channels.base import (
     Accepted,
     Answered,
@@ -71,6 +72,7 @@ from miniclaw_sessions.errors import (
     ChatBusy,
     DuplicateMessage,
     InvalidKey,
+    InvalidReminder,
     ManagerClosed,
     MessageStopped,
     MessageUnderWay,
@@ -437,6 +439,8 @@ class Dispatcher:
                     end = await answer(reworded(chat.session, message, said.replaces))
                 else:
                     end = await answer(message)
+        except InvalidReminder as error:
+            return Obeyed(incoming, refusal(error), failed=True)
         except DuplicateMessage as error:
             return await self._answered_before(delivery, chat, error)
         except Exception as error:  # noqa: BLE001 - every error belongs to this message

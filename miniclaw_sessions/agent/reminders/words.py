@@ -20,7 +20,7 @@ _CHANGE = re.compile(r"(pause|resume|delete)\s+#?(\d{1,9})", re.IGNORECASE)
 async def obey_reminder(
     reminders: Reminders, session: Session, command: tuple[str, str], *, mark: Mark | None = None, chat: SessionKey
 ) -> str:
-    """Do what a command asks for, and return the reply for people; where it cannot be done, that says why.
+    """Do what a command asks for, and return the reply for people.
 
     Args:
         reminders: of all chats.
@@ -30,18 +30,10 @@ async def obey_reminder(
         chat: the chat in which it is said.
 
     Raises:
+        InvalidReminder: it cannot be done; `refusal` is the reply then.
         DuplicateMessage, StoreError: as for `Reminders.set`.
     """
-    try:
-        return await _obey(reminders, session, *command, mark=mark, chat=chat)
-    except InvalidReminder as error:
-        return f"{str(error)[:1].upper()}{str(error)[1:]}."
-
-
-async def _obey(  # noqa: PLR0913 - as above
-    reminders: Reminders, session: Session, word: str, arguments: str, *, mark: Mark | None, chat: SessionKey
-) -> str:
-    arguments = arguments.strip()
+    word, arguments = command[0], command[1].strip()
     if word == "/timezone":
         return await reminders.choose_zone(session, arguments, mark=mark)
     if word == "/remind" and arguments:
@@ -55,6 +47,11 @@ async def _obey(  # noqa: PLR0913 - as above
     if what == "delete":
         return await reminders.delete(session, number, mark=mark)
     return await reminders.pause(session, number, paused=what == "pause", mark=mark)
+
+
+def refusal(error: InvalidReminder) -> str:
+    """The reply for people, where a command cannot be obeyed."""
+    return f"{str(error)[:1].upper()}{str(error)[1:]}."
 
 
 def listed(reminders: Reminders, session: Session) -> str:

@@ -115,10 +115,14 @@ class SuspendedEvent(Reply, kw_only=True):
 
 
 class ObeyedEvent(Reply, kw_only=True):
-    """The message was a command: `told` is the reply to the person, `stopped` whether `/stop` stopped something."""
+    """The message was a command.
+
+    `told` is the reply to the person; `stopped`: `/stop` stopped something; `failed`: it could not be done.
+    """
 
     told: str
     stopped: bool
+    failed: bool = False
 
 
 class ErrorEvent(Reply, kw_only=True):

@@ -11,13 +11,14 @@ from msgspec import UnsetType
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.providers.configured import open_agent
 from miniclaw_sessions.agent.reminders.reminders import Reminders
-from miniclaw_sessions.agent.reminders.words import COMMANDS, obey_reminder
+from miniclaw_sessions.agent.reminders.words import COMMANDS, obey_reminder, refusal
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.channels.base import REPLY, Incoming
 from miniclaw_sessions.channels.commands import command_in, message_or_approval, open_question
 from miniclaw_sessions.channels.delivery import event_document
 from miniclaw_sessions.config import Settings
 from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.errors import InvalidReminder
 from miniclaw_sessions.service.api.chat import user_message
 from miniclaw_sessions.service.api.context import Context
 from miniclaw_sessions.service.api.shapes import ChatEvent, ChatRequest
@@ -56,22 +57,26 @@ class _Chats:
             author=request.author or None,
             is_addressed=request.commands,
         )
-        if request.commands and (reply := await self._obeyed(session, incoming)) is not None:
-            yield _only(ChatEvent("obeyed", {REPLY: reply, "stopped": False}))
+        if request.commands and (obeyed := await self._obeyed(session, incoming)) is not None:
+            yield _only(obeyed)
             return
         said = await message_or_approval(session, incoming, await open_question(session))
         async with assistant.run(session, said) as events:
             yield (ChatEvent(*event_document(event)) async for event in events)
 
-    async def _obeyed(self, session: Session, incoming: Incoming) -> str | None:
-        """The reply to a command about reminders, which a daemon says at their time; None: it is none."""
+    async def _obeyed(self, session: Session, incoming: Incoming) -> ChatEvent | None:
+        """The end of a command about reminders, which a daemon says at their time; None: it is none."""
         command = command_in(incoming.message)
         if command is None or command[0] not in COMMANDS:
             return None
         settings = self._settings
         networks = settings.plugins.get("channels", {})
         reminders = Reminders(self._context.manager, settings.reminders, settings.schedules, networks=networks)
-        return await obey_reminder(reminders, session, command, chat=session.key)
+        try:
+            reply, failed = await obey_reminder(reminders, session, command, chat=session.key), False
+        except InvalidReminder as error:
+            reply, failed = refusal(error), True
+        return ChatEvent("obeyed", {REPLY: reply, "stopped": False, "failed": failed})
 
     def stop(self, session: Session) -> bool:
         """End the session's open turn; False when no turn is open."""

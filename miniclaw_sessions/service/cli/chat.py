@@ -361,7 +361,8 @@ class Conversation:
         """Set, list or change what is said here at its time; the daemon says it, and `/history` shows it."""
         from miniclaw_sessions.service.cli.reminders import obeyed  # noqa: PLC0415 - few need it
 
-        self._console.print(printable(await obeyed(self._session, words), lines=True), style="dim", markup=False)
+        reply, _ = await obeyed(self._session, words)
+        self._console.print(printable(reply, lines=True), style="dim", markup=False)
 
     async def _decide(self, *, agrees: bool) -> None:
         """Answer what waits for a yes or no."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from miniclaw_sessions.errors import InvalidReminder
 from miniclaw_sessions.printable import printable
 from miniclaw_sessions.service.cli.invocation import Invocation, command
 from miniclaw_sessions.service.cli.names import complete_session, find_session
@@ -28,21 +29,23 @@ Session = Annotated[
 Number = Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="Its number in the list.")]
 
 
-async def obeyed(session: ClientSession, words: str) -> str:
-    """The reply to a command of `channels.commands`, as a person in the chat would get it."""
+async def obeyed(session: ClientSession, words: str) -> tuple[str, bool]:
+    """The reply to a command of `channels.commands`, as a person in the chat would get it; and whether it was done."""
     from miniclaw_sessions.channels.base import REPLY  # noqa: PLC0415 - loads agent and channels
 
     async with session.chat(words, commands=True) as events:
         async for event in events:
             if event.kind == "obeyed":
-                return str(event.data[REPLY])
-    return ""
+                return str(event.data[REPLY]), not event.data.get("failed", False)
+    return "", True
 
 
 async def _print(invocation: Invocation, name: str, words: str) -> None:
     async with invocation.sessions() as client:
         session = await find_session(client, name)
-        reply = await obeyed(session, words)
+        reply, is_done = await obeyed(session, words)
+        if not is_done:
+            raise InvalidReminder(reply.removesuffix("."))
         if invocation.as_json:
             invocation.print_json({"session_id": session.session_id, "reply": reply})
         else:

@@ -96,8 +96,8 @@ class _Events:
                 return await self._answered_before(error)
             case NotAnswered(error=error):
                 raise error
-            case Obeyed(text=text, stopped=stopped):
-                return ChatEvent("obeyed", {"told": text, "stopped": stopped})
+            case Obeyed(text=text, stopped=stopped, failed=failed):
+                return ChatEvent("obeyed", {"told": text, "stopped": stopped, "failed": failed})
             case outgoing:
                 event = outgoing.event
                 if isinstance(event, Begun):  # an event of a response only (`gateway.responding`)
@@ -110,6 +110,6 @@ class _Events:
         if end is None:
             raise error
         if isinstance(end, str):
-            return ChatEvent("obeyed", {"told": end, "stopped": False})
+            return ChatEvent("obeyed", {"told": end, "stopped": False, "failed": False})
         self._end = ChatEvent(*event_document(end))
         return ChatEvent("accepted", {"entry_id": error.entry_id})

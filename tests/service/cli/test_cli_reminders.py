@@ -18,8 +18,19 @@ def test_reminders_are_set_listed_paused_resumed_and_deleted(cli: Cli) -> None:
     assert cli("reminders", "list", "cli_ann", "--json").document["reply"].endswith("stretch")
     assert cli("reminders", "delete", "cli_ann", "1").out == "Reminder 1 is deleted.\n"
     assert "no reminders" in cli("reminders", "list", "cli_ann").out
-    assert "I do not understand the time" in cli("reminders", "add", "cli_ann", "soon", "tea").out
     assert cli("reminders", "list", "cli_bob").status == 1
+
+
+def test_what_cannot_be_done_is_an_error_as_of_any_other_command(cli: Cli) -> None:
+    assert cli("chat", "--chat-id", "ann", "--message", "hello").status == 0
+    for words, sentence in {
+        ("delete", "cli_ann", "9"): "There is no reminder 9 here",
+        ("pause", "cli_ann", "9", "--json"): "There is no reminder 9 here",
+        ("add", "cli_ann", "soon", "tea"): "I do not understand the time",
+    }.items():
+        done = cli("reminders", *words)
+        assert (done.status, done.out) == (1, "")
+        assert done.err.startswith(f"error: {sentence}")
 
 
 def test_the_chat_has_the_commands_too(cli: Cli) -> None:
