@@ -27,6 +27,10 @@ REPLY = "told"
 """The name of a command's reply to the person, in the data of the entry that it leaves (`COMMAND`)."""
 
 
+ANNOUNCED = "announced"
+"""The word of such an entry, where no command made it: its reply was said in the chat and answers nothing."""
+
+
 class Answerer(Protocol):
     """Answers the messages of a chat: an `Assistant`, or a replacement."""
 
@@ -319,8 +323,9 @@ class Channel(Protocol):
 
     It may have `send_timeout_s`, how long its `send` may take, where that is not 30 seconds; `shows_twice`, whether its
     network shows an answer twice that is sent twice: then what it has taken is noted; `async def aclose()`,
-    called when nothing more will be sent; `async def announce(chat_id: str, text: str) -> None`, which says something
-    that answers nothing, such as a question to the second of two chats; `def attach(self, chats: OwnChats) -> None`,
+    called when nothing more will be sent; `async def announce(chat_id: str, text: str, key: str) -> None`, which says
+    something that answers nothing, such as a reminder, and comes again with the same key where it is not known whether
+    it was said; `def attach(self, chats: OwnChats) -> None`,
     called once, before `receive`, if it looks at what is in its chats (`channels.own_chats`); and `async def
     webhook(request: WebhookRequest) -> WebhookReply`, which is given every request to `/channels/NAME`, from any
     sender: it checks the network's secret before it reads the body.

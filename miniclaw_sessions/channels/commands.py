@@ -22,15 +22,15 @@ from miniclaw_sessions.agent.earlier_turns import end_of_turn, once_more
 from miniclaw_sessions.agent.events import TurnEnd
 from miniclaw_sessions.agent.model_choice import choose, choose_level
 from miniclaw_sessions.agent.reminders.reminders import Mark, Reminders
-from miniclaw_sessions.agent.reminders.words import obey_reminder
-from miniclaw_sessions.channels.base import REPLY, Incoming
+from miniclaw_sessions.agent.reminders.words import obey_reminder, refusal
+from miniclaw_sessions.channels.base import REPLY, Incoming, Last, NotAnswered, Obeyed, Reason
 from miniclaw_sessions.channels.linking import Conversation, Linking
 from miniclaw_sessions.core.manager.usage import spent_in
 from miniclaw_sessions.core.protocol.entries import COMMAND, Custom, LeafMove
 from miniclaw_sessions.core.protocol.messages import Message, TextPart, Usage
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.turn import Opening
-from miniclaw_sessions.errors import DuplicateMessage, LeafMoved, TranscriptNotKept
+from miniclaw_sessions.errors import DuplicateMessage, InvalidReminder, LeafMoved, TranscriptNotKept
 
 WORDS = {**dict.fromkeys(("yes", "y", "ok"), True), **dict.fromkeys(("no", "n"), False)}
 """The words that answer an open question; without one they are ordinary messages."""
@@ -122,6 +122,13 @@ async def earlier_answer(session: Session, entry_id: str) -> str | TurnEnd | Non
 def command_note(word: str, reply: str) -> dict[str, Any]:
     """The data of the entry for an executed command, from which `earlier_answer` has the reply."""
     return {"word": word, REPLY: reply}
+
+
+def failed(incoming: Incoming, error: Exception) -> Last:
+    """The outcome of a message that has met an error; a command about reminders has a reply for it."""
+    if isinstance(error, InvalidReminder):
+        return Obeyed(incoming, refusal(error), failed=True)
+    return NotAnswered(incoming, Reason.FAILED, error)
 
 
 # --- a person's yes or no --------------------------------------------------------------------------------------------

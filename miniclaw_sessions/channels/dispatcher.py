@@ -29,7 +29,6 @@ from miniclaw_sessions.agent.attachments import unseen_files
 from miniclaw_sessions.agent.earlier_turns import reworded
 from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted, TurnEnd
 from miniclaw_sessions.agent.reminders.reminders import Reminders
-from miniclaw_sessions.agent.reminders.words import refusal
 from miniclaw_sessions.channels.base import (
     Accepted,
     Answered,
@@ -50,6 +49,7 @@ from miniclaw_sessions.channels.commands import (
     Question,
     command_in,
     earlier_answer,
+    failed,
     is_stop,
     link_or_elsewhere,
     message_or_approval,
@@ -72,7 +72,6 @@ from miniclaw_sessions.errors import (
     ChatBusy,
     DuplicateMessage,
     InvalidKey,
-    InvalidReminder,
     ManagerClosed,
     MessageStopped,
     MessageUnderWay,
@@ -439,12 +438,10 @@ class Dispatcher:
                     end = await answer(reworded(chat.session, message, said.replaces))
                 else:
                     end = await answer(message)
-        except InvalidReminder as error:
-            return Obeyed(incoming, refusal(error), failed=True)
         except DuplicateMessage as error:
             return await self._answered_before(delivery, chat, error)
         except Exception as error:  # noqa: BLE001 - every error belongs to this message
-            return NotAnswered(incoming, Reason.FAILED, error)
+            return failed(incoming, error)
         return Obeyed(incoming, end) if isinstance(end, str) else Answered(incoming, end, delivery.unseen)
 
     async def _conversation(self, delivery: Delivery, key: SessionKey) -> Conversation:
@@ -460,14 +457,14 @@ class Dispatcher:
             return Conversation(own, own, incoming, frozenset((own.session_id,)))
         return await self._linking.conversation(own, incoming)
 
-    async def _announce(self, chat: Chat, text: str) -> bool:
+    async def _announce(self, chat: Chat, text: str, key: str) -> bool:
         """Say something in a chat of one of the channels here, unasked; whether it was said."""
         announce = next((getattr(one, "announce", None) for one in self._channels if one.name == chat.channel), None)
         if announce is None:
             return False
         try:
             with ending_only_itself(), anyio.fail_after(self._send_timeout_s):
-                await announce(chat.chat_id, text)
+                await announce(chat.chat_id, text, key)
         except Exception as error:  # noqa: BLE001 - a channel's own code; the question stays open
             kind = type(error).__name__
             log.warning(

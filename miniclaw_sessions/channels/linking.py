@@ -74,8 +74,8 @@ _MORE = "/link new gives you a code for one more, /unlink parts them."
 _WRONG = "No other chat has given that code, or its time is over. /link, in your other chat, gives you one."
 _TOO_MANY = "Too many wrong codes were named. Please wait ten minutes."
 
-Announce = Callable[[Chat, str], Awaitable[bool]]
-"""Says something in a chat, unasked; False where this process cannot."""
+Announce = Callable[[Chat, str, str], Awaitable[bool]]
+"""Says something in a chat, unasked, under a key; False where this process cannot."""
 
 
 Change = Callable[[Link], Link | None]
@@ -334,7 +334,7 @@ class Linking:
             giver = await self._manager.find(joining.chat.session_id)
             if (asked := await self._question(giver)) is not None:
                 mark, other, text = asked
-                if await self._announce(joining.chat, text):
+                if await self._announce(joining.chat, text, f"link.{mark}"):
                     self._ask(giver, mark, other, text)
         return said
 
@@ -361,7 +361,8 @@ class Linking:
             key,
         )
         if holds(joiner, own):
-            await self._announce(other, f"Linked: here we go on with the conversation of {_described(Chat.of(own))}.")
+            text = f"Linked: here we go on with the conversation of {_described(Chat.of(own))}."
+            await self._announce(other, text, f"linked.{mark}")
         return said
 
     async def _hold_together(self, sessions: Sequence[Session]) -> None:

@@ -1,4 +1,4 @@
-"""What a channel sees of its own chats, where it shows people their history: never a session of another channel.
+"""A channel's own chats, where it shows people their history: never a session of another channel.
 
 A channel names a chat by its id alone. The channel's half of the key is fixed here, so nothing that a stranger sends to
 the channel can name another channel's session.
@@ -6,7 +6,7 @@ the channel can name another channel's session.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -14,15 +14,16 @@ from pathlib import Path
 import anyio
 
 from miniclaw_sessions.agent.assistant import Assistant
-from miniclaw_sessions.channels.base import Incoming
+from miniclaw_sessions.channels.base import ANNOUNCED, Incoming
+from miniclaw_sessions.channels.commands import command_note
 from miniclaw_sessions.channels.delivered import DELIVERED, Note
 from miniclaw_sessions.core.events.listeners import SessionCreated, TurnEvent
 from miniclaw_sessions.core.manager import SessionManager
-from miniclaw_sessions.core.protocol.entries import Entry
+from miniclaw_sessions.core.protocol.entries import COMMAND, Entry
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.turn import begins_turn
-from miniclaw_sessions.errors import SessionNotFound
+from miniclaw_sessions.errors import EntryNotFound, SessionNotFound, TranscriptNotKept
 from miniclaw_sessions.files.transfer.linked import link_of
 
 LOOK_EVERY_S = 15.0
@@ -33,7 +34,7 @@ LOOKED_AT = 500
 
 
 class OwnChats:
-    """The chats of one channel, for looking at.
+    """The chats of one channel.
 
     Args:
         manager: whose sessions they are.
@@ -70,6 +71,36 @@ class OwnChats:
             return await self._manager.find(self._id_of(chat_id))
         except SessionNotFound:
             return None
+
+    async def newest_key(self, chat_id: str, is_wanted: Callable[[str], bool]) -> str | None:
+        """The id of the newest message or command in a chat of those that are wanted; None: it has none.
+
+        Raises:
+            InvalidKey, StoreUnavailable: as for `find`.
+        """
+        if (session := await self.find(chat_id)) is None:
+            return None
+        with suppress(EntryNotFound):  # it was deleted meanwhile
+            async for entry in session.tree.walk(None):
+                if entry.idempotency_key and is_wanted(entry.idempotency_key):
+                    return entry.idempotency_key
+        return None
+
+    async def note(self, chat_id: str, text: str, key: str) -> None:
+        """Keep what is said in a chat and answers nothing, unless the session has something under this key already.
+
+        A chat without a session is gone, and hears nothing.
+
+        Raises:
+            InvalidKey, StoreError: as for `find`; or it cannot be saved.
+        """
+        session = await self.find(chat_id)
+        if session is None or await session.journal.find_by_key(key) is not None:
+            return
+        unit = session.unit()
+        with suppress(TranscriptNotKept):
+            unit.add_custom(COMMAND, command_note(ANNOUNCED, text), idempotency_key=key)
+            await unit.save()
 
     async def awaited(self, chat_id: str) -> AsyncGenerator[Session | None, None]:
         """The session of a chat as soon as there is one, and None each time that it was waited for in vain."""

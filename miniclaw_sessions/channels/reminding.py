@@ -30,6 +30,7 @@ from miniclaw_sessions.agent.reminders.records import Reminder, reminder_in
 from miniclaw_sessions.agent.reminders.reminders import Reminders
 from miniclaw_sessions.agent.reminders.times import shown
 from miniclaw_sessions.channels.base import (
+    ANNOUNCED,
     Answered,
     Answerer,
     Channel,
@@ -335,7 +336,7 @@ class Reminding:
         if isinstance(last, Answered) and _is_silent(reminder, last):
             return True
         chat = (reminder.channel, reminder.chat_id) if reminder.channel else (incoming.channel, incoming.chat_id)
-        return await self._sent(due, *chat, last.text)
+        return await self._sent(due, *chat, last.text, reminder.key)
 
     async def _last_of(self, incoming: Incoming) -> Last:
         delivery = self._dispatcher.ask(incoming)
@@ -347,14 +348,14 @@ class Reminding:
             delivery.abandon(0.0)
         raise SessionsError("a message ended without an outcome")
 
-    async def _sent(self, due: Due, channel_name: str, chat_id: str, text: str) -> bool:
+    async def _sent(self, due: Due, channel_name: str, chat_id: str, text: str, key: str) -> bool:
         """Let the channel say it, if it is connected; whether its network has confirmed that."""
         if (channel := self._channels.get(channel_name)) is None or not text:
             return True
         with anyio.move_on_after(getattr(channel, "send_timeout_s", SEND_TIMEOUT_S)):
             try:
                 with ending_only_itself():
-                    await channel.announce(chat_id, text)
+                    await channel.announce(chat_id, text, key)
             except Exception as error:  # noqa: BLE001 - a channel's own code; it is tried again
                 self._log("a reminder was not sent, and is sent again", due, error, action="reminder.not_sent")
             else:
@@ -420,7 +421,7 @@ class _Saying:
         reply = Message.assistant(self._text)
         if known is None and await open_question(session):
             unit = session.unit()
-            unit.add_custom(COMMAND, command_note("/remind", self._text), idempotency_key=key)
+            unit.add_custom(COMMAND, command_note(ANNOUNCED, self._text), idempotency_key=key)
             await unit.save()
             return TurnFinished(reply, Usage())
         async with session.turn(message, idempotency_key=idempotency_key) as turn:

@@ -71,6 +71,7 @@ class Network(ABC):
         has_buttons: whether a question has buttons.
         has_captions: whether words can stand below any file, and not only below pictures.
         takes_once: whether the network, or what people read it with, shows an answer that is sent twice once.
+        announces_once: whether it does so with what is announced twice under one key.
         has_gateways: whether several gateways on one store may serve the same bot.
         failures: how it may fail.
     """
@@ -82,6 +83,7 @@ class Network(ABC):
     has_buttons: ClassVar[bool] = False
     has_captions: ClassVar[bool] = True
     takes_once: ClassVar[bool] = True
+    announces_once: ClassVar[bool] = True
     has_gateways: ClassVar[bool] = True
     failures: ClassVar[frozenset[Failure]] = frozenset(Failure)
 
@@ -158,6 +160,10 @@ class Network(ABC):
     @abstractmethod
     def shown(self, chat: str = Person.ANN) -> list[str]:
         """The texts that the bot has in a chat now, in the order in which they stand there, as a person reads them."""
+
+    async def seen(self, chat: str = Person.ANN) -> list[str]:
+        """What a person who opens the chat now reads of the bot."""
+        return self.shown(chat)
 
     @property
     @abstractmethod

@@ -132,6 +132,33 @@ async def test_a_mail_is_answered_in_its_thread_and_goes_on_there(
     assert said == ["Sums\n\n6 * 7?", body(first), "and 6 * 8?", body(second)]
 
 
+async def test_a_reminder_is_a_mail_in_the_thread_whose_id_is_made_of_its_key(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    channel = EmailChannel("email", settings)
+    async with contract.serving(channel, manager, model):
+        await mailbox.deliver(mail("hello", "1@alice", subject="My plans"))
+        (answer,) = await outbox.answers(1)
+        await mailbox.deliver(reply(answer, "and then?", "2@alice"))
+        await outbox.answers(2)
+        await all_read(mailbox)
+        chat_id = (await chat_of(manager, answer)).key.chat_id
+        for key in ("reminder:1:t", "reminder:1:t", "reminder:2:t"):
+            await channel.announce(chat_id, "Reminder: tea", key)
+        mailbox.mails.clear()  # Alice's were deleted from our mailbox
+        await channel.announce(chat_id, "Reminder: late", "reminder:3:t")
+        _, _, first, again, other, last = outbox.sent
+        assert first["in-reply-to"] == last["in-reply-to"] == "<2@alice>"
+        assert first["references"].split() == ["<1@alice>", str(answer["message-id"]), "<2@alice>"]
+        assert first["subject"] == "Re: My plans"
+        assert first["auto-submitted"] == "auto-generated"
+        assert first["message-id"] == again["message-id"] != other["message-id"]
+        assert body(last) == "Reminder: late"
+        await mailbox.deliver(reply(last, "thanks", "3@alice"))
+        await outbox.answers(7)
+    assert [one.text for one in (await chat_of(manager, answer)).messages()][-2:] == ["thanks", "echo: thanks"]
+
+
 async def test_a_waiting_mail_is_found_at_the_start_and_a_new_one_is_told_of(
     manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
 ) -> None:

@@ -70,7 +70,8 @@ class Announcing(Room):
         super().__init__()
         self.announced: list[tuple[str, str]] = []
 
-    async def announce(self, chat_id: str, text: str) -> None:
+    async def announce(self, chat_id: str, text: str, key: str) -> None:
+        del key
         self.announced.append((chat_id, text))
         self._changes.note()
 

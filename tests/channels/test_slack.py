@@ -243,7 +243,7 @@ async def test_what_is_announced_answers_nothing_that_was_said_before(bots: Slac
     async with bots.serving() as channel:
         slack.is_delivering = False
         slack.say("hello")
-        await channel.announce(ROOM, "1 < 2")
+        await channel.announce(ROOM, "1 < 2", "key")
         slack.is_delivering = True
     async with bots.serving():
         await slack.until(lambda: len(slack.texts()) == 2)
@@ -664,7 +664,7 @@ async def test_wrong_settings_and_wrong_tokens_are_clear_errors(bots: SlackBots,
             await anext(channel.receive())
         await channel.aclose()
     with pytest.raises(Unreachable, match="has not logged in to Slack yet"):
-        await bots.channel().announce(ROOM, "hello")
+        await bots.channel().announce(ROOM, "hello", "key")
     slack.missing_scopes.add("users.conversations")
     with capture_logs() as logs:
         async with bots.serving():

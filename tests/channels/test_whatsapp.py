@@ -390,14 +390,14 @@ async def test_what_answers_nothing_is_shown_to_the_letter_or_waits_too(bots: Wh
     async with bots.serving() as channel:
         server.say("hello")
         await bots.done()
-        await channel.announce(ANN, "*one*")
+        await channel.announce(ANN, "*one*", "key")
         server.too_late.add(ANN)
-        await channel.announce(ANN, "two")
+        await channel.announce(ANN, "two", "key")
         server.too_late.clear()
         server.say("and now?")
         await bots.done()
         with pytest.raises(Unreachable):
-            await channel.announce("49170000", "to a person who never wrote")
+            await channel.announce("49170000", "to a person who never wrote", "key")
     assert server.texts() == ["echo: hello", "*one*", "two", "echo: and now?"]
 
 

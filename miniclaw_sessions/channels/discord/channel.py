@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -460,13 +459,13 @@ class DiscordChannel:
                 self._hold_later(incoming, exchange)
             self._changed.set()
 
-    async def announce(self, chat_id: str, text: str) -> None:
+    async def announce(self, chat_id: str, text: str, key: str) -> None:
         """As `channels.base.Channel`.
 
         Raises:
             Unreachable: Discord refuses it.
         """
-        await self._sender.announce(Exchange(int(chat_id), f"announced.{secrets.token_hex(8)}"), text)
+        await self._sender.announce(Exchange(int(chat_id), f"announced.{key}"), text)
 
     @asynccontextmanager
     async def typing(self, chat_id: str) -> AsyncIterator[None]:

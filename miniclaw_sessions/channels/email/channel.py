@@ -33,10 +33,13 @@ from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.secret import Secret, channel_secret
 
 if TYPE_CHECKING:
+    from email.message import EmailMessage
+
     from aiosmtplib import SMTP
     from imapclient import IMAPClient
 
     from miniclaw_sessions.channels.email.mail import Mail
+    from miniclaw_sessions.channels.own_chats import OwnChats
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -132,6 +135,11 @@ class EmailChannel:
         self._answered: set[int] = set()  # and must be marked as read
         self._times: dict[str, deque[float]] = {}
         self._settled = anyio.Event()
+        self._chats: OwnChats | None = None
+
+    def attach(self, chats: OwnChats) -> None:
+        """As `channels.base.Channel`."""
+        self._chats = chats
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -265,21 +273,59 @@ class EmailChannel:
         await self._mark()
 
     async def _answer(self, mail: Mail, outgoing: Last) -> None:
+        from miniclaw_sessions.channels.email.mail import answer_to  # noqa: PLC0415 - the settings alone need none of it
+        from miniclaw_sessions.channels.markdown import model_message  # noqa: PLC0415 - same
+
+        said, now = model_message(outgoing), self._clock.now()
+        answer = await to_thread.run_sync(answer_to, mail, self._settings.address, outgoing.text, now, said)
+        await self._put(mail.sender, answer)
+
+    async def announce(self, chat_id: str, text: str, key: str) -> None:
+        """As `channels.base.Channel`: a mail in the chat's thread, whose Message-ID is made of the key.
+
+        Raises:
+            Unreachable: it did not go out, or the chat has no mail that it could follow.
+        """
+        from miniclaw_sessions.channels.email.mail import answer_to  # noqa: PLC0415 - the settings alone need none of it
+
+        sender, _, thread = chat_id.rpartition(",")
+        mail, now = await self._newest_in(chat_id, sender), self._clock.now()
+        await self._put(sender, answer_to(mail, self._settings.address, text, now, key=key, thread=thread))
+
+    async def _newest_in(self, chat_id: str, sender: str) -> Mail:
+        """The newest mail of a chat, as the mailbox has it; if it was deleted there, what the session knows of it."""
+        from miniclaw_sessions.channels.email.mail import (  # noqa: PLC0415 - the settings alone need none of it
+            MAX_HEADER_BYTES,
+            Mail,
+            is_message_id,
+        )
+
+        message_id = None if self._chats is None else await self._chats.newest_key(chat_id, is_message_id)
+        if message_id is None:
+            raise Unreachable("the chat has no mail that another one could follow")
+        async with self._any_mailbox() as mailbox:
+            for uid in await mailbox.find(message_id):
+                _, header = await mailbox.fetch(uid, "HEADER", MAX_HEADER_BYTES)
+                mail, _ = await to_thread.run_sync(self._read, header)
+                if not isinstance(mail, str) and mail.sender == sender:
+                    return mail
+        return Mail(sender, message_id)
+
+    async def _put(self, recipient: str, mail: EmailMessage) -> None:
+        """Send a mail of ours.
+
+        Raises:
+            Unreachable: the server does not take it now. What it refuses for good is logged, and over.
+        """
         from aiosmtplib import (  # noqa: PLC0415 - the settings alone need none of it
             SMTPDataError,
             SMTPRecipientsRefused,
             SMTPResponseException,
         )
 
-        from miniclaw_sessions.channels.email.mail import answer_to  # noqa: PLC0415 - same
-        from miniclaw_sessions.channels.markdown import model_message  # noqa: PLC0415 - same
-
-        said = model_message(outgoing)
-        address, now = self._settings.address, self._clock.now()
-        answer = await to_thread.run_sync(answer_to, mail, address, outgoing.text, now, said)
         async with self._smtp() as smtp:
             try:
-                await smtp.sendmail(address, mail.sender, answer.as_bytes())
+                await smtp.sendmail(self._settings.address, recipient, mail.as_bytes())
             except (SMTPResponseException, SMTPRecipientsRefused) as error:
                 refused = error.recipients[0] if isinstance(error, SMTPRecipientsRefused) else error
                 is_of_this = isinstance(error, SMTPDataError | SMTPRecipientsRefused)  # else of all that is sent
@@ -293,14 +339,21 @@ class EmailChannel:
 
     async def _mark(self) -> None:
         """Mark as read what has been answered; where that fails, it is done when `receive` begins again."""
-        if uids := sorted(self._answered):
+        if self._answered:
             with suppress(Unreachable):
-                if self._mailbox is not None:
-                    await self._mailbox.mark(uids)
-                else:  # the program stops, and reads no more
-                    async with self._opened() as mailbox:
-                        await mailbox.mark(sorted(self._answered))
+                async with self._any_mailbox() as mailbox:
+                    uids = sorted(self._answered)  # read now: a new connection may have found other numbers
+                    await mailbox.mark(uids)
                 self._answered.difference_update(uids)
+
+    @asynccontextmanager
+    async def _any_mailbox(self) -> AsyncIterator[_Mailbox]:
+        """The connection that is there; a new one, where the program stops and reads no more."""
+        if self._mailbox is not None:
+            yield self._mailbox
+        else:
+            async with self._opened() as mailbox:
+                yield mailbox
 
     def typing(self, chat_id: str) -> AbstractAsyncContextManager[None]:
         """Mail has no sign of typing."""
@@ -407,8 +460,13 @@ class _Mailbox:
 
     async def has_read(self, message_id: str) -> bool:
         """Whether there is a mail with this id that was marked as read, and so was answered."""
+        return bool(await self.find(message_id, "SEEN "))
+
+    async def find(self, message_id: str, which: str = "") -> Sequence[int]:
+        """The mails with an id."""
         quoted = message_id.replace("\\", "\\\\").replace('"', '\\"')  # the library sends what has no blank as it is
-        return bool(await self._call(lambda client: client.search(f'SEEN HEADER Message-ID "{quoted}"')))
+        found: Sequence[int] = await self._call(lambda client: client.search(f'{which}HEADER Message-ID "{quoted}"'))
+        return found
 
     async def fetch(self, uid: int, part: str, most: int) -> tuple[int, bytes]:
         """How large a mail is, and the beginning of one of its parts; KeyError where it is not there any more."""

@@ -72,6 +72,11 @@ class Mail(msgspec.Struct, frozen=True):
         return any(map(_OURS.match, self.references))
 
 
+def is_message_id(text: str) -> bool:
+    """Whether it is the id of a mail, or what `read_header` takes for it."""
+    return _ID.fullmatch(text) is not None
+
+
 def read_header(data: bytes, address: str) -> Mail | str:
     """A mail's header, or the reason why it is not answered.
 
@@ -213,7 +218,9 @@ def _valid(text: str) -> str:
     return text.encode("utf-8", "replace").decode().replace("\0", "")
 
 
-def answer_to(mail: Mail, address: str, text: str, now: datetime, said: Message | None = None) -> EmailMessage:
+def answer_to(  # noqa: PLR0913 - what a mail is made of
+    mail: Mail, address: str, text: str, now: datetime, said: Message | None = None, *, key: str = "", thread: str = ""
+) -> EmailMessage:
     """The answer to a mail: in its thread, and marked so that no other program answers it.
 
     Its id is made of the mail's, so that an answer that is sent twice is seen to be the same.
@@ -225,18 +232,21 @@ def answer_to(mail: Mail, address: str, text: str, now: datetime, said: Message 
         now: when.
         said: the model's message, if the text is from it: its text is HTML too, unless it is very long, and its images
             are attached.
+        key: of what is no answer, but follows the mail, such as a reminder: then its id is made of this.
+        thread: which one it is, where the mail does not say it.
     """
     answer = EmailMessage(_FORMAT)
     answer["From"], answer["To"] = address, mail.sender
     answer["Subject"] = mail.subject if re.match(r"(?i)re\s*:", mail.subject) else f"Re: {mail.subject}".strip()
     answer["Date"] = format_datetime(now)
-    answer["Message-ID"] = f"<mc.{mail.thread}.{_digest(mail.message_id)}@{address.rpartition('@')[2]}>"
+    made_of = _digest(key or mail.message_id)
+    answer["Message-ID"] = f"<mc.{thread or mail.thread}.{made_of}@{address.rpartition('@')[2]}>"
     answer["In-Reply-To"] = mail.message_id
     references = [*mail.references, mail.message_id]
     while len(references) > 1 and sum(map(len, references)) > _MAX_REFERENCES:
         del references[1]  # the oldest one names the thread for other programs
     answer["References"] = " ".join(references)
-    answer["Auto-Submitted"] = "auto-replied"
+    answer["Auto-Submitted"] = "auto-generated" if key else "auto-replied"
     answer.set_content(text)
     if said is not None and len(text) <= _MAX_HTML:
         answer.add_alternative(html_of(text), subtype="html")

@@ -17,7 +17,6 @@ import base64
 import hashlib
 import logging
 import os
-import secrets
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
@@ -384,13 +383,13 @@ class FeishuChannel:
         elif isinstance(outgoing, Last):
             await self._end(exchange, outgoing)
 
-    async def announce(self, chat_id: str, text: str) -> None:
+    async def announce(self, chat_id: str, text: str, key: str) -> None:
         """As `channels.base.Channel`; in a thread Feishu lets a program only answer.
 
         Raises:
             Unreachable: Feishu does not take it, or it is for a thread.
         """
-        exchange = _Exchange(secrets.token_hex(16))
+        exchange = _Exchange(key)
         exchange.place = Place.of(chat_id)
         if exchange.place.thread:
             raise Unreachable("Feishu takes only answers in a thread")

@@ -15,7 +15,6 @@ import json
 import logging
 import os
 import re
-import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -33,6 +32,7 @@ from miniclaw_sessions.channels.markdown import html_of, images_in, model_messag
 from miniclaw_sessions.channels.splitting import split
 from miniclaw_sessions.channels.unseen import MAX_FILE_BYTES, Kind, Unseen, file_in, unseen, with_unseen
 from miniclaw_sessions.channels.waiting import take_next
+from miniclaw_sessions.clock import derived_id
 from miniclaw_sessions.config.settings import Bytes
 from miniclaw_sessions.core.protocol.images import image_of
 from miniclaw_sessions.core.protocol.messages import Message, Part, TextPart
@@ -485,10 +485,10 @@ class MatrixChannel:
             uploaded = {"msgtype": "m.image", "body": name, "url": stored.content_uri, "info": info}
             await self._put(place, f"{digest}.image{number}", uploaded)
 
-    async def announce(self, chat_id: str, text: str) -> None:
+    async def announce(self, chat_id: str, text: str, key: str) -> None:
         """As `channels.base.Channel`. Raises Unreachable where the homeserver refuses it."""
         room_id, _, thread = chat_id.partition(",")
-        part = f"announced.{secrets.token_hex(8)}"
+        part = f"announced.{derived_id(key)}"
         await self._put(_Place(room_id, thread, thread), part, {"msgtype": "m.notice", "body": text})
 
     async def _put(self, place: _Place, part: str, content: dict[str, Any]) -> None:

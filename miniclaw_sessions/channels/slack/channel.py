@@ -409,8 +409,9 @@ class SlackChannel:
 
     # --- answering ---------------------------------------------------------------------------------------------------
 
-    async def announce(self, chat_id: str, text: str) -> None:
+    async def announce(self, chat_id: str, text: str, key: str) -> None:
         """As `channels.base.Channel`. Raises Unreachable where Slack does not take it."""
+        del key  # Slack takes none
         if not self._bot.user_id:
             raise Unreachable(f"the channel {self.name} has not logged in to Slack yet")
         await self._posts.announce(Place.of(chat_id), text)

@@ -428,7 +428,7 @@ class TelegramChannel:
         with unreachable():
             await self._sent(chat_id, outgoing)
 
-    async def announce(self, chat_id: str, text: str) -> None:
+    async def announce(self, chat_id: str, text: str, key: str) -> None:  # noqa: ARG002 - Telegram takes none
         """As `channels.base.Channel`; raises as `send` does."""
         from miniclaw_sessions.channels.telegram.replies import unreachable  # noqa: PLC0415 - loads the extra
 

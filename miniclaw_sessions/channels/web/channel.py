@@ -143,6 +143,14 @@ class WebChannel:
         if isinstance(outgoing, Last):
             self._of.pop(outgoing.incoming).end(outgoing)
 
+    async def announce(self, chat_id: str, text: str, key: str) -> None:
+        """As `channels.base.Channel`: visitors see it in the session, now or when they come back.
+
+        Raises:
+            StoreError: it cannot be saved.
+        """
+        await self._own_chats().note(chat_id, text, key)
+
     @asynccontextmanager
     async def typing(self, chat_id: str) -> AsyncIterator[None]:
         """As `channels.base.Channel`: nothing, because `follow` shows it."""

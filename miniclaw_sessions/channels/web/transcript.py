@@ -13,10 +13,13 @@ from typing import Any
 import anyio
 import msgspec
 
+from miniclaw_sessions.channels.base import ANNOUNCED, REPLY
 from miniclaw_sessions.channels.own_chats import OwnChats
+from miniclaw_sessions.channels.reminding import AUTHOR
 from miniclaw_sessions.core.events.listeners import ENDS, PIECES, TEXT, TYPING, TurnEvent
 from miniclaw_sessions.core.manager.summaries import calls_for_approval
-from miniclaw_sessions.core.protocol.entries import Entry, LeafMove, MessageEntry
+from miniclaw_sessions.core.protocol.entries import COMMAND, Custom, Entry, LeafMove, MessageEntry
+from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import EntryNotFound, ManagerClosed, SessionNotFound, TranscriptNotKept
 
@@ -65,13 +68,22 @@ async def _walk(session: Session, behind: str | None) -> AsyncIterator[Entry]:
 
 def _row(entry: Entry) -> Document | None:
     """A message as a visitor sees it; None: he does not."""
-    if not isinstance(entry, MessageEntry) or not (entry.message.is_user or entry.message.is_assistant):
-        return None
     from miniclaw_sessions.files.formats.html.articles import words  # noqa: PLC0415 - heavy
 
-    html = words(entry)
-    who = "visitor" if entry.message.is_user else "assistant"
+    message = _message(entry)
+    html = "" if message is None else words(message)
+    who = "visitor" if message is not None and message.is_user else "assistant"
     return {"id": entry.id, "who": who, "key": entry.idempotency_key, "html": html} if html else None
+
+
+def _message(entry: Entry) -> Message | None:
+    """What an entry says to the visitor; None: nothing, such as the message that stands for a due reminder."""
+    match entry:
+        case MessageEntry(message=message) if message.is_assistant or (message.is_user and message.name != AUTHOR):
+            return message
+        case Custom(custom_type=str(kind), data={"word": str(word), **said}) if (kind, word) == (COMMAND, ANNOUNCED):
+            return Message.assistant(str(said.get(REPLY, "")))
+    return None
 
 
 async def follow(chats: OwnChats, chat_id: str) -> AsyncGenerator[bytes, None]:

@@ -410,12 +410,13 @@ class WhatsAppChannel:
             self._changed.set()  # its chat has room for one more
             await self._end(chat_id, exchange, outgoing)
 
-    async def announce(self, chat_id: str, text: str) -> None:
+    async def announce(self, chat_id: str, text: str, key: str) -> None:
         """As `channels.base.Channel`; what comes too late waits for the person's next message, as answers do.
 
         Raises:
             Unreachable: Meta refuses it, or does not confirm it.
         """
+        del key  # WhatsApp takes none
         payloads = literal_messages(text)
         try:
             while payloads:

@@ -41,6 +41,7 @@ _TYPES = {"png": "image/png", "ogg": "audio/ogg", "pdf": "application/pdf"}
 
 class Slack(Network):
     name = "slack"
+    announces_once = False
     has_buttons = True
 
     def __init__(self) -> None:

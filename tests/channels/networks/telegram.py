@@ -44,6 +44,7 @@ class Telegram(Network):
     has_gateways = False
     has_buttons = True
     takes_once = False
+    announces_once = False
 
     def __init__(self) -> None:
         self._server = BotServer()

@@ -245,6 +245,11 @@ class Web(Network):
     def shown(self, chat: str = Person.ANN) -> list[str]:
         return [] if chat == Person.EVE else list(self._visitors[Person(chat)].answers.values())
 
+    async def seen(self, chat: str = Person.ANN) -> list[str]:
+        browser = self._visitors[Person(chat)].browser
+        async with browser.open():
+            return [text for row, text in zip(browser.rows, browser.texts, strict=True) if row["who"] == "assistant"]
+
     @property
     def is_done(self) -> bool:
         return not any(visitor.outbox for visitor in self._visitors.values())

@@ -38,6 +38,7 @@ class WhatsApp(Network):
     name = "whatsapp"
     has_buttons = True
     takes_once = False
+    announces_once = False
 
     def __init__(self) -> None:
         self._server = CloudServer()

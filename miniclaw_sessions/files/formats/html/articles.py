@@ -173,9 +173,9 @@ def _message(row: Row, entry: MessageEntry, *, carries: bool) -> str:
     return f"<div{failed}>{body}{calls}</div>"
 
 
-def words(entry: MessageEntry) -> str:
+def words(message: Message) -> str:
     """What a message says, for a person who may see no more: no thinking, no tool calls; its larger files by name."""
-    return "".join(_worded(part) for part in _parts(entry.message) if not isinstance(part, ThinkingPart))
+    return "".join(_worded(part) for part in _parts(message) if not isinstance(part, ThinkingPart))
 
 
 def _worded(part: Part) -> str:
