@@ -46,7 +46,7 @@ OF_ALL: dict[str, type[msgspec.Struct]] = {
     "turn_ended": events.TurnEndedEvent,
 }
 _MAX_DIGITS = 16
-_TOGETHER_S = 0.08
+_TOGETHER_S = 0.1
 """For how long further pieces of a text that is rendered are awaited: its reader draws each step of it."""
 _GONE = encoded_event("gone", b"{}")
 

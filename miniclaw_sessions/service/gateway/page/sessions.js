@@ -233,7 +233,7 @@ export class SessionList {
       const line = lines[place];
       const known = this.drawn.get(line.key);
       const item = known && !this.isStale ? known : "row" in line ? this.item(line.row, line.place) : make("li", { class: "day" }, make("h2", {}, line.heading));
-      item.style.transform = `translateY(${line.top}px)`;
+      item.style.top = `${line.top}px`; // no transform: each would be a layer of every frame
       kept.set(line.key, known && isSame(known, item) ? known : item);
     }
     this.isStale = false;

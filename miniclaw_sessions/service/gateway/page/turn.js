@@ -5,6 +5,7 @@ import { make } from "./elements.js";
 import { fragment } from "./fragments.js";
 
 const ENDS = new Set(["done", "stopped", "suspended", "error"]);
+const STILL_MS = 1_200;
 const FAILED = ".failed:not(.lasting)";
 
 export class Turn {
@@ -136,7 +137,18 @@ export class Turn {
       this.add(...closed, ...this.open);
     }
     if (piece.text) this.text?.appendData(piece.text);
+    this.flow();
   }
+
+  /** Its words move: the sign that it is under way stands still until they stop. */
+  flow() {
+    const { article } = this;
+    article?.classList.add("flows");
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => article?.classList.remove("flows"), STILL_MS);
+  }
+
+  timer = 0;
 
   /** @param {...Element} blocks */
   add(...blocks) {
