@@ -21,8 +21,9 @@ export class Articles {
   /**
    * @param {HTMLElement} scroll what is scrolled
    * @param {string} id of the session
-   * @param {{made: (article: Article) => void, moved: () => void}} hooks `made` decorates a new article, `moved` is
-   *   called when the window has been scrolled or changed
+   * @param {{made: (article: Article) => void, moved: () => void, shown: () => void, known: () => number}} hooks `made`
+   *   decorates a new article, `moved` is called when the window has been scrolled or changed, `shown` before what was
+   *   read is drawn; `known` gives the newest entry that may be shown
    */
   constructor(scroll, id, hooks) {
     this.scroll = scroll;
@@ -40,6 +41,8 @@ export class Articles {
     this.end = null;
     /** @type {string | null} */
     this.leaf = null;
+    /** The newest entry that there was when something was read the last time. */
+    this.entries = 0;
     /** @type {Promise<void>} one change at a time */
     this.turn = Promise.resolve();
     this.isPaging = false;
@@ -98,8 +101,10 @@ export class Articles {
   /** Read what has come since, where the end is shown; what cannot be joined is shown again. */
   refresh() {
     return this.alone(async () => {
-      if (this.end !== null) return;
-      if (this.later) return this.hooks.moved();
+      if (this.end !== null || this.later) {
+        this.hooks.shown();
+        return this.hooks.moved();
+      }
       const after = this.shown.at(-2)?.last;
       if (after === undefined) {
         this.replace(await this.page({ limit: PAGE }));
@@ -156,6 +161,11 @@ export class Articles {
     return this.shown[this.shown.findIndex((one) => one.entry_id === article.entry_id) - 1] ?? null;
   }
 
+  /** Up to which entry all is shown; nothing that is saved waits to be shown where the end is out of the document. */
+  get reached() {
+    return this.later || this.end !== null ? Infinity : Math.min(this.entries, this.hooks.known());
+  }
+
   get isAtEnd() {
     return !this.later && this.scroll.scrollHeight - this.scroll.scrollTop - this.scroll.clientHeight < AT_END_PX;
   }
@@ -201,7 +211,9 @@ export class Articles {
   async page(query) {
     const page = await get(sessionPath(this.id, "articles"), { entry_id: this.end, ...query });
     this.leaf = page.leaf_id;
-    return page;
+    this.entries = page.entries;
+    const known = this.hooks.known(); // what comes behind it stands below the articles until the stream has its entry
+    return { ...page, articles: page.articles.filter((/** @type {Article} */ one) => one.sequence <= known) };
   }
 
   /**
@@ -286,6 +298,7 @@ export class Articles {
     this.later = page.later;
     this.markSteps();
     this.tellStart();
+    this.hooks.shown();
     this.hooks.moved();
   }
 
@@ -309,6 +322,7 @@ export class Articles {
       }
     }
     this.markSteps();
+    this.hooks.shown();
   }
 
   /** What the assistant did in a row is below one heading; where ways part, another one begins. */

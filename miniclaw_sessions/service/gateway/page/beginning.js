@@ -26,7 +26,7 @@ export function showBeginning(made) {
       composer.session.chosen_model = chosen.model; // which takes other files
     },
   );
-  const composer = new Composer(session, { said: () => make("i"), saved: () => {}, told: () => {}, failed: (message) => notify(message, { failed: true }) });
+  const composer = new Composer(session, { said: () => make("i"), saved: () => {}, replaced: () => {}, told: () => {}, failed: (message) => notify(message, { failed: true }) });
   composer.say = async (text, _, files = []) => {
     const { channel, chat_id } = session;
     const opened = await attempt(async () => {

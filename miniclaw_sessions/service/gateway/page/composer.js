@@ -25,9 +25,9 @@ const lines = new Map();
 export class Composer {
   /**
    * @param {{session_id: string, channel: string, chat_id: string, chosen_model?: string | null}} session
-   * @param {{said: (text: string, key: string, files: Attached[]) => HTMLElement, saved: () => void, told: (text: string) => void,
+   * @param {{said: (text: string, key: string, files: Attached[]) => HTMLElement, saved: () => void, replaced: (shown?: HTMLElement) => void, told: (text: string) => void,
    *   failed: (message: string, again: (() => void) | null, lasts: boolean) => void}} hooks `said` shows what was just
-   *   said until it is saved; `told` shows what a command has to say; `again` asks once more for the answer to what is
+   *   said until it is saved, and `replaced` is called when it is; `told` shows what a command has to say; `again` asks once more for the answer to what is
    *   saved; what `lasts` is shown also while other messages are answered
    */
   constructor(session, hooks) {
@@ -162,15 +162,18 @@ export class Composer {
     this.waiting.set(stopping, shown);
     this.explain(this.why);
     this.setBusy(this.isBusy);
+    let isArticle = false;
     try {
       const reply = await this.sent(said, before, stopping, shown);
+      isArticle = !reply?.told;
       this.ended(said, "saved", "");
       if (reply?.told) this.hooks.told(reply.told);
     } catch (error) {
       const refused = error instanceof Refused ? error : new Refused(400, { message: stopping.signal.aborted ? "" : String(error) });
       if (!(this.isClosed && stopping.signal.aborted)) this.ended(said, outcomeOf(refused), refused.type === "message_stopped" ? "" : refused.message);
     } finally {
-      shown?.remove();
+      if (isArticle || shown?.dataset.sequence) this.hooks.replaced(shown);
+      else shown?.remove();
       this.waiting.delete(stopping);
       this.explain("");
       this.sending--;

@@ -22,6 +22,7 @@ import { answer, goOn } from "./versions.js";
 import { clockTime, moment } from "./words.js";
 import { wordsOf } from "./written.js";
 
+const SILENT_MS = 5_000; // what another gateway has written comes a moment later
 const OF_TURN = new Set(["typing", "accepted", "thinking", "prose", "tool_started", "done", "stopped", "suspended", "error"]);
 
 export class Conversation {
@@ -38,7 +39,12 @@ export class Conversation {
     this.head = new Head(this);
     this.map = new ConversationMap(this);
     this.scroll = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "What was said" });
-    this.articles = new Articles(this.scroll, this.id, { made: (article) => this.decorate(article), moved: () => this.moved() });
+    this.articles = new Articles(this.scroll, this.id, {
+      made: (article) => this.decorate(article),
+      moved: () => this.moved(),
+      shown: () => this.turn.settle(this.articles.box, this.articles.reached), // before it is drawn: or else it would stand there twice
+      known: () => this.known,
+    });
     this.pending = make("div", { class: "pending", "aria-live": "polite" });
     this.scroll.append(this.pending);
     this.aside = make("p", { class: "aside", hidden: true });
@@ -54,6 +60,7 @@ export class Conversation {
     this.composer = new Composer(session, {
       said: (text, key, files) => this.said(text, key, files),
       saved: () => this.refresh(),
+      replaced: (shown) => this.replaced(shown),
       told: (text) => this.turn.note(text),
       failed: (message, again, lasts) => this.turn.fail(message, again, lasts),
     });
@@ -106,8 +113,8 @@ export class Conversation {
   /** @param {any} entry */
   saved(entry) {
     const role = entry.message?.role;
-    if (role && role !== "user") this.turn.saved();
-    if (role === "user") this.arrived(entry.message.content);
+    if (role && role !== "user") this.turn.saved(entry.sequence);
+    if (role === "user") this.arrived(entry);
     const goesOn = entry.parent_id === this.newest; // or else ways part there, and a version is new
     if (!goesOn || entry.type === "label" || entry.type === "leaf" || this.tree.isOpen) this.tree.refreshSoon();
     this.newest = entry.id;
@@ -119,14 +126,38 @@ export class Conversation {
 
   /**
    * What was said here is saved, and is shown by its article from now on.
-   * @param {unknown} content
+   * @param {any} entry
    */
-  arrived(content) {
-    const words = wordsOf({ message: { content } });
+  arrived(entry) {
+    const words = wordsOf(entry);
     const said = [.../** @type {NodeListOf<HTMLElement>} */ (this.pending.querySelectorAll(".said:not(.saved)"))];
     const found = said.find((one) => one.querySelector("p")?.textContent === words);
-    found?.classList.add("saved");
-    if (found) markSaved(found.dataset.key);
+    if (!found) return;
+    found.classList.add("saved");
+    found.dataset.sequence = entry.sequence;
+    markSaved(found.dataset.key);
+  }
+
+  /**
+   * What was said here is among what can be read now; it stands there until its article does.
+   * @param {HTMLElement} [shown]
+   */
+  async replaced(shown) {
+    await this.refresh();
+    const { articles } = this;
+    if (!shown) return;
+    shown.classList.add("saved");
+    shown.dataset.sequence ??= String(articles.entries);
+    this.turn.settle(articles.box, articles.reached);
+  }
+
+  /**
+   * The newest entry that may be shown: while something stands below the articles, the last that the stream has had,
+   * because until then that may be the same.
+   */
+  get known() {
+    const { live, pending } = this;
+    return live?.state === "open" && live.last !== null && pending.hasChildNodes() ? Number(live.last) : Infinity;
   }
 
   /** @param {import("./live.js").LiveState} state */
@@ -143,9 +174,22 @@ export class Conversation {
   askApproval() {
     return attempt(async () => {
       const { pending } = await get(sessionPath(this.id, "approvals"));
-      if (!this.isClosed && !this.turn.isRunning) this.turn.suspend(pending, may("write") ? (id, isApproved) => answer(this, { approvals: { [id]: isApproved } }) : null);
+      if (!this.isClosed && !this.turn.isRunning) this.turn.suspend(pending, may("write") ? (id, isApproved) => this.approve(id, isApproved) : null);
     });
   }
+
+  /**
+   * Pass a yes or no on, after those before it: each lets the answer go on.
+   * @param {string} id
+   * @param {boolean} isApproved
+   */
+  approve(id, isApproved) {
+    this.approving = this.approving.then(() => answer(this, { approvals: { [id]: isApproved } }, () => this.turn.decided.delete(id)));
+    return this.approving;
+  }
+
+  /** @type {Promise<unknown>} */
+  approving = Promise.resolve();
 
   /** Read what has come; several wishes at once are one. */
   refresh() {
@@ -153,7 +197,7 @@ export class Conversation {
       this.wish = null;
       await attempt(async () => {
         await this.articles.refresh();
-        this.turn.settle(this.articles.box); // before it is drawn: what is saved would stand there twice
+        this.listenAgain();
         this.session = await get(sessionPath(this.id), { last_words: true });
       });
       if (!this.isClosed) this.drawHead();
@@ -163,6 +207,18 @@ export class Conversation {
 
   /** @type {Promise<void> | null} */
   wish = null;
+
+  /** A stream without what could be read a while ago has been cut off, though it looks open. */
+  listenAgain() {
+    const { entries } = this.articles;
+    const isBehind = () => this.live?.state === "open" && entries > Number(this.live.last);
+    if (isBehind()) this.silence ||= setTimeout(() => {
+      this.silence = 0;
+      if (isBehind()) this.live?.cut();
+    }, SILENT_MS);
+  }
+
+  silence = 0;
 
   // --- what is shown ---
 

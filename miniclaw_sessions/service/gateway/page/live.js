@@ -61,6 +61,11 @@ export class Live {
     }
   }
 
+  /** It is cut off: open it again, behind its last event. */
+  cut() {
+    this.connection?.abort();
+  }
+
   /** The server has answered: nothing is lost any more, and the stream need not wait for long to be opened. */
   answered() {
     if (this.state !== "lost" || !this.isWanted) return;

@@ -21,7 +21,7 @@ export class Turn {
     this.article = null;
     /** What of it is not saved yet. @type {Element[]} */
     this.live = [];
-    /** What is saved, until its articles are in the document. @type {Element[]} */
+    /** What is saved, as which entry, until its article is in the document. @type {{node: Element, sequence: number}[]} */
     this.done = [];
     /** The block whose text goes on. @type {Element[]} */
     this.open = [];
@@ -29,6 +29,8 @@ export class Turn {
     this.text = null;
     /** Whether the reader has just answered a question here. */
     this.isDeciding = false;
+    /** The calls that the reader has answered, and the server does not know of yet. @type {Set<string>} */
+    this.decided = new Set();
   }
 
   /**
@@ -39,7 +41,7 @@ export class Turn {
   onEvent(kind, data) {
     if (ENDS.has(kind)) {
       this.end();
-      if (kind !== "suspended") this.isDeciding = false;
+      if (kind !== "suspended") this.leaveQuestions();
       if (kind === "error" && !this.box.querySelector(FAILED)) this.fail(data.message);
       if (kind === "suspended") this.hooks.suspended();
       return;
@@ -53,9 +55,12 @@ export class Turn {
     this.hooks.changed();
   }
 
-  /** An entry was saved: its article shows it from now on. */
-  saved() {
-    this.done.push(...this.live);
+  /**
+   * An entry was saved: its article shows it from now on.
+   * @param {number} sequence
+   */
+  saved(sequence) {
+    this.done.push(...this.live.map((node) => ({ node, sequence })));
     this.live = [];
     this.open = [];
   }
@@ -64,20 +69,25 @@ export class Turn {
    * The saved articles are in the document. A block that streamed takes its place in them, so that what is marked or
    * scrolled in it stays so.
    * @param {Element} articles
+   * @param {number} reached the newest entry that they show
    */
-  settle(articles) {
-    const all = this.done.length ? [...articles.children] : [];
+  settle(articles, reached) {
+    const due = this.done.filter((one) => one.sequence <= reached).map((one) => one.node);
+    this.done = this.done.filter((one) => one.sequence > reached);
+    const all = due.length ? [...articles.children] : [];
     const answers = all.slice(all.findLastIndex((one) => one.matches(".user")) + 1);
     const made = answers.flatMap((one) => [...one.querySelectorAll(":scope > div > *")]);
-    for (const old of this.done) {
+    for (const old of due) {
       const isThinking = old instanceof HTMLDetailsElement;
       const at = made.findIndex((one) => (isThinking ? one.matches("details.thinking") : one.isEqualNode(old)));
       if (at !== -1 && isThinking) made.splice(0, at + 1)[at].toggleAttribute("open", old.open);
       if (at === -1 || isThinking) old.remove();
       else made.splice(0, at + 1)[at].replaceWith(old);
     }
-    this.done = [];
-    for (const old of this.box.querySelectorAll(".saved")) old.remove();
+    for (const old of /** @type {NodeListOf<HTMLElement>} */ (this.box.querySelectorAll(".saved"))) {
+      const isLeft = this.done.some((one) => old.contains(one.node)) || Number(old.dataset.sequence ?? 0) > reached;
+      if (!isLeft) old.remove();
+    }
   }
 
   /** An answer begins; if it has begun already, the stream was too slow, and repeats it. */
@@ -90,15 +100,16 @@ export class Turn {
   begin() {
     if (this.isRunning) return;
     this.isRunning = true;
-    for (const one of this.box.querySelectorAll(`${FAILED}, .suspended, .told`)) one.remove();
+    for (const one of this.box.querySelectorAll(`${FAILED}, .told`)) one.remove();
     if (this.isDeciding) this.focusNext();
+    else this.leaveQuestions();
     this.article = make(
       "article",
       { class: "assistant running", "aria-busy": "true" },
       make("header", {}, make("a", {}, "Assistant"), make("span", { class: "about" }, make("span", { class: "typing", role: "img", "aria-label": "is answering" }, make("i"), make("i"), make("i")))),
       make("div"),
     );
-    this.box.append(this.article);
+    this.box.insertBefore(this.article, this.box.querySelector(".suspended")); // what is moved loses the focus
     this.hooks.busy(true);
   }
 
@@ -167,7 +178,7 @@ export class Turn {
   end() {
     const wasRunning = this.isRunning;
     this.isRunning = false;
-    this.saved();
+    this.saved(0); // what is left was not saved, and nothing will show it
     const article = this.article;
     this.article = null;
     if (!article) return;
@@ -206,16 +217,20 @@ export class Turn {
   }
 
   /**
-   * Ask about calls of tools that wait.
+   * Ask about calls of tools that wait. A question that stands there already stays as it is, with its focus.
    * @param {{id: string, name: string, arguments: string, reason: string}[]} pending
-   * @param {((id: string, isApproved: boolean) => void) | null} answer null: the reader has no say in it
+   * @param {((id: string, isApproved: boolean) => Promise<unknown>) | null} answer null: the reader has no say in it
    */
   suspend(pending, answer) {
-    for (const one of this.box.querySelectorAll(".suspended")) one.remove();
-    for (const call of pending) {
+    const waiting = pending.filter((call) => !this.decided.has(call.id));
+    const known = new Map(this.questions.map((one) => [one.dataset.call, one]));
+    for (const [id, one] of known) if (!waiting.some((call) => call.id === id)) one.remove();
+    for (const call of waiting) {
+      if (known.has(call.id)) continue;
       const say = (/** @type {boolean} */ isApproved) => {
         question.remove();
         this.isDeciding = true;
+        this.decided.add(call.id);
         this.focusNext();
         answer?.(call.id, isApproved);
       };
@@ -225,20 +240,31 @@ export class Turn {
       ];
       const question = make(
         "section",
-        { class: "suspended", "aria-label": `${call.name} waits for an approval` },
+        { class: "suspended", "aria-label": `${call.name} waits for an approval`, "data-call": call.id },
         make("p", {}, visible(call.reason) || "May it be done?"),
         make("pre", { class: "code", tabindex: 0 }, make("b", {}, visible(call.name)), " ", visible(call.arguments)),
         make("div", { class: "buttons" }, ...(buttons ?? ["It waits for a person who may write here."])),
       );
       this.box.append(question);
     }
-    if (this.isDeciding && pending.length) this.focusNext();
+    if (this.isDeciding && waiting.length) this.focusNext();
     this.hooks.changed();
   }
 
-  /** The reader goes on with the next question, or writes; the focus is never taken from elsewhere. */
+  get questions() {
+    return /** @type {HTMLElement[]} */ ([...this.box.querySelectorAll(".suspended")]);
+  }
+
+  /** The questions are over. */
+  leaveQuestions() {
+    this.isDeciding = false;
+    for (const one of this.questions) one.remove();
+  }
+
+  /** The reader goes on with the next question, or writes; the focus is never taken from elsewhere, nor from a question. */
   focusNext() {
     const { activeElement: focused } = document;
+    if (this.questions.some((one) => one.contains(focused))) return;
     const isFree = !focused || focused === document.body || this.box.contains(focused) || focused.matches(".composer textarea");
     const next = /** @type {HTMLElement | null} */ (this.box.querySelector(".suspended button"));
     if (isFree && next) next.focus();

@@ -125,10 +125,12 @@ async function questionOf({ articles }, article) {
  * Let the answer go on that was left; it is followed as any other is.
  * @param {Conversation} conversation
  * @param {{resume: true} | {approvals: Record<string, boolean>}} how
+ * @param {() => void} [taken] called when the server has taken it, or refused it
  */
-export async function answer(conversation, how) {
+export async function answer(conversation, how, taken) {
   const { channel, chat_id } = conversation.session;
   await attempt(() => send("POST", "v1/chat", { channel, chat_id, ...how }));
+  taken?.();
   await conversation.askApproval();
 }
 
