@@ -12,12 +12,13 @@ from docx import Document
 from openpyxl import Workbook
 from pypdf import PdfReader, PdfWriter
 
-from miniclaw_sessions import SessionManager
-from miniclaw_sessions.agent.agent import Agent
+from miniclaw_sessions import Message, SessionManager
+from miniclaw_sessions.agent.agent import Agent, reply_of
 from miniclaw_sessions.agent.documents import DocumentReader
-from miniclaw_sessions.config import DocumentSettings
+from miniclaw_sessions.agent.providers.configured import open_agent
+from miniclaw_sessions.config import DocumentSettings, Settings
 from miniclaw_sessions.errors import FileNotTaken
-from miniclaw_sessions.files.formats.attached import DOCX, PDF, XLSX, Attached, real_file
+from miniclaw_sessions.files.formats.attached import DOCX, PDF, SOUNDS, XLSX, Attached, real_file
 from miniclaw_sessions.testing import ScriptedProvider
 from tests.agent.test_reading import shown, spoken_file
 
@@ -105,6 +106,17 @@ async def test_a_model_that_takes_none_reads_it_and_the_store_has_both(tmp_path:
         await agent.answer(spoken_file("a.pdf", pdf("buy milk")), session=session)
         assert shown(model) == "\n\n[File: a.pdf]\n[Page 1]\nbuy milk\n[end of a.pdf]\n"
         assert [found.session_id for found in (await manager.search("milk")).results] == ["telegram_1"]
+
+
+async def test_before_there_is_a_model_a_document_is_read_for_the_one_that_follows(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path) as manager, open_agent(Settings()) as agent:
+        session = await manager.get_or_create("web", "1")
+        assert {PDF, DOCX, XLSX} | SOUNDS <= set(agent.takes["offline"]), "nothing is refused"
+        reply = await agent.answer(spoken_file("a.pdf", pdf("buy milk")), session=session)
+        assert "buy milk" in reply_of(reply).text
+        model = ScriptedProvider(["noted"])
+        await Agent(model).answer(Message.user("and now?"), session=session)
+        assert "buy milk" in next(one for one in model.contexts[-1] if one.is_user).text
 
 
 async def test_what_is_longer_than_the_bounds_is_cut_and_says_so() -> None:

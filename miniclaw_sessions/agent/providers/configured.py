@@ -35,6 +35,7 @@ from miniclaw_sessions.config import ModelSettings, Settings, Table, Transcripti
 from miniclaw_sessions.core.manager.reading import Reader
 from miniclaw_sessions.core.protocol.options import Options
 from miniclaw_sessions.errors import ConfigError, OptionRefused, PluginFailed, to_install
+from miniclaw_sessions.files.formats.attached import EVERY_KIND
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.plugins import declared, in_time, load
 from miniclaw_sessions.secret import Secret, read_secret
@@ -118,16 +119,18 @@ async def open_agent(
     parts = await to_thread.run_sync(_parts, settings, reached)
     async with AsyncExitStack() as stack:
         changing_tools = await stack.enter_async_context(parts.changing_tools)
+        readers = [await stack.enter_async_context(reader) for reader in parts.readers]
         models: dict[str, Provider] = {}
         for name, opening in parts.providers.items():
             is_usual = _named(settings, name)[0] == model.provider
             provider = _thinking(await stack.enter_async_context(opening), model, is_usual=is_usual)
+            if isinstance(provider, OfflineProvider):  # what can be read is, for the model that follows it
+                provider = OfflineProvider(takes=EVERY_KIND.difference(*(reader.kinds for reader in readers)))
             provider = Taking(provider, model.files) if is_usual and model.files else provider
             if levels := _levels(provider, model, name):
                 provider = Thinking(provider, levels)
             provider = Priced(provider, settings.prices, name) if settings.prices else provider
             models[name] = provider if observer is None else observer.model(provider)
-        readers = [await stack.enter_async_context(reader) for reader in parts.readers]
         if fallback := models.get(model.fallback):
             models |= {name: WithFallback(one, fallback) for name, one in models.items() if one is not fallback}
         yield Agent(

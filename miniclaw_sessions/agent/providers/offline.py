@@ -65,17 +65,22 @@ _OPERATION = re.compile(r"[\d)] *[-+*/%^]")
 
 
 class OfflineProvider:
-    """A `Provider` that answers with `respond`, in a few pieces."""
+    """A `Provider` that answers with `respond`, in a few pieces.
+
+    Args:
+        tool_choice: whether it may call tools.
+        takes: the media types of files that it keeps as they are; others are put into words.
+    """
 
     name = "offline"
     model = "offline"
-    takes = EVERY_KIND
 
     def __repr__(self) -> str:
         return "<OfflineProvider>"
 
-    def __init__(self, *, tool_choice: str = "auto") -> None:
+    def __init__(self, *, tool_choice: str = "auto", takes: Collection[str] = EVERY_KIND) -> None:
         self._tool_choice = tool_choice
+        self.takes = takes
 
     def with_options(self, options: Options) -> OfflineProvider:
         """The same responder; of the options, it obeys only that it may call no tools.
@@ -89,7 +94,7 @@ class OfflineProvider:
             raise OptionRefused(
                 "tool_choice", "no model is configured, and the built-in responder cannot be made to call"
             )
-        return OfflineProvider(tool_choice=options.tool_choice or "auto")
+        return OfflineProvider(tool_choice=options.tool_choice or "auto", takes=self.takes)
 
     async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
         """Answer a context; never fails."""
