@@ -145,7 +145,7 @@ async def test_stop_is_heard_whatever_waits_and_nothing_before_it_is_answered(
 async def test_of_more_than_can_be_held_the_oldest_are_told_that_too_much_waits(
     manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("miniclaw_sessions.channels.matrix.channel._HELD", 10)
+    monkeypatch.setattr("miniclaw_sessions.channels.waiting.HELD", 10)
     server = Homeserver()
     model.close("slow")
     async with serving(manager, model, server):

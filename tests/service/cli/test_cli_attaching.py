@@ -11,13 +11,13 @@ from miniclaw_sessions.service.cli.attaching import path_in, path_of
 from tests.command_line import Cli
 
 pytestmark = pytest.mark.usefixtures("own_home")
-PDF = b"%PDF-1.7 a report"
+SOUND = b"OggS\0 a talk \xff"
 
 
 @pytest.fixture
-def report(tmp_path: Path) -> Path:
-    path = tmp_path / "my report.pdf"
-    path.write_bytes(PDF)
+def talk(tmp_path: Path) -> Path:
+    path = tmp_path / "my talk.ogg"
+    path.write_bytes(SOUND)
     return path
 
 
@@ -27,22 +27,20 @@ def contents(cli: Cli) -> list[Any]:
     return [one["message"]["content"] for one in entries if one.get("message", {}).get("role") == "user"]
 
 
-def test_a_file_goes_with_the_next_message_and_with_its_edit(cli: Cli, report: Path, tmp_path: Path) -> None:
+def test_a_file_goes_with_the_next_message_and_with_its_edit(cli: Cli, talk: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("Buy milk.\n")
-    lines = (
-        f"/attach {report}\n/attach '{report}'\n/attach\n/attach {report}\n/attach {tmp_path}/notes.md\nWhat is it?\n"
-    )
+    lines = f"/attach {talk}\n/attach '{talk}'\n/attach\n/attach {talk}\n/attach {tmp_path}/notes.md\nWhat is it?\n"
     result = cli("chat", "--chat-id", "me", stdin=f"{lines}/edit What are they?\n/retry\nthanks\n")
     assert result.status == 0
-    assert "attached my report.pdf (17 bytes)" in result.err
+    assert "attached my talk.ogg (14 bytes)" in result.err
     assert "took back 2 files" in result.err
-    assert result.out.count("You sent my report.pdf") == 3
+    assert result.out.count("You sent my talk.ogg") == 3
     asked, edited, thanks = contents(cli)
     assert [part["type"] for part in asked] == ["text", "file", "text"]
     assert asked[2]["text"] == "\n\n[File: notes.md]\nBuy milk.\n"
     assert edited == [{"type": "text", "text": "What are they?"}, *asked[1:]]
     assert thanks == "thanks"
-    assert cli("chat", "--chat-id", "me", "--message", "And this?", "--attach", str(report)).status == 0
+    assert cli("chat", "--chat-id", "me", "--message", "And this?", "--attach", str(talk)).status == 0
     assert contents(cli)[-1][1] == asked[1]
 
 
@@ -68,10 +66,10 @@ def test_what_cannot_go_with_a_message_is_told_before_it_is_sent(
     assert cli("show", "cli_me").status != 0
 
 
-def test_a_path_that_a_terminal_writes_when_a_file_is_dropped_on_it_is_found(report: Path) -> None:
-    escaped = str(report).replace(" ", "\\ ")
-    for line in (escaped, f"'{report}'", f'"{report}"'):
-        assert path_in(line) == path_of(line) == report
-    for words in ("hello", str(report), f"see {escaped}", "/nowhere/at/all", "'", "", f"{report.parent}"):
+def test_a_path_that_a_terminal_writes_when_a_file_is_dropped_on_it_is_found(talk: Path) -> None:
+    escaped = str(talk).replace(" ", "\\ ")
+    for line in (escaped, f"'{talk}'", f'"{talk}"'):
+        assert path_in(line) == path_of(line) == talk
+    for words in ("hello", str(talk), f"see {escaped}", "/nowhere/at/all", "'", "", f"{talk.parent}"):
         assert path_in(words) is None
-    assert path_of(str(report)) == report
+    assert path_of(str(talk)) == talk
