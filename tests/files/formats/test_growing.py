@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from miniclaw_sessions.files.formats.html import growing
@@ -95,6 +95,9 @@ def test_what_has_closed_is_what_the_saved_message_shows_in_pieces_of_any_size(t
 
 
 @given(TEXTS, st.integers(1, 9))
+@example(lines=["$$", "$$", "- item", "$$"], size=1)
+@example(lines=["> q", "$$", "- item", "$$"], size=1)
+@example(lines=["- item", "$$", "> q", "$$"], size=1)
 @settings(deadline=None)
 def test_no_text_is_divided_where_it_belongs_together(lines: list[str], size: int) -> None:
     text = "\n".join(lines)

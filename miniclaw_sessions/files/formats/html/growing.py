@@ -32,6 +32,9 @@ _FENCE = re.compile(r"(?:[ \t>*+-]|\d+[.)])*(?:```|~~~)")
 _FENCE_MARKS = re.compile(r"[ \t`~]*")
 _AT_ONCE = ("heading_open", "hr", "formula")
 _AT_A_BLANK_LINE = ("paragraph_open", "blockquote_open", "table_open")
+_INDENTED = {"paragraph_open": 3, "blockquote_open": 3, "bullet_list_open": 1, "ordered_list_open": 2}
+"""By how many blanks a line of a block may be indented, at most, and begin a formula that ends it."""
+
 _PLAIN, _CODE, _RENDERED = "plain", "code", "rendered"
 
 
@@ -149,9 +152,14 @@ def _is_told(line: str) -> bool:
 
 
 def _beginning_of_formula(found: Sequence[Token], lines: Sequence[str]) -> int | None:
-    """Where a paragraph begins from which on all may become a formula yet."""
-    maps = (one.map for one in found if one.type == "paragraph_open" and one.map)
-    return next((begin for begin, end in maps if may_become_formula(lines[begin:], end - begin)), None)
+    """Where a block begins from which on all may become a formula yet."""
+    for one in found:
+        most_indented = _INDENTED.get(one.type)
+        if one.map and most_indented is not None:
+            begin, end = one.map
+            if may_become_formula(lines[begin:], end - begin, most_indented):
+                return begin
+    return None
 
 
 def _end_of_closed(found: Sequence[Token], lines: Sequence[str]) -> int:

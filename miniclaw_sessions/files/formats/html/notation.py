@@ -34,12 +34,19 @@ def with_notation(parser: MarkdownIt) -> MarkdownIt:
     return parser
 
 
-def may_become_formula(lines: Sequence[str], paragraph: int) -> bool:
-    """Whether a text that goes on in its last line may make a formula of what begins in its first `paragraph` lines."""
-    for at in range(max(0, len(lines) - _MOST_LINES), paragraph):
-        opener, *behind = lines[at].strip(" ")[:2], lines[at].strip(" ")[2:], *lines[at + 1 :]
-        if opener in ("$$", "\\[") and all(one.strip() for one in behind[1:-1]):
-            return not any(one.rstrip().endswith(_CLOSERS[opener]) for one in behind[:-1])
+def may_become_formula(lines: Sequence[str], block: int, most_indented: int) -> bool:
+    """Whether a text that goes on in its last line may make a formula of what begins in its first `block` lines.
+
+    Lines that are indented further than by `most_indented` blanks begin none.
+    """
+    for at in range(max(0, len(lines) - _MOST_LINES), block):
+        line = lines[at].lstrip(" ")
+        opener, *behind = line[:2], line[2:].rstrip(" "), *lines[at + 1 :]
+        if opener not in ("$$", "\\[") or len(lines[at]) - len(line) > most_indented:
+            continue
+        is_whole = all(one.strip() for one in behind[1:-1])
+        if is_whole and not any(one.rstrip().endswith(_CLOSERS[opener]) for one in behind[:-1]):
+            return True
     return False
 
 
