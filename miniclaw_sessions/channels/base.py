@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -26,9 +26,13 @@ from miniclaw_sessions.printable import printable
 REPLY = "told"
 """The name of a command's reply to the person, in the data of the entry that it leaves (`COMMAND`)."""
 
-
 ANNOUNCED = "announced"
 """The word of such an entry, where no command made it: its reply was said in the chat and answers nothing."""
+
+
+def command_note(word: str, reply: str) -> dict[str, Any]:
+    """The data of the entry for an executed command, from which `commands.earlier_answer` has the reply."""
+    return {"word": word, REPLY: reply}
 
 
 class Answerer(Protocol):

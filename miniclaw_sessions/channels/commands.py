@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from datetime import UTC
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,7 +23,7 @@ from miniclaw_sessions.agent.events import TurnEnd
 from miniclaw_sessions.agent.model_choice import choose, choose_level
 from miniclaw_sessions.agent.reminders.reminders import Mark, Reminders
 from miniclaw_sessions.agent.reminders.words import obey_reminder, refusal
-from miniclaw_sessions.channels.base import REPLY, Incoming, Last, NotAnswered, Obeyed, Reason
+from miniclaw_sessions.channels.base import REPLY, Incoming, Last, NotAnswered, Obeyed, Reason, command_note
 from miniclaw_sessions.channels.linking import Conversation, Linking
 from miniclaw_sessions.core.manager.usage import spent_in
 from miniclaw_sessions.core.protocol.entries import COMMAND, Custom, LeafMove
@@ -117,11 +117,6 @@ async def earlier_answer(session: Session, entry_id: str) -> str | TurnEnd | Non
         if isinstance(reply, str):
             return reply
     return await end_of_turn(session, entry_id)
-
-
-def command_note(word: str, reply: str) -> dict[str, Any]:
-    """The data of the entry for an executed command, from which `earlier_answer` has the reply."""
-    return {"word": word, REPLY: reply}
 
 
 def failed(incoming: Incoming, error: Exception) -> Last:

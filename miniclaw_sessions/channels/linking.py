@@ -21,7 +21,7 @@ import anyio
 import msgspec
 from anyio import to_thread
 
-from miniclaw_sessions.channels.base import REPLY, Incoming
+from miniclaw_sessions.channels.base import Incoming, command_note
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.manager.reading import used_since
 from miniclaw_sessions.core.protocol.entries import COMMAND
@@ -402,7 +402,7 @@ class Linking:
     async def _obeyed(self, own: Session, change: Change, word: str, reply: str, key: str | None) -> str:
         """Change the record of a chat, with the reply, which is given again if the message comes again; the reply."""
         async with own.journal.between_turns():
-            written = await self._write(own, change, {"word": word, REPLY: reply}, key)
+            written = await self._write(own, change, command_note(word, reply), key)
         return _GONE if written is None else reply
 
     async def _write(

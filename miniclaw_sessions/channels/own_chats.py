@@ -14,8 +14,7 @@ from pathlib import Path
 import anyio
 
 from miniclaw_sessions.agent.assistant import Assistant
-from miniclaw_sessions.channels.base import ANNOUNCED, Incoming
-from miniclaw_sessions.channels.commands import command_note
+from miniclaw_sessions.channels.base import ANNOUNCED, Incoming, command_note
 from miniclaw_sessions.channels.delivered import DELIVERED, Note
 from miniclaw_sessions.core.events.listeners import SessionCreated, TurnEvent
 from miniclaw_sessions.core.manager import SessionManager
@@ -73,7 +72,7 @@ class OwnChats:
             return None
 
     async def newest_key(self, chat_id: str, is_wanted: Callable[[str], bool]) -> str | None:
-        """The id of the newest message or command in a chat of those that are wanted; None: it has none.
+        """The id of the newest message or command of a chat whose id is wanted; None: it has none.
 
         Raises:
             InvalidKey, StoreUnavailable: as for `find`.

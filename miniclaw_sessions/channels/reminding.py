@@ -39,8 +39,9 @@ from miniclaw_sessions.channels.base import (
     NotAnswered,
     Reason,
     comes_again,
+    command_note,
 )
-from miniclaw_sessions.channels.commands import command_note, open_question
+from miniclaw_sessions.channels.commands import open_question
 from miniclaw_sessions.channels.contained import ending_only_itself
 from miniclaw_sessions.channels.dispatcher import SEND_TIMEOUT_S, Dispatcher
 from miniclaw_sessions.clock import sleep_unless
