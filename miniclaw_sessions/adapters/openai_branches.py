@@ -30,10 +30,10 @@ current branch alone. Each of these calls reads the transcript.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 from agents.memory.session_settings import resolve_session_limit
@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 
 _COUNTS = ("requests", "input_tokens", "output_tokens", "total_tokens")
 _DETAILS = ("input_tokens_details", "output_tokens_details")
+_NAMELESS = {
+    f"{tool}_call" for tool in ("apply_patch", "code_interpreter", "computer", "file_search", "shell", "web_search")
+}
 _PREVIEW = 100
 
 
@@ -175,6 +178,20 @@ class MiniclawBranchingSession(MiniclawSession):
         return [turn for turn in turns if search_term.casefold() in turn["full_content"].casefold()]
 
     @at_home
+    async def get_conversation_by_turns(self, branch_id: str | None = None) -> dict[int, list[dict[str, str | None]]]:
+        """The `type` and the `tool_name` of each item of a branch, by the number of its turn. Raises as above.
+
+        Items before the first message of a user have the number 0.
+        """
+        log = await self._log()
+        turns: dict[int, list[dict[str, str | None]]] = {}
+        number = 0
+        for item in cast("list[dict[str, Any]]", log.items(branch_id or log.current)):
+            number += item.get("role") == "user"
+            turns.setdefault(number, []).append({"type": _type_of(item), "tool_name": _tool_of(item)})
+        return turns
+
+    @at_home
     async def get_tool_usage(self, branch_id: str | None = None) -> list[tuple[str, int, int]]:
         """How often each tool was called in each turn of a branch: name, count, turn. Raises as above."""
         log = await self._log()
@@ -248,6 +265,23 @@ class MiniclawBranchingSession(MiniclawSession):
                         await self._chat.go_to(place, if_leaf=said.id)
                         return name
         raise AssertionError  # the loop ends with a return
+
+
+def _type_of(item: Mapping[str, Any]) -> str:
+    role = item.get("role")
+    return str(role if role in ("user", "assistant") else item.get("type") or "other")
+
+
+def _tool_of(item: Mapping[str, Any]) -> str | None:
+    """As the SDK names the tool of an item; a tool of the service itself has the name of its call."""
+    kind, name = str(item.get("type")), item.get("name")
+    if kind.startswith("tool_search_"):
+        return "tool_search"
+    if kind in _NAMELESS:
+        return kind
+    space = item.get("server_label") if kind.startswith("mcp_") else name and item.get("namespace")
+    names = [name] if space == name else [space, name]
+    return ".".join(str(one) for one in names if one) or None
 
 
 def _as_text(moment: datetime) -> str:

@@ -141,6 +141,34 @@ async def test_turns_are_listed_and_found_by_their_text(places: Places) -> None:
         assert await said(session) == ["the weather"]
 
 
+async def test_items_are_listed_by_turn_with_their_tools(places: Places) -> None:
+    call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}", "namespace": "weather"}
+    plain = {"type": "function_call", "call_id": "c2", "name": "look", "arguments": "{}", "namespace": "look"}
+    searched = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}}
+    asked_mcp = {"type": "mcp_call", "id": "mcp_1", "server_label": "wiki", "name": "read", "arguments": "{}"}
+    async with places.opened() as session:
+        await session.add_items([{"role": "system", "content": "be brief"}])
+        await session.add_items([{"role": "user", "content": "the weather?"}, call, plain])
+        results = [{"type": "function_call_output", "call_id": one, "output": "rain"} for one in ("c1", "c2")]
+        await session.add_items([*results, searched, asked_mcp, {"role": "assistant", "content": "rain"}])
+        await say(session, "bye")
+        await session.create_branch_from_turn(2, "again")
+        assert await session.get_conversation_by_turns("main") == {
+            0: [{"type": "other", "tool_name": None}],
+            1: [
+                {"type": "user", "tool_name": None},
+                {"type": "function_call", "tool_name": "weather.look"},
+                {"type": "function_call", "tool_name": "look"},
+                *2 * [{"type": "function_call_output", "tool_name": None}],
+                {"type": "web_search_call", "tool_name": "web_search_call"},
+                {"type": "mcp_call", "tool_name": "wiki.read"},
+                {"type": "assistant", "tool_name": None},
+            ],
+            2: [{"type": "user", "tool_name": None}, {"type": "assistant", "tool_name": None}],
+        }
+        assert list(await session.get_conversation_by_turns()) == [0, 1]
+
+
 async def test_runs_are_counted_by_turn_and_branch(places: Places) -> None:
     call = function_call("look", {}, call_id="c1", item_id="fc_1")
     replies = [[call], [assistant_message("rain")], [assistant_message("bye")], [assistant_message("sun")]]
