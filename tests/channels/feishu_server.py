@@ -167,6 +167,10 @@ class FeishuServer:
         self.pending.add(event_id)
         await self._push(event_id)
 
+    def forget_what_was_sent(self) -> None:
+        """An hour has passed: what is sent once more is shown once more."""
+        self._sent.clear()
+
     async def _push(self, event_id: str) -> None:
         """Deliver an event, if a bot is connected."""
         if not self._connections:

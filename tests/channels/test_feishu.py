@@ -113,6 +113,21 @@ async def test_an_event_is_answered_when_its_message_was_and_is_known_when_it_co
     assert feishu.deliveries[slow] == 3
 
 
+async def test_what_was_shown_is_not_shown_again_six_hours_later_when_feishu_has_forgotten_it(
+    bot: Serving, feishu: FeishuServer, model: Doors
+) -> None:
+    async with bot():
+        question = await feishu.say("hello")
+        await done(feishu, 1)
+        await feishu.say("how are you?")
+        await done(feishu, 2)
+    feishu.forget_what_was_sent()
+    async with bot():  # as if its reply to the event had been lost with the connection
+        await feishu.deliver_again(question)
+        assert await done(feishu, 2) == ["echo: hello", "echo: how are you?"]
+    assert model.asked == ["hello", "how are you?"]
+
+
 @pytest.mark.parametrize("kind", ["im.message.message_read_v1", "im.message.receive_v1", "card.action.trigger"])
 @pytest.mark.parametrize("event", [{"reader": 1}, {"sender": {}, "message": {"content": 1}}, [], None])
 async def test_an_event_that_says_nothing_to_the_bot_is_answered_at_once(
@@ -303,6 +318,7 @@ async def test_an_answer_that_is_refused_for_good_holds_up_nothing(bot: Serving,
 async def test_an_answer_that_the_app_may_not_send_yet_is_sent_a_little_later(
     bot: Serving, feishu: FeishuServer, model: Doors, code: int
 ) -> None:
+    feishu.ping_s = 0.05  # it is tried with whatever comes next, once the dispatcher has let go of it
     feishu.fail("send", refusal(code))
     async with bot():
         await feishu.say("hello")
@@ -329,6 +345,7 @@ async def test_a_reply_that_lacks_the_id_of_what_was_sent_confirms_nothing(
 ) -> None:
     image = ImagePart("image/png", base64.b64encode(PNG).decode())
     model.replies["draw"] = Message.assistant((TextPart("here"), image))
+    feishu.ping_s = 0.05
     feishu.fail(kind, Failure(200, b'{"code": 0, "data": {}}'))
     async with bot():
         await feishu.say("draw")

@@ -4,7 +4,7 @@ Feishu is the queue. It delivers an event again that it was not answered within 
 hour and 6 hours later. So an event is answered when its message was answered, and not before: what a crash
 interrupts is delivered again, and taken up where it was. A message that takes longer than three seconds is delivered
 once more for that, and is then known. An answer has an id that is made of its question and of its text, under which
-Feishu takes it once within an hour.
+Feishu takes it once within an hour; what it has taken is noted, too (`channels.delivered`), for what comes later.
 
 Feishu's own library for Python is not used. It loads 11,000 modules, which takes 6 seconds and 170 MB. Its client owns
 the event loop that it finds when it is imported, has no end, answers an event when a function returns that cannot wait,
@@ -144,6 +144,7 @@ class FeishuChannel:
 
     Settings = FeishuSettings
     send_timeout_s = 600.0
+    shows_twice = True
 
     def __init__(
         self,
