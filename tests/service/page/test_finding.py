@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.service.page.served import PageDaemon
-from tests.service.page.test_accessible import serious
+from tests.service.page.test_accessible import faults
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -71,7 +71,7 @@ def test_several_sessions_are_pinned_exported_and_deleted_and_what_fails_is_name
     page.keyboard.press("ArrowDown")
     page.keyboard.press("x")
     page.get_by_text("1 session marked").wait_for()
-    assert serious(page) == []
+    assert faults(page) == []
     expect(page.get_by_label("Mark words of c")).to_be_checked()
     page.get_by_role("button", name="Pin", exact=True).click()
     page.locator(".notice").get_by_text("1 session pinned.").wait_for()

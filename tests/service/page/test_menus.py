@@ -9,7 +9,7 @@ import pytest
 
 from tests.service.page.model import ModelService
 from tests.service.page.served import PageDaemon
-from tests.service.page.test_accessible import serious
+from tests.service.page.test_accessible import faults
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, ViewportSize
@@ -38,7 +38,7 @@ def test_a_model_and_its_thinking_are_chosen_in_the_head_before_and_behind_the_f
     page.keyboard.press("Enter")
     assert page.get_by_role("group", name="Thinking").count() == 0, "it is not known which levels this one takes"
     page.get_by_role("group", name="Model").wait_for()
-    assert serious(page) == []
+    assert faults(page) == []
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     head = page.get_by_role("button", name="Model: gpt-5")
@@ -58,10 +58,15 @@ def test_a_model_and_its_thinking_are_chosen_in_the_head_before_and_behind_the_f
     chosen.click()
     page.get_by_role("menuitemradio", name="default").click()
     page.get_by_role("button", name="Model: gpt-5", exact=True).wait_for()
+    changed: list[str] = []
+    page.on("request", lambda request: changed.append(request.url) if request.method == "PATCH" else None)
+    page.get_by_role("button", name="Model: gpt-5", exact=True).click()
+    page.get_by_role("menuitemradio", name="gpt-5").click()
     expect(page.locator("article.user").get_by_role("button", name="Answer again")).to_be_attached()
     page.locator("article.user").hover()
     page.locator("article.user").get_by_role("button", name="Answer again").click()
     page.get_by_role("button", name="Tree, 2 branches").wait_for()
+    assert changed == [], "it was chosen already"
     assert "reasoning_effort" not in model.wanted[-1]
     token = daemon.make_token("reader", "--scope", "read")
     reading = open_page("#/", token=token)
@@ -85,7 +90,7 @@ def test_sessions_and_commands_are_found_by_their_words_and_chosen_by_keys_alone
     page.keyboard.press("Control+k")
     field = page.get_by_role("combobox", name="Find a session")
     expect(field).to_be_focused()
-    assert serious(page) == []
+    assert faults(page) == []
     expect(page.get_by_role("option", name="The ferry")).to_have_attribute("aria-selected", "true")
     page.keyboard.press("Escape")
     expect(box).to_be_focused()
@@ -104,6 +109,16 @@ def test_sessions_and_commands_are_found_by_their_words_and_chosen_by_keys_alone
     page.get_by_role("option", name="and trains back?").wait_for()
     page.keyboard.press("Enter")
     page.locator("article.chosen").get_by_text("and trains back?").wait_for()
+    page.keyboard.press("Control+k")
+    with page.expect_response(lambda reply: "/v1/search?" in reply.url) as answered:
+        page.keyboard.type("trains run")
+    answered.value.finished()
+    page.wait_for_function("document.querySelectorAll('#offers [role=option]').length === 1")
+    expect(page.locator("#offers [role=option] b")).to_have_text(["how do trains run?"])
+    page.keyboard.press("Escape")
+    page.goto(f"{daemon.address}/#/")
+    page.get_by_role("heading", name="Bring one in").wait_for()
+    assert page.get_by_role("heading", name="Let a program talk").count() == 0, "one has talked already"
 
     page.set_viewport_size(NARROW)
     page.goto(f"{daemon.address}/#/")
@@ -114,7 +129,7 @@ def test_sessions_and_commands_are_found_by_their_words_and_chosen_by_keys_alone
     assert groups.keys() == {"The ferry", "how do trains run?"}
     assert groups["The ferry"].locator("a").count() == 1, "its title is its name, and no row of its own"
     assert groups["how do trains run?"].locator("a").count() == 1
-    assert serious(page) == []
+    assert faults(page) == []
 
 
 def test_a_map_beside_a_long_conversation_leads_to_what_was_said_and_where_ways_part(
@@ -132,7 +147,7 @@ def test_a_map_beside_a_long_conversation_leads_to_what_was_said_and_where_ways_
     marks.first.wait_for()
     assert 40 < marks.count() <= 60, "of a long one some"
     expect(marks.last).to_have_attribute("aria-current", "location")
-    assert serious(page) == []
+    assert faults(page) == []
     marks.last.focus()
     page.keyboard.press("Home")
     page.keyboard.press("Enter")
@@ -166,7 +181,7 @@ def test_several_sessions_get_labels_and_are_found_by_them(open_page: OpenPage, 
     page.locator(".notice").get_by_text("2 sessions labelled.").wait_for()
     expect(rows["a"].locator(".label")).to_have_text(["own", "trip", "for Ada"])
     expect(rows["b"].locator(".label")).to_have_text(["trip", "for Ada"])
-    assert serious(page) == []
+    assert faults(page) == []
     page.keyboard.press("Control+k")
     page.keyboard.type("for ada")
     expect(page.locator("#offers [role=option]")).to_have_count(2)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.service.page.served import PageDaemon
-from tests.service.page.test_accessible import serious
+from tests.service.page.test_accessible import faults
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -58,7 +58,7 @@ def test_a_problem_leads_on_and_plots_and_bars_say_what_they_show(open_page: Ope
     drawn = [one.evaluate("one => one.style.getPropertyValue('--share')") for one in page.locator(".bar").all()]
     assert [round(float(one.rstrip("%"))) for one in drawn] == [100, 33]
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    assert serious(page) == []
+    assert faults(page) == []
 
 
 def test_tokens_are_made_and_revoked_and_backups_verified_from_the_page(
@@ -70,7 +70,7 @@ def test_tokens_are_made_and_revoked_and_backups_verified_from_the_page(
     page.get_by_label("What it may do").select_option("read")
     page.get_by_label("Only these channels").fill("web, demo")
     page.get_by_label("Days until it is over").fill("30")
-    assert serious(page) == []
+    assert faults(page) == []
     page.keyboard.press("Enter")
     secret = page.get_by_label("It is shown only now").input_value()
     page.get_by_role("button", name="I have it").click()
@@ -92,7 +92,7 @@ def test_tokens_are_made_and_revoked_and_backups_verified_from_the_page(
     page.get_by_role("button", name=f"Verify {copy}").click()
     page.locator(".report.failed b").get_by_text("Not sound: ").wait_for()
     assert page.locator(".report li").all_inner_texts()[0].startswith("sessions/demo_kept.json is damaged")
-    assert serious(page) == []
+    assert faults(page) == []
     reader = open_page("#/service", token=daemon.make_token("looks", "--scope", "read"))
     reader.get_by_text("Messages are accepted and saved.").wait_for()
     assert reader.get_by_role("button", name="Make a token…").count() == 0

@@ -13,7 +13,7 @@ from miniclaw_sessions.channels.web.visitors import signature_of_user
 from miniclaw_sessions.secret import Secret
 from tests.service.page.model import ModelService
 from tests.service.page.served import PageDaemon
-from tests.service.page.test_accessible import HOSTILE, serious
+from tests.service.page.test_accessible import HOSTILE, faults
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Page
@@ -303,7 +303,7 @@ def test_a_person_whom_the_website_signs_in_has_one_chat_in_all_browsers(visit: 
 
 def test_axe_finds_no_serious_fault_in_light_dark_and_another_language(visit: Visit) -> None:
     page = visit('data-title="Ask us" data-colour="#0a7d5a" data-lang="ar"')
-    assert serious(page, {"runOnly": ["button-name"]}) == []
+    assert faults(page, {"runOnly": ["button-name"]}) == []
     opened(page)
     say(page, "`code` and a [link](https://example.org)\n\n| a | b |\n|---|---|\n| 1 | 2 |")
     page.locator("article.assistant").wait_for()
@@ -311,7 +311,7 @@ def test_axe_finds_no_serious_fault_in_light_dark_and_another_language(visit: Vi
     page.locator(".asks").wait_for()
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
-        assert [one for one in serious(page) if "main" not in one[1]] == [], scheme
+        assert [one for one in faults(page) if "main" not in one[1]] == [], scheme
     assert page.get_by_role("dialog").evaluate("one => getComputedStyle(one).direction") == "rtl"
     assert page.get_by_role("textbox").get_attribute("placeholder") == "اكتب رسالة"
 

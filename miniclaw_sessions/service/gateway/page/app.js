@@ -292,6 +292,8 @@ async function main() {
     signIn(find("token").value.trim());
     attempt(start);
   });
+  const side = find("side"); // where there is no room for both, it takes the main part's place
+  new ResizeObserver(() => side.setAttribute("role", find("main").offsetParent ? "navigation" : "main")).observe(find("main"));
   setInterval(checkHealth, HEALTH_MS);
   await attempt(start);
 }

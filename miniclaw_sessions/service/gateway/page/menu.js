@@ -36,7 +36,7 @@ export function openMenu(button, choices) {
     if (menu.contains(document.activeElement)) button.focus();
     menu.remove();
   });
-  document.body.append(menu);
+  (button.closest("#main, #side, #tree") ?? document.body).append(menu);
   menu.showPopover();
   place(menu, button.getBoundingClientRect());
   /** @type {HTMLElement} */ (menu.querySelector("button")).focus();
@@ -64,8 +64,9 @@ function item(menu, choice) {
 function place(menu, beside) {
   const { offsetWidth: width, offsetHeight: height } = menu;
   const isBelow = beside.bottom + height + 12 < innerHeight || beside.top < height + 12;
+  const top = isBelow ? beside.bottom + 4 : beside.top - height - 4;
   menu.style.left = `${Math.max(8, Math.min(beside.right - width, innerWidth - width - 8))}px`;
-  menu.style.top = `${isBelow ? beside.bottom + 4 : beside.top - height - 4}px`;
+  menu.style.top = `${Math.max(8, Math.min(top, innerHeight - height - 8))}px`;
 }
 
 /**

@@ -70,6 +70,7 @@ export class ModelMenu {
    */
   choice(group, text, checked, change) {
     const act = async () => {
+      if (checked) return; // else the conversation would have a note of no change
       await attempt(() => this.choose(change));
       this.draw();
     };

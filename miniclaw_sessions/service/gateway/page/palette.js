@@ -93,8 +93,20 @@ class Palette {
     ]);
     if (signal.aborted) return;
     const marked = this.offers[this.at]?.text;
-    this.show([["By their ids", names.sessions.filter((/** @type {any} */ row) => !this.fitting.includes(row.session_id)).map(ofSession)], ["Said", said.results.map((/** @type {any} */ hit) => ofHit(hit, this.named(hit.session_id) ?? nameOf(hit)))]]);
+    this.show([["By their ids", names.sessions.filter((/** @type {any} */ row) => !this.fitting.includes(row.session_id)).map(ofSession)], ["Said", this.newOf(said.results, names.sessions)]]);
     this.mark(Math.max(0, this.offers.findIndex((one) => one.text === marked)));
+  }
+
+  /**
+   * What was said, but for the words that a session above is called by.
+   * @param {any[]} hits
+   * @param {any[]} others the sessions above beside those that fit by their names
+   */
+  newOf(hits, others) {
+    const above = new Set([...this.fitting, ...others.map((row) => row.session_id)]);
+    const named = hits.map((hit) => ({ hit, name: this.named(hit.session_id) ?? nameOf(hit) }));
+    const isAbove = (/** @type {any} */ { hit, name }) => above.has(hit.session_id) && snippetOf(hit).startsWith(name.replace(/…$/, ""));
+    return named.filter((one) => !isAbove(one)).map(({ hit, name }) => ofHit(hit, name));
   }
 
   /** The sessions that fit by their names. @type {string[]} */
@@ -176,6 +188,10 @@ function ofSession(row) {
  * @returns {Offer}
  */
 function ofHit(hit, name) {
-  const about = hit.snippet.map((/** @type {any} */ piece) => piece.text.replace(/\*\*|`/g, "")).join("");
-  return { text: name, about, hint: when(hit.said_at), act: () => open(`${encodeURIComponent(hit.session_id)}/${hit.sequence}`) };
+  return { text: name, about: snippetOf(hit), hint: when(hit.said_at), act: () => open(`${encodeURIComponent(hit.session_id)}/${hit.sequence}`) };
+}
+
+/** @param {any} hit */
+function snippetOf(hit) {
+  return hit.snippet.map((/** @type {any} */ piece) => piece.text.replace(/\*\*|`/g, "")).join("");
 }

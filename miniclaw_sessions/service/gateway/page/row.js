@@ -26,7 +26,7 @@ export function addRow(conversation, article, more) {
     more,
   ].filter((one) => one instanceof HTMLElement);
   buttons.forEach((one, place) => (one.tabIndex = place ? -1 : 0));
-  article.node.append(make("footer", { class: "row", role: "toolbar", "aria-label": "What can be done with this message", keydown: moveWithin }, ...buttons));
+  article.node.append(make("span", { class: "row", role: "toolbar", "aria-label": "What can be done with this message", keydown: moveWithin }, ...buttons));
 }
 
 /** @param {KeyboardEvent} event */

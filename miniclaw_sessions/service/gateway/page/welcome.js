@@ -18,7 +18,7 @@ export function showWelcome({ isEmpty, begin, bringIn }) {
     step("upload", "Bring one in", "Drop files of Claude Code, Codex, pi and others anywhere on this page; what they would become is shown first.", make("button", { type: "button", click: bringIn }, "Choose files…")),
     step("tree", "Let a program talk", "Anything that speaks HTTP, or the OpenAI SDK with this base URL:", make("code", { class: "address" }, `${address}/v1`), make("pre", { class: "code" }, example), make("p", {}, make("a", { class: "button", href: "docs" }, "API reference"))),
   ];
-  if (!may("write")) steps.splice(0);
+  steps.length = may("write") ? (isEmpty ? 3 : 2) : 0; // who has sessions has a program that talks
   const title = isEmpty ? "Nothing here yet" : "Sessions";
   const ways = steps.length ? " Three ways to a first one:" : "";
   const lead = isEmpty ? `This server keeps conversations: with people, of agents, of any program.${ways}` : `Choose a conversation on the left${steps.length ? ", or:" : "."}`;
