@@ -35,7 +35,7 @@ def part(cases: Sequence[T]) -> Sequence[T]:
 def sampled(cases: Iterable[Any], every: int) -> list[Any]:
     """The cases of a parametrized test or fixture. The round runs the first of each group, the proofs run the others.
 
-    With `PROOF_PART=4` the proofs run a quarter of many others; `PROOF_PART_NUMBER` says which quarter.
+    With `PROOF_PART=8` the proofs run an eighth of many others; `PROOF_PART_NUMBER` says which one.
 
     Args:
         cases: values, or tuples of values.
