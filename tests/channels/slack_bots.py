@@ -6,47 +6,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import anyio
-
 from miniclaw_sessions import SessionManager
 from miniclaw_sessions.agent.reading import FileReader
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.channels.base import WebhookRequest
 from miniclaw_sessions.channels.slack.channel import SlackChannel, SlackSettings
-from miniclaw_sessions.clock import SystemClock
+from tests.channels.clocks import HastyClock
 from tests.channels.contract import serving
-from tests.channels.rooms import PATIENCE_S, Doors
+from tests.channels.rooms import Doors
 from tests.channels.slack_server import APP_TOKEN, SECRET, TOKEN, SlackServer
-
-
-class HastyClock(SystemClock):
-    """Each pause is short, and counts as long as it was to be."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pauses: list[float] = []
-        self.time = 0.0
-        self.held: dict[float, anyio.Event] = {}
-        """Pauses that are as long as the test says."""
-        self._paused = anyio.Event()
-
-    def monotonic(self) -> float:
-        return self.time
-
-    async def sleep(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        self._paused.set()
-        self._paused = anyio.Event()
-        if seconds in self.held:
-            await self.held[seconds].wait()
-        else:
-            await anyio.sleep(min(seconds, 0.01))
-        self.time += seconds
-
-    async def paused(self, seconds: float, times: int) -> None:
-        with anyio.fail_after(PATIENCE_S):
-            while self.pauses.count(seconds) < times:
-                await self._paused.wait()
 
 
 class SlackBots:
@@ -54,7 +22,7 @@ class SlackBots:
 
     def __init__(self, server: SlackServer, manager: SessionManager, model: Doors) -> None:
         self.server, self.manager, self.model = server, manager, model
-        self.clock = HastyClock()
+        self.clock = HastyClock(goes=True)
         self.tools: list[Tool] = []
         self.readers: list[FileReader] = []
 

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-import anyio
 import pytest
 
 from miniclaw_sessions import Message, SessionManager
@@ -14,32 +13,11 @@ from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.reading import FileReader
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.channels.telegram.channel import TelegramChannel, TelegramSettings
-from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.errors import ConfigError
+from tests.channels.clocks import HastyClock
 from tests.channels.contract import serving
 from tests.channels.rooms import Doors
 from tests.channels.telegram_server import TOKEN, BotServer
-
-
-class HastyClock(SystemClock):
-    """Notes how long it was to sleep, and does not; what paces by it sees the time that the test says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pauses: list[float] = []
-        self.time = 0.0
-        self.held: dict[float, anyio.Event] = {}
-        """Pauses that are as long as the test says."""
-
-    def monotonic(self) -> float:
-        return self.time
-
-    async def sleep(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        if seconds in self.held:
-            await self.held[seconds].wait()
-        else:
-            await anyio.sleep(min(seconds, 0.01))
 
 
 class Bots:

@@ -22,6 +22,7 @@ from miniclaw_sessions.channels.discord.client import fault_of
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.core.protocol.messages import ImagePart, TextPart, ToolCall
 from miniclaw_sessions.errors import ConfigError, Unreachable
+from tests.channels.clocks import HastyClock
 from tests.channels.discord_server import (
     ANN,
     BLOCKED,
@@ -43,7 +44,6 @@ from tests.channels.discord_server import (
     too_many,
 )
 from tests.channels.rooms import Doors, deleting_tool
-from tests.channels.telegram_bots import HastyClock
 from tests.channels.telegram_server import PNG
 
 pytestmark = pytest.mark.anyio

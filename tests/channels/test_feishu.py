@@ -15,6 +15,7 @@ from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.channels.feishu.channel import FeishuChannel, FeishuSettings
 from miniclaw_sessions.core.protocol.messages import ImagePart, TextPart, ToolCall
 from miniclaw_sessions.errors import ConfigError, StoreUnavailable, Unreachable
+from tests.channels.clocks import HastyClock
 from tests.channels.contract import serving
 from tests.channels.feishu_server import (
     ANN,
@@ -31,7 +32,6 @@ from tests.channels.feishu_server import (
     refusal,
 )
 from tests.channels.rooms import Doors, deleting_tool
-from tests.channels.telegram_bots import HastyClock
 from tests.channels.telegram_server import PNG
 
 pytestmark = pytest.mark.anyio

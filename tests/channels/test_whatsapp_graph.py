@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 from miniclaw_sessions import SessionManager
 from miniclaw_sessions.channels.whatsapp.graph import GraphClient, Limited, Refused, Sent, Unconfirmed, judged
 from miniclaw_sessions.secret import Secret
+from tests.channels.clocks import HastyClock
 from tests.channels.rooms import Doors
-from tests.channels.telegram_bots import HastyClock
 from tests.channels.whatsapp_bots import WhatsAppBots
 from tests.channels.whatsapp_server import CUT, CUT_AFTERWARDS, TOKEN, CloudServer, Strange
 from tests.channels.whatsapp_server import Refused as Failure

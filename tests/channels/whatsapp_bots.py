@@ -10,9 +10,9 @@ from miniclaw_sessions import SessionManager
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.channels.whatsapp.channel import WhatsAppChannel, WhatsAppSettings
 from miniclaw_sessions.core.protocol.messages import Message
+from tests.channels.clocks import HastyClock
 from tests.channels.contract import serving
 from tests.channels.rooms import Doors
-from tests.channels.telegram_bots import HastyClock
 from tests.channels.whatsapp_server import APP_SECRET, NUMBER_ID, TOKEN, VERIFY_TOKEN, CloudServer
 
 SECRETS = {"WHATSAPP_TOKEN": TOKEN, "WHATSAPP_APP_SECRET": APP_SECRET, "WHATSAPP_VERIFY_TOKEN": VERIFY_TOKEN}

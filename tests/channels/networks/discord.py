@@ -9,6 +9,7 @@ from pathlib import Path
 
 from miniclaw_sessions.channels.base import Channel
 from miniclaw_sessions.channels.discord.channel import DiscordChannel, DiscordSettings
+from tests.channels.clocks import HastyClock
 from tests.channels.contract import GROUP, Failure, Network, Person
 from tests.channels.discord_server import (
     ANN,
@@ -25,7 +26,6 @@ from tests.channels.discord_server import (
     Strange,
     too_many,
 )
-from tests.channels.telegram_bots import HastyClock
 
 _PEOPLE: dict[str, Json] = {Person.ANN: ANN, Person.BOB: BOB, Person.EVE: EVE}
 _CHATS = {person: PRIVATE[user["id"]] for person, user in _PEOPLE.items()} | {GROUP: ROOM}

@@ -12,9 +12,9 @@ import anyio
 from miniclaw_sessions.channels.base import Channel
 from miniclaw_sessions.channels.feishu.channel import FeishuChannel, FeishuSettings
 from tests.channels import feishu_server
+from tests.channels.clocks import HastyClock
 from tests.channels.contract import GROUP, Failure, Network, Person
 from tests.channels.feishu_server import APP, BOT, BROKEN, LIMITED, LOST, SECRET, STRANGE, FeishuServer, chat_of
-from tests.channels.telegram_bots import HastyClock
 
 _PEOPLE = {Person.ANN: feishu_server.ANN, Person.BOB: feishu_server.BOB, Person.EVE: feishu_server.EVE}
 _CHATS = {person: chat_of(user) for person, user in _PEOPLE.items()} | {GROUP: feishu_server.GROUP}

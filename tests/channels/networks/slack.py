@@ -9,8 +9,8 @@ from pathlib import Path
 from miniclaw_sessions.channels.base import Channel
 from miniclaw_sessions.channels.slack.channel import SlackChannel, SlackSettings
 from miniclaw_sessions.channels.slack.mrkdwn import unescaped
+from tests.channels.clocks import HastyClock
 from tests.channels.contract import GROUP, Failure, Network, Person
-from tests.channels.slack_bots import HastyClock
 from tests.channels.slack_server import (
     ANN,
     APP_TOKEN,
@@ -61,7 +61,9 @@ class Slack(Network):
     def channel(self, directory: Path) -> Channel:
         del directory
         settings = SlackSettings(allow=(ANN, BOB), api_url=self._server.url)
-        return SlackChannel("slack", settings, {"SLACK_BOT_TOKEN": TOKEN, "SLACK_APP_TOKEN": APP_TOKEN}, HastyClock())
+        return SlackChannel(
+            "slack", settings, {"SLACK_BOT_TOKEN": TOKEN, "SLACK_APP_TOKEN": APP_TOKEN}, HastyClock(goes=True)
+        )
 
     def environment(self, home: Path) -> dict[str, str]:
         del home

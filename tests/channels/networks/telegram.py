@@ -10,8 +10,8 @@ from typing import Any
 
 from miniclaw_sessions.channels.base import Channel
 from miniclaw_sessions.channels.telegram.channel import TelegramChannel, TelegramSettings
+from tests.channels.clocks import HastyClock
 from tests.channels.contract import GROUP, Failure, Network, Person
-from tests.channels.telegram_bots import HastyClock
 from tests.channels.telegram_server import (
     ANN,
     BAD_GATEWAY,

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from miniclaw_sessions.channels.base import Channel
+from tests.channels.clocks import HastyClock
 from tests.channels.contract import GROUP, Failure, Network, Person
-from tests.channels.telegram_bots import HastyClock
 from tests.channels.whatsapp_bots import whatsapp_channel, whatsapp_environment
 from tests.channels.whatsapp_server import (
     ANN,

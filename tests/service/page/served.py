@@ -11,7 +11,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 ERASING = """
 from miniclaw_sessions.agent.tools import Tool
@@ -126,3 +129,9 @@ class PageDaemon:
         """Messages that were said elsewhere."""
         messages = [{"role": role, "content": text} for text in texts]
         self.ask("POST", f"/v1/sessions/{session_id}/messages", {"messages": messages})
+
+
+def say(page: Page, text: str) -> None:
+    """Write something in the chat box of the page, and send it."""
+    page.get_by_role("textbox", name="Write a message").fill(text)
+    page.keyboard.press("Enter")

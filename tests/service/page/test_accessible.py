@@ -10,7 +10,7 @@ import pytest
 
 from tests.channels.telegram_server import PNG
 from tests.service.page.model import ModelService
-from tests.service.page.served import PageDaemon
+from tests.service.page.served import PageDaemon, say
 
 if TYPE_CHECKING:
     from playwright.sync_api import FilePayload, Page
@@ -104,13 +104,10 @@ def chatting(page: Page, daemon: PageDaemon, session: str) -> Iterator[str]:
     chosen.value.set_files([*files, {"name": "a.png", "mimeType": "image/png", "buffer": PNG}])
     page.get_by_role("button", name="Remove a.png").wait_for()
     yield "files that are attached"
-    box = page.get_by_role("textbox", name="Write a message")
-    box.fill("look")
-    page.keyboard.press("Enter")
+    say(page, "look")
     page.locator("article[id]").get_by_text("You said look").wait_for()
     yield "files that were sent"
-    box.fill("erase the letters")
-    page.keyboard.press("Enter")
+    say(page, "erase the letters")
     page.get_by_role("button", name="Refuse").wait_for()
     yield "a question"
     page.get_by_role("button", name="Refuse").click()

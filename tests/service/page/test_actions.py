@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.service.page.model import PATIENCE_S, ModelService
-from tests.service.page.served import PageDaemon
+from tests.service.page.served import PageDaemon, say
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -24,11 +24,6 @@ def article(page: Page, text: str) -> Locator:
 
 def question(page: Page, text: str) -> Locator:
     return page.locator(".conversation article.user[id]", has_text=text)
-
-
-def say(page: Page, text: str) -> None:
-    page.get_by_role("textbox", name="Write a message").fill(text)
-    page.keyboard.press("Enter")
 
 
 def answered(page: Page, text: str) -> Locator:

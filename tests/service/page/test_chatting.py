@@ -11,18 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.service.page.model import PATIENCE_S, ModelService
-from tests.service.page.served import TOKEN, PageDaemon
+from tests.service.page.served import TOKEN, PageDaemon, say
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Request, Route
 
 pytestmark = pytest.mark.proof
 OpenPage = Callable[..., "Page"]
-
-
-def say(page: Page, text: str) -> None:
-    page.get_by_role("textbox", name="Write a message").fill(text)
-    page.keyboard.press("Enter")
 
 
 def see(page: Page, *texts: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.service.page.model import PATIENCE_S, ModelService
+from tests.service.page.served import say
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -75,11 +76,6 @@ def model() -> Iterator[Streaming]:
     service.start()
     yield service
     service.close()
-
-
-def say(page: Page, text: str) -> None:
-    page.get_by_role("textbox", name="Write a message").fill(text)
-    page.keyboard.press("Enter")
 
 
 def go_on(model: Streaming) -> None:
