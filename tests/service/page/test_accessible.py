@@ -98,10 +98,12 @@ def chatting(page: Page, daemon: PageDaemon, session: str) -> Iterator[str]:
     """What is written, sent and asked."""
     with page.expect_file_chooser() as chosen:
         page.get_by_role("button", name="Attach files").click()
+    hostile = f"{HOSTILE[:20].replace('/', '')}.txt"
     files: list[FilePayload] = [
-        {"name": f"{HOSTILE[:20].replace('/', '')}.txt", "mimeType": "text/plain", "buffer": b"words"}
+        {"name": hostile, "mimeType": "text/plain", "buffer": b"words"},
+        {"name": "a.png", "mimeType": "image/png", "buffer": PNG},
     ]
-    chosen.value.set_files([*files, {"name": "a.png", "mimeType": "image/png", "buffer": PNG}])
+    chosen.value.set_files(files)
     page.get_by_role("button", name="Remove a.png").wait_for()
     yield "files that are attached"
     say(page, "look")
