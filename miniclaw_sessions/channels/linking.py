@@ -24,7 +24,7 @@ from anyio import to_thread
 from miniclaw_sessions.channels.base import Incoming, command_note
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.manager.reading import used_since
-from miniclaw_sessions.core.protocol.entries import COMMAND
+from miniclaw_sessions.core.protocol.entries import COMMAND, MessageEntry
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.turn import begins_turn
 from miniclaw_sessions.errors import DuplicateMessage, LeafMoved, SessionNotFound, TranscriptNotKept
@@ -478,6 +478,29 @@ def _digest(salt: str, text: str) -> str:
 def _prefix(own: Session) -> str:
     """The beginning of the ids of a chat's messages in another chat's session."""
     return f"{own.session_id} "
+
+
+async def said_last(manager: SessionManager, own: Session) -> tuple[MessageEntry, str] | None:
+    """The newest message of a chat in the conversation that it is in now, and its id on the chat's network.
+
+    Args:
+        manager: has the sessions.
+        own: the chat's own session.
+
+    Returns:
+        None: none of the newest messages came from there with an id.
+
+    Raises:
+        StoreError: a session cannot be read.
+    """
+    other = await conversation_of(manager, own)
+    before = "" if other is None else _prefix(own)
+    foreign = () if other is not None else tuple(f"{one.chat.session_id} " for one in link_of(own).joined)
+    for entry in reversed((other or own).entries()):
+        key = entry.idempotency_key or ""
+        if key and begins_turn(entry) and key.startswith(before) and not key.startswith(foreign):
+            return entry, key.removeprefix(before)
+    return None
 
 
 def _speakers(session: Session) -> frozenset[str]:

@@ -16,14 +16,13 @@ import anyio
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.channels.base import ANNOUNCED, Incoming, command_note
 from miniclaw_sessions.channels.delivered import DELIVERED, Note
+from miniclaw_sessions.channels.linking import said_last
 from miniclaw_sessions.core.events.listeners import SessionCreated, TurnEvent
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.entries import COMMAND, Entry
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.session import Session
-from miniclaw_sessions.core.session.turn import begins_turn
 from miniclaw_sessions.errors import EntryNotFound, SessionNotFound, TranscriptNotKept
-from miniclaw_sessions.files.transfer.linked import link_of
 
 LOOK_EVERY_S = 15.0
 """How often a chat that is not there yet is looked for: another process may have made it."""
@@ -123,21 +122,21 @@ class OwnChats:
     async def left_behind(self, since: datetime) -> AsyncGenerator[Incoming, None]:
         """What was said last in a chat, since then, and whose outcome its network has not taken, as after a crash.
 
-        It is for channels with `shows_twice`. Only the chats that were used last are looked at; those that are linked,
-        or have had no answer yet, are left out.
+        It is for channels with `shows_twice`. Only the chats that were used last are looked at; those that have had no
+        answer yet are left out.
 
         Raises:
             StoreUnavailable: the store cannot be read.
         """
         for _, session_id in await self._manager.source.newest(channel=self._channel, since=since, limit=LOOKED_AT):
             with suppress(SessionNotFound):
-                session = await self._manager.find(session_id)
-                said = next((one for one in reversed(session.entries()) if begins_turn(one)), None)
-                if said is None or said.idempotency_key is None or DELIVERED not in session.metadata:
+                own = await self._manager.find(session_id)
+                found = await said_last(self._manager, own) if DELIVERED in own.metadata else None
+                if found is None or found[0].timestamp < since:
                     continue
-                key, is_new = said.idempotency_key, said.timestamp >= since
-                if is_new and not link_of(session).chats and not await Note(self._manager, session, key).is_there():
-                    yield Incoming(session.key.chat_id, said.message, key, answer_again=True)
+                said, key = found
+                if not await Note(self._manager, own, key).is_there():
+                    yield Incoming(own.key.chat_id, said.message, key, answer_again=True)
 
     def watch(self, chat_id: str, after: int) -> AsyncGenerator[list[Entry | TurnEvent], None]:
         """What happens in a chat behind a place, as `manager.events.watch` has it; leave it with `aclosing`."""

@@ -32,6 +32,7 @@ class Network(Room):
         super().__init__(name)
         self.announced: list[tuple[str, str]] = []
         self.is_silent = False
+        self.shows_twice = False
 
     def say(
         self,

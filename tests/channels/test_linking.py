@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from miniclaw_sessions import Message, ToolCall
+from miniclaw_sessions.agent.agent import Agent
+from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.channels import linking
 from miniclaw_sessions.channels.base import Answered, Incoming, Last, Obeyed
 from miniclaw_sessions.channels.linking import LIFETIME, MAX_TRIES
+from miniclaw_sessions.channels.own_chats import OwnChats
 from miniclaw_sessions.core.manager.summaries import calls_for_approval
 from miniclaw_sessions.files.transfer.linked import LINK, linked_sessions
 from miniclaw_sessions.testing import FakeClock
@@ -104,6 +108,36 @@ async def test_the_order_of_turns_is_one(house: House) -> None:
     await house.red.ended(slow)
     await house.blue.ended(waits)
     assert (await house.said("red"))[::2] == ["slow", "behind it"]
+
+
+async def test_what_a_crash_leaves_behind_in_linked_chats_is_found_for_the_chat_that_said_it(tmp_path: Path) -> None:
+    async def left_behind(house: House) -> list[tuple[str, str, str]]:
+        assistant, ever = Assistant(Agent(house.model)), datetime.min.replace(tzinfo=UTC)
+        return [
+            (network.name, left.chat_id, left.message.text)
+            for network in (house.red, house.blue)
+            async for left in OwnChats(house.manager, assistant, network.name).left_behind(ever)
+            if left.message is not None
+        ]
+
+    model = Doors()
+    model.close("slow")
+    async with opened(tmp_path / "w", "sqlite:", model) as house:
+        house.red.shows_twice = house.blue.shows_twice = True
+        await house.link()
+        await house.red.ask("from red")
+        await house.blue.ask("from blue")
+        await house.dispatcher.finished()
+        assert await left_behind(house) == [], "the network has taken it"
+        slow = house.blue.say("slow")
+        await model.was_asked("slow")
+    async with opened(tmp_path / "w", "sqlite:", model) as house:
+        house.blue.shows_twice = True
+        assert await left_behind(house) == [("blue", "1", "slow")]
+        model.open("slow")
+        assert await house.blue.ask("slow", message_id=slow.message_id) == "echo: slow"
+        await house.dispatcher.finished()
+        assert await left_behind(house) == []
 
 
 async def test_stop_in_one_chat_stops_the_answer_in_the_other(house: House) -> None:
