@@ -12,6 +12,8 @@ from msgspec import inspect
 _PATH = re.compile(r"`\$(.*)`")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _NAMED = re.compile(r" field `(.{1,100})")
+_LENGTH = re.compile(r"Expected `(\w+)` of length ([<>])= (\d+)")
+_COUNTED = {"str": "characters", "array": "items; send the others in further requests", "object": "fields"}
 _ANY_KEY = "..."  # how msgspec writes the key of an object that may have any
 _LONGEST_KEY = 100
 
@@ -30,6 +32,7 @@ def wrong_field(
         name: what it is called, where it is a part of something.
     """
     sentence, _, place = str(error).partition(" - at ")
+    sentence = _LENGTH.sub(_length_in_words, sentence)
     found = _PATH.search(place)
     steps = _with_keys([name or number for name, number in _STEP.findall(found[1] if found else "")], place, data, kind)
     if allowed := [repr(value) for value in _allowed_at(inspect.type_info(kind), steps)]:
@@ -39,6 +42,13 @@ def wrong_field(
         return sentence, _joined([*whole, missing[1].partition("`")[0]])
     param = _joined(whole)
     return (f"{param}: {sentence}" if param else sentence), param or None
+
+
+def _length_in_words(found: re.Match[str]) -> str:
+    kind, bound = found[1], int(found[3])
+    if found[2] == "<":
+        return f"at most {bound:,} {_COUNTED[kind]}"
+    return "it is empty" if bound == 1 else f"at least {bound:,} {_COUNTED[kind].partition(';')[0]}"
 
 
 def _joined(steps: Sequence[Step]) -> str:

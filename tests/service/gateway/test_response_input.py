@@ -318,7 +318,7 @@ def offering(schema: Any) -> dict[str, Any]:
         ({"top_p": -1}, "top_p", "top_p: Expected `float` >= 0.0"),
         ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens: Expected `int` >= 1"),
         ({"metadata": {"a": "b", "topic": 5}}, "metadata.topic", "metadata.topic: Expected `str`"),
-        ({"metadata": {"topic": "x" * 513}}, "metadata.topic", "length <= 512"),
+        ({"metadata": {"topic": "x" * 513}}, "metadata.topic", "at most 512 characters"),
         ({"input": [{"role": "developer", "content": "be brief"}]}, "input", "a message of 'user'"),
         ({"input": [{"role": "system", "content": "be brief"}], "store": False}, "input", "a message of 'user'"),
         (formatted({"type": "nonsense"}), "text.format.schema.type", "array, boolean, integer, null, number"),

@@ -30,7 +30,8 @@ class Whole(msgspec.Struct, forbid_unknown_fields=True):
 
     text: Inner
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    roles: list[Role] = []
+    roles: Annotated[list[Role], Meta(max_length=4)] = []
+    name: Annotated[str, Meta(min_length=1)] = "x"
 
 
 def refused(document: Any) -> RequestError:
@@ -48,12 +49,18 @@ def refused(document: Any) -> RequestError:
             "text.verbosity",
             "text.verbosity: Invalid enum value 'loud'; 'high', 'low' are allowed",
         ),
-        ({"text": {"labels": {"a": "b", "c": "long"}}}, "text.labels.c", "Expected `str` of length <= 3"),
-        ({"text": {"labels": {"long": "b"}}}, "text.labels", "Expected `str` of length <= 3"),
+        ({"text": {"labels": {"a": "b", "c": "long"}}}, "text.labels.c", "text.labels.c: at most 3 characters"),
+        ({"text": {"labels": {"long": "b"}}}, "text.labels", "text.labels: at most 3 characters"),
         ({"text": {"counts": [{"a": 1}, {"a": 1, "b": 2, "c d": "x"}]}}, "text.counts[1].c d", "Expected `int`"),
         ({"text": {"labels": {"x" * 3: 5, "7": "ok"}}}, "text.labels.xxx", "Expected `str`, got `int`"),
         ({"text": {}, "roles": ["user", "alien"]}, "roles[1]", "'system', 'user', 'assistant'"),
         ({"text": {}, "hue": 1}, "hue", "Object contains unknown field `hue`"),
+        (
+            {"text": {}, "roles": ["user"] * 5},
+            "roles",
+            "roles: at most 4 items; send the others in further requests",
+        ),
+        ({"text": {}, "name": ""}, "name", "name: it is empty"),
         ({}, "text", "Object missing required field `text`"),
         ([], None, "Expected `object`, got `array`"),
     ],
