@@ -163,11 +163,12 @@ def _taken_back(data: Mapping[str, Any]) -> str:
 def _unread(data: Mapping[str, Any]) -> dict[str, Any]:
     """What a reply says beside what is read; its calls too, where one of them could not be."""
     calls = objects_in(data, "toolRequests")
-    is_read = all(text_of(call, "toolCallId") and text_of(call, "name") for call in calls)
+    asked = data.get("toolRequests") or []
+    is_read = calls == asked and all(text_of(call, "toolCallId") and text_of(call, "name") for call in calls)
     rest = [without(call, "toolCallId", "name", "arguments") for call in calls]
     kept = without(data, *_OF_A_REPLY)
-    if any(rest) or not is_read or len(calls) != len(data.get("toolRequests") or ()):
-        kept["toolRequests"] = rest if is_read else data["toolRequests"]
+    if any(rest) or not is_read:
+        kept["toolRequests"] = rest if is_read else asked
     return kept
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
+
+import pytest
 
 from miniclaw_sessions.core.protocol.entries import Compaction
 from miniclaw_sessions.core.protocol.messages import ThinkingPart, Usage
@@ -68,6 +71,15 @@ def test_a_compaction_is_one_and_a_failed_call_says_why() -> None:
     assert (found.messages[2].text, found.messages[2].is_error) == ("denied", True)
     assert isinstance(found.entries[-1], Compaction)
     assert (found.entries[-1].summary, found.entries[-1].tokens_before) == ("Geysers were explained.", 64)
+
+
+@pytest.mark.parametrize("calls", [True, 5, {"a": 1}, ["x"]])
+def test_calls_that_are_none_are_kept_as_they_are(calls: Any) -> None:
+    asked = copilot.event(10, "assistant.message", messageId="m4", content="I look.", toolRequests=calls)
+    found = read(COPILOT_CLI, [*copilot.EVENTS, asked])
+    check(found)
+    assert found.messages[-1].extra is not None
+    assert json.dumps(calls) in json.dumps(found.messages[-1].extra)
 
 
 def test_the_older_form_is_read() -> None:
