@@ -333,7 +333,7 @@ class SessionManager:
         """The session of this chat, created if needed. Renews its time to live.
 
         Any number of tasks may ask for the same chat at once: all get the same object. A new session is written at the
-        next flush, and is in the store from its first entry on.
+        next flush, or by `await session.saved()`, and is in the store from its first entry on.
 
         Args:
             channel: where the conversation takes place, such as telegram.

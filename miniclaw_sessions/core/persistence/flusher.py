@@ -169,6 +169,19 @@ class Flusher:
             self._flushes.publish(Flush(report.written, report.seconds))
         return report
 
+    async def write(self, session: Flushable) -> None:
+        """Write one session now, if it is dirty; behind a flush that is under way.
+
+        Raises:
+            StoreFull, StoreUnavailable: it cannot be written; it stays dirty.
+        """
+        async with self.lock:
+            failed = [one for one in await self._write_chunk([session]) if one.error is not None]
+        if failed:
+            self._report_failures(failed)
+        if failed and self.problem is not None:
+            raise self.problem
+
     async def _write_dirty(self, started: float) -> FlushReport:
         try:
             await self._committer.drain()

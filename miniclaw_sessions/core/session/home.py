@@ -47,6 +47,14 @@ class Flushes(Protocol):
         """The session changed."""
         ...
 
+    async def write(self, session: Flushable) -> None:
+        """Write one session now, if it is dirty.
+
+        Raises:
+            StoreFull, StoreUnavailable: it cannot be written; it stays dirty.
+        """
+        ...
+
 
 class Ownership(Protocol):
     """Who may answer a session while one of its turns is open.

@@ -71,3 +71,6 @@ class MemoryHome:
 
     def add(self, session: Flushable) -> None:
         """There is no file."""
+
+    async def write(self, session: Flushable) -> None:
+        """Nor is one written."""

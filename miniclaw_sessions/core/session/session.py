@@ -334,7 +334,7 @@ class Session:
         unit.accept()
 
     async def saved(self) -> None:
-        """Return when everything accepted so far is acknowledged.
+        """Return when everything accepted so far is acknowledged; a new session without an entry, when it is written.
 
         Raises:
             StoreUnavailable: the store cannot be written; what was accepted stays in memory and is tried again.

@@ -170,6 +170,23 @@ async def test_stopping_under_load_loses_nothing_acknowledged(short_path: Path, 
             await load.assert_nothing_is_lost(client)
 
 
+@pytest.mark.parametrize("store", ["sqlite:", "jsonl:", "none:"])
+async def test_a_session_that_was_made_is_there_after_kill_9_though_nothing_was_said(
+    short_path: Path, store: str
+) -> None:
+    async with Process(short_path, MINICLAW_SESSIONS_STORE=store) as daemon:
+        await daemon.notice("READY=1")
+        async with daemon.client() as client:
+            made = await client.post("/v1/sessions", json={"channel": "demo", "chat_id": "1"})
+            assert made.status_code == 201
+        await daemon.killed()
+    async with Process(short_path, MINICLAW_SESSIONS_STORE=store) as daemon:
+        await daemon.notice("READY=1")
+        async with daemon.client() as client:
+            found = await client.get("/v1/sessions/demo_1")
+    assert (found.status_code, found.json()["created_at"]) == (200, made.json()["created_at"])
+
+
 @pytest.mark.proof
 async def test_kill_9_under_load_loses_nothing_acknowledged(short_path: Path) -> None:
     for _ in range(2):
