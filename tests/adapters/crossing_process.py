@@ -40,7 +40,7 @@ def main(orders: Mapping[str, Any]) -> int:
 
 
 async def _take(orders: Mapping[str, Any]) -> None:
-    watch = _Account(orders["account"], orders["notes"])
+    watch = Account(orders["account"], orders["notes"])
     turn = msgspec.convert(orders["turn"], Turn)
     settings = SessionSettings(store=orders["store"], window=WINDOW)
     async with anyio.create_task_group() as tasks:
@@ -55,12 +55,16 @@ async def _take(orders: Mapping[str, Any]) -> None:
         tasks.cancel_scope.cancel()
 
 
-class _Account:
-    """A `Watch` that writes everything down, and kills the process after some of it."""
+class Account:
+    """A `Watch` that writes everything down, and kills the process after some of it; 0: after none."""
 
-    def __init__(self, path: str, dies_after: int) -> None:
+    def __init__(self, path: str, dies_after: int = 0) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._left = dies_after
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
 
     def asked(self, context: list[Message]) -> None:
         self._note({"asked": [message_to_dict(message) for message in context]})

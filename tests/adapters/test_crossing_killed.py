@@ -128,7 +128,7 @@ class Conversation:
     """What became of a conversation, and what its processes wrote down."""
 
     def __init__(self, directory: Path) -> None:
-        self._workspace, self._account = directory / "workspace", directory / "account"
+        self._workspace, self._account = directory / "w", directory / "account"
         self.files = {"workspace": str(self._workspace), "account": str(self._account)}
         self._read = 0
         self._acknowledged: set[Key] = set()

@@ -111,6 +111,7 @@ class Operation(Generic[Q, R]):
         errors: which errors it ends with, by their `type`, besides those that everything of its kind may end with
             (`openapi.errors_of`).
         reads: whether it only reads sessions, so that it needs no lock on the workspace.
+        repeats: whether it is sent again, without a key, where its reply was lost: twice does what once does.
         accepts: the media types of an upload; by default a file as it is.
         patient: whether it takes as long as there is much to do, or a model is slow: it ends when its client goes away.
             Everything else has the server's time for a request.
@@ -132,6 +133,7 @@ class Operation(Generic[Q, R]):
     errors: tuple[str, ...] = ()
     accepts: tuple[str, ...] = ()
     reads: bool = False
+    repeats: bool = False
     patient: bool = False
     openai: bool = False
 
@@ -207,6 +209,7 @@ def operation(  # noqa: PLR0913 - one argument per column of the table
     errors: tuple[str, ...] = (),
     accepts: tuple[str, ...] = (),
     reads: bool | None = None,
+    repeats: bool = False,
     patient: bool = False,
     openai: bool = False,
 ) -> Callable[[Callable[[Context, Q], Awaitable[R | Stream]]], Operation[Q, R]]:
@@ -234,6 +237,7 @@ def operation(  # noqa: PLR0913 - one argument per column of the table
             errors=errors,
             accepts=accepts,
             reads=only_reads,
+            repeats=repeats or method == "GET",
             patient=patient,
             openai=openai,
         )

@@ -231,6 +231,7 @@ class CreateSessionRequest(msgspec.Struct, frozen=True):
     status=lambda reply: 201 if reply.created else 200,
     statuses={201: "A new session.", 200: "It was there."},
     errors=("invalid_key",),
+    repeats=True,
 )
 async def create_session(context: Context, request: CreateSessionRequest) -> OpenedReply:
     """The session of a key, made if it is missing; renews its time to live. A refused request makes nothing."""

@@ -1,7 +1,7 @@
 """The handlers over HTTP: through a Unix socket, or to a URL with a token.
 
-A request whose connection broke is sent again where that is safe: it only looks, or it carries an idempotency key. A
-daemon that restarts is waited for.
+A request whose connection broke is sent again where that is safe: it only looks, it makes a session unless that is
+there, or it carries an idempotency key. A daemon that restarts is waited for.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class HttpTransport:
     async def _answered(self, operation: Operation[Q, R], request: Q) -> bytes:
         """Send until there is an answer, as long as that is safe."""
         asked = asked_for(operation, request)
-        repeats = operation.method == "GET" or "Idempotency-Key" in asked.headers
+        repeats = operation.repeats or "Idempotency-Key" in asked.headers
         give_up = asyncio.get_running_loop().time() + self._patience_s
         pause_s = _PAUSE_S
         while True:
