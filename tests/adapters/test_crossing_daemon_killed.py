@@ -46,7 +46,7 @@ class Supervisor:
         kills: how often it was killed in the midst of a turn.
     """
 
-    def __init__(self, directory: Path, chance: random.Random, **environ: str) -> None:
+    def __init__(self, directory: Path, chance: random.Random, **environ: Any) -> None:
         self._directory, self._chance, self._environ = directory, chance, environ
         self.kills = 0
 

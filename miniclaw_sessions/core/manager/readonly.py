@@ -246,6 +246,9 @@ class ReadOnlySessions(ABC):
     def add(self, session: Flushable) -> None:  # noqa: B027 - nothing is written
         """That a session was looked at is not noted."""
 
+    async def write(self, session: Flushable) -> None:  # noqa: B027 - the same
+        """Nor is it written."""
+
     def _refuse(self, attempted: str) -> NoReturn:
         raise ReadOnlyWorkspace(
             f"cannot {attempted}: {self._where} was opened to be read only; talk to the process that "

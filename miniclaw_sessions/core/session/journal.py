@@ -338,7 +338,7 @@ class Journal:
     async def saved(self) -> None:
         """Return when everything accepted so far is acknowledged; see `Session.saved`."""
         await self.home.committer.wait(self.queue, self.last_sequence)
-        if not self.last_sequence:  # the store knows a session by its entries, and there is none
+        if not self.last_sequence:  # the store knows a session by its entries
             await self.home.flusher.write(self)
 
     def check(self, message: Message | Mapping[str, Any]) -> None:
