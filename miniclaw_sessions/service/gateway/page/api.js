@@ -41,8 +41,9 @@ export function whenSignedOut(ask) {
 export const whenAnswered = new Set();
 
 /**
- * The requests that were begun while the modules were loaded (early.js), by their addresses: each is answered once.
- * @returns {Map<string, Promise<Response>>}
+ * The requests that were begun while the modules were loaded (early.js), by their addresses: each is answered once, with
+ * as much of a `Response` as `get` needs.
+ * @returns {Map<string, Promise<any>>}
  */
 function begun() {
   return /** @type {any} */ (window).early;

@@ -179,6 +179,7 @@ async function checkHealth() {
 // --- the beginning ---
 
 function askForToken() {
+  document.documentElement.classList.remove("has-token");
   find("app").hidden = true;
   find("sign-in").hidden = false;
   const error = find("sign-in-error");

@@ -1,6 +1,7 @@
 "use strict";
 // Before anything is drawn: the colours that the reader chose, the token out of the address, and the first questions to
-// the daemon, which are under way while the page's script is loaded; `request` of api.js takes their answers.
+// the daemon, which are under way while the page's script is loaded; `request` of api.js takes their answers. Where there
+// is a token, what surrounds the conversations is drawn at once.
 (() => {
   const theme = localStorage.getItem("theme");
   if (theme === "dark" || theme === "light") document.documentElement.dataset.theme = theme;
@@ -12,9 +13,14 @@
   const token = sessionStorage.getItem("token");
   window.early = new Map();
   if (!token) return;
+  document.documentElement.classList.add("has-token"); // so that the first frame is no empty one
   const ask = (path) => {
     const url = new URL(path, document.baseURI).href;
-    const answer = fetch(url, { headers: { Authorization: `Bearer ${token}` }, cache: "no-store", credentials: "omit" });
+    const reply = fetch(url, { headers: { Authorization: `Bearer ${token}` }, cache: "no-store", credentials: "omit" });
+    const answer = reply.then(async (one) => {
+      const read = await one.json(); // now: a body that is read when it is asked for comes some frames later
+      return { ok: one.ok, status: one.status, json: async () => read };
+    });
     answer.catch(() => {}); // its reader gets the error
     window.early.set(url, answer);
   };
