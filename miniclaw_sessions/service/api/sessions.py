@@ -234,7 +234,7 @@ class CreateSessionRequest(msgspec.Struct, frozen=True):
     repeats=True,
 )
 async def create_session(context: Context, request: CreateSessionRequest) -> OpenedReply:
-    """The session of a key, made if it is missing; renews its time to live. A refused request makes nothing."""
+    """The session of a key, made and saved if it is missing; renews its time to live. What is refused makes nothing."""
     wanted = request.body
     metadata = checked_metadata(wanted.metadata)
     context.note(SessionKey.of(wanted.channel, wanted.chat_id).session_id)
