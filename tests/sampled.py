@@ -22,6 +22,12 @@ _LONG = 6
 _ELSEWHERE = [pytest.mark.proof, pytest.mark.skip(reason="in another part of the proofs (PROOF_PART_NUMBER)")]
 
 
+def in_part(number: int) -> pytest.MarkDecorator:
+    """Let CI run a proof that takes long only with this part; by hand it runs each time."""
+    is_elsewhere = number % PART != PART_NUMBER % PART
+    return pytest.mark.skipif(is_elsewhere, reason="in another part of the proofs (PROOF_PART_NUMBER)")
+
+
 def repeated(times: int) -> int:
     """How often a proof does what chance makes different each time, such as cutting the power."""
     return -(-times // PART)

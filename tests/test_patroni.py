@@ -33,14 +33,14 @@ from miniclaw_sessions.service.client import Client, connect
 from tests.environments import python_with
 from tests.here import HERE, free_ports, make_certificate
 from tests.postgresql import unprivileged_user
-from tests.sampled import PART, PART_NUMBER
+from tests.sampled import in_part
 from tests.test_many_machines import EXAMPLE, PASSWORD, REPLICATION, SERVERS, TOKEN, Example, programs
 
 pytestmark = [
     pytest.mark.proof,
     pytest.mark.anyio,
     pytest.mark.skipif(shutil.which("etcd") is None, reason="NOT RUN: there is no etcd (apt-get install etcd-server)"),
-    pytest.mark.skipif(PART_NUMBER % PART != 0, reason="in another part of the proofs (PROOF_PART_NUMBER)"),
+    in_part(0),
 ]
 
 PACKAGES = ["patroni[etcd3]==4.1.5", "psycopg[binary]==3.3.4"]

@@ -20,14 +20,14 @@ from miniclaw_sessions.core.protocol.entries import MessageEntry
 from tests.agent.providers.all_providers import KEY
 from tests.agent.providers.strict_server import Answer, Asked, Call, StrictServer
 from tests.here import HERE, free_ports
-from tests.sampled import PART, PART_NUMBER
+from tests.sampled import in_part
 from tests.service.gateway.daemons import TOKEN, Process
 
 pytestmark = [
     pytest.mark.proof,
     pytest.mark.anyio,
     pytest.mark.skipif(shutil.which("npm") is None, reason="NOT RUN: there is no npm for the JavaScript clients"),
-    pytest.mark.skipif(PART_NUMBER % PART != 1 % PART, reason="in another part of the proofs (PROOF_PART_NUMBER)"),
+    in_part(1),
     pytest.mark.timeout(600),
 ]
 

@@ -15,7 +15,7 @@ from miniclaw_sessions.core.protocol.entries import MessageEntry
 from tests.agent.providers.all_providers import KEY
 from tests.agent.providers.strict_server import Answer, Asked, Call, StrictServer
 from tests.here import HERE, free_ports
-from tests.sampled import PART, PART_NUMBER
+from tests.sampled import in_part
 from tests.service.gateway.daemons import TOKEN, Process
 from tests.service.gateway.test_javascript_killed import environ_of
 from tests.service.gateway.test_typescript import compiled
@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.proof,
     pytest.mark.anyio,
     pytest.mark.skipif(shutil.which("npm") is None, reason="NOT RUN: there is no npm for Mastra"),
-    pytest.mark.skipif(PART_NUMBER % PART != 2 % PART, reason="in another part of the proofs (PROOF_PART_NUMBER)"),
+    in_part(2),
     pytest.mark.timeout(900),
 ]
 
