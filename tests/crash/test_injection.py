@@ -19,7 +19,7 @@ from tests.crash.injection import KILL, OPENS, READS, SYNCS, WRITES, Case, Durat
 from tests.crash.launcher import Launcher
 from tests.crash.short_writes import SHORT
 from tests.crash.stage import Stage
-from tests.sampled import PART
+from tests.sampled import part
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(900)]
 
@@ -68,13 +68,6 @@ def chosen(points: Counter[str]) -> list[Case]:
     return cases
 
 
-def part(cases: list[Case], number: int) -> list[Case]:
-    """What CI tries of an act, with at least one sync; by hand all of it."""
-    syncs = [case for case in cases if case.call in SYNCS]
-    others = [case for case in cases if case.call not in SYNCS]
-    return [*syncs[number % min(PART, len(syncs)) :: PART], *others[number % PART :: PART]]
-
-
 @pytest.mark.usefixtures("tracing")
 @pytest.mark.parametrize(("act", "store"), ACTS)
 @pytest.mark.parametrize("filesystem", ["ext4"], indirect=True)
@@ -82,7 +75,9 @@ def test_no_fault_takes_what_was_acknowledged(
     filesystem: LoopFilesystem, launcher: Launcher, tmp_path: Path, act: str, store: str
 ) -> None:
     stage = Stage(launcher, filesystem, tmp_path, act=act, store=store, evidence=Evidence(tmp_path / "evidence"))
-    cases = part(chosen(stage.points()), ACTS.index((act, store)))
+    cases = chosen(stage.points())
+    syncs = [case for case in cases if case.call in SYNCS]
+    cases = [*part(syncs), *part([case for case in cases if case not in syncs])]
     outcomes = [stage.perform(case) for case in cases]
     problems = [problem for outcome in outcomes for problem in outcome.problems]
     assert problems == [], "\n".join(problems[:12])
