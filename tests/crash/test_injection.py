@@ -77,7 +77,7 @@ def test_no_fault_takes_what_was_acknowledged(
     stage = Stage(launcher, filesystem, tmp_path, act=act, store=store, evidence=Evidence(tmp_path / "evidence"))
     cases = chosen(stage.points())
     syncs = [case for case in cases if case.call in SYNCS]
-    cases = [*part(syncs), *part([case for case in cases if case not in syncs])]
+    cases = [*part(syncs, least=6), *part([case for case in cases if case not in syncs], least=6)]
     outcomes = [stage.perform(case) for case in cases]
     problems = [problem for outcome in outcomes for problem in outcome.problems]
     assert problems == [], "\n".join(problems[:12])

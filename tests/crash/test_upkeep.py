@@ -122,7 +122,7 @@ def test_whatever_call_it_is_ended_at_nothing_is_lost_and_it_can_be_done_again( 
 ) -> None:
     play = Play(launcher, filesystem, tmp_path, work, store)
     cases = play.cases(fault)
-    outcomes = [play.perform(case) for case in part(cases)]
+    outcomes = [play.perform(case) for case in part(cases, least=6)]
     problems = [problem for outcome in outcomes for problem in outcome.problems]
     assert problems == [], "\n".join(problems[:12])
     assert sum(outcome.is_struck for outcome in outcomes) > len(outcomes) // 2  # threads share their calls by chance
