@@ -102,9 +102,7 @@ class Conversation(NamedTuple):
         """Whether a person's newest message in the session came from this chat, or from none that joined it."""
         newest = next((entry for entry in reversed(self.session.entries()) if begins_turn(entry)), None)
         key = "" if newest is None else newest.idempotency_key or ""
-        if self.session is not self.own:
-            return key.startswith(_prefix(self.own))
-        return not any(key.startswith(f"{joined.chat.session_id} ") for joined in link_of(self.own).joined)
+        return _own_key(self.own, self.session, key) is not None
 
 
 class Linking:
@@ -144,8 +142,8 @@ class Linking:
         other = await self._conversation_of(own)
         said = msgspec.structs.replace(
             incoming,
-            message_id=key and _prefix(own) + key,
-            replaces=incoming.replaces and _prefix(own) + incoming.replaces,
+            message_id=key and _prefix(own.session_id) + key,
+            replaces=incoming.replaces and _prefix(own.session_id) + incoming.replaces,
         )
         if other is not None:
             session = await self._manager.get_or_create(other.key.channel, other.key.chat_id)  # it is used
@@ -475,9 +473,17 @@ def _digest(salt: str, text: str) -> str:
     return hashlib.pbkdf2_hmac("sha256", text.encode(), salt.encode(), _ROUNDS).hex()
 
 
-def _prefix(own: Session) -> str:
-    """The beginning of the ids of a chat's messages in another chat's session."""
-    return f"{own.session_id} "
+def _prefix(own_id: str) -> str:
+    """The beginning of the ids of a chat's messages in another chat's session, by the id of the chat's own one."""
+    return f"{own_id} "
+
+
+def _own_key(own: Session, session: Session, key: str) -> str | None:
+    """The id that a message of a session has on the network of this chat; None: another chat has said it."""
+    if session is own:
+        return None if key.startswith(tuple(_prefix(one.chat.session_id) for one in link_of(own).joined)) else key
+    prefix = _prefix(own.session_id)
+    return key.removeprefix(prefix) if key.startswith(prefix) else None
 
 
 async def said_last(manager: SessionManager, own: Session) -> tuple[MessageEntry, str] | None:
@@ -493,13 +499,11 @@ async def said_last(manager: SessionManager, own: Session) -> tuple[MessageEntry
     Raises:
         StoreError: a session cannot be read.
     """
-    other = await conversation_of(manager, own)
-    before = "" if other is None else _prefix(own)
-    foreign = () if other is not None else tuple(f"{one.chat.session_id} " for one in link_of(own).joined)
-    for entry in reversed((other or own).entries()):
-        key = entry.idempotency_key or ""
-        if key and begins_turn(entry) and key.startswith(before) and not key.startswith(foreign):
-            return entry, key.removeprefix(before)
+    session = await conversation_of(manager, own) or own
+    for entry in reversed(session.entries()):
+        key = entry.idempotency_key
+        if key and begins_turn(entry) and (own_key := _own_key(own, session, key)) is not None:
+            return entry, own_key
     return None
 
 

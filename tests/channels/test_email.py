@@ -403,6 +403,7 @@ async def test_a_stranger_a_program_and_ourselves_are_not_answered(
         await outbox.answers(1)
         await all_read(mailbox, but=3)
     assert model.asked == ["answer"]
+    assert len(await mailbox.unread()) == 3
 
 
 async def test_no_header_is_read_while_everybody_else_waits(
@@ -448,7 +449,7 @@ async def test_a_sender_has_a_bounded_number_of_answers_in_an_hour(
             await outbox.answers(2)
             await until(lambda: is_true(sum(one["action"] == "mail.waits" for one in logs) >= 2))
             await all_read(mailbox, but=2)
-    assert len(outbox.sent) == 2
+    assert len(outbox.sent) == len(await mailbox.unread()) == 2
 
 
 async def test_old_unread_mail_is_left_alone(

@@ -222,14 +222,18 @@ class Flusher:
 
     def _report_failures(self, failed: list[Written]) -> None:
         """One line for the whole flush: a full disk must not fill the log too (rule S21)."""
-        if not failed:
-            if self.problem:
-                log.warning("snapshots are written again", action="flush.recovered")
-            self.problem = None
+        if failed:
+            self._failed(failed)
             return
+        if self.problem:
+            log.warning("snapshots are written again", action="flush.recovered")
+        self.problem = None
+
+    def _failed(self, failed: list[Written]) -> StoreUnavailable:
+        """What is wrong, until a flush writes all again."""
         first = failed[0]
         kind = StoreFull if is_no_space(first.error) else StoreUnavailable
-        self.problem = kind(f"{len(failed)} snapshots could not be written: {first.error}")
+        self.problem = problem = kind(f"{len(failed)} snapshots could not be written: {first.error}")
         log.error(
             "snapshots could not be written; they stay dirty and are tried again",
             action="flush.failed",
@@ -237,3 +241,4 @@ class Flusher:
             session_id=first.session_id,
             error=str(first.error),
         )
+        return problem

@@ -13,7 +13,7 @@ _PATH = re.compile(r"`\$(.*)`")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _NAMED = re.compile(r" field `(.{1,100})")
 _LENGTH = re.compile(r"Expected `(\w+)` of length ([<>])= (\d+)")
-_COUNTED = {"str": "characters", "array": "items; send the others in further requests", "object": "fields"}
+_COUNTED = {"str": "characters", "array": "items", "object": "fields"}
 _ANY_KEY = "..."  # how msgspec writes the key of an object that may have any
 _LONGEST_KEY = 100
 
@@ -45,10 +45,10 @@ def wrong_field(
 
 
 def _length_in_words(found: re.Match[str]) -> str:
-    kind, bound = found[1], int(found[3])
-    if found[2] == "<":
-        return f"at most {bound:,} {_COUNTED[kind]}"
-    return "it is empty" if bound == 1 else f"at least {bound:,} {_COUNTED[kind].partition(';')[0]}"
+    kind, sign, bound = found.groups()
+    if (sign, bound) == (">", "1"):
+        return "it is empty"
+    return f"{'at most' if sign == '<' else 'at least'} {int(bound):,} {_COUNTED[kind]}"
 
 
 def _joined(steps: Sequence[Step]) -> str:

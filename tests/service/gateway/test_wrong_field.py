@@ -55,11 +55,7 @@ def refused(document: Any) -> RequestError:
         ({"text": {"labels": {"x" * 3: 5, "7": "ok"}}}, "text.labels.xxx", "Expected `str`, got `int`"),
         ({"text": {}, "roles": ["user", "alien"]}, "roles[1]", "'system', 'user', 'assistant'"),
         ({"text": {}, "hue": 1}, "hue", "Object contains unknown field `hue`"),
-        (
-            {"text": {}, "roles": ["user"] * 5},
-            "roles",
-            "roles: at most 4 items; send the others in further requests",
-        ),
+        ({"text": {}, "roles": ["user"] * 5}, "roles", "roles: at most 4 items"),
         ({"text": {}, "name": ""}, "name", "name: it is empty"),
         ({}, "text", "Object missing required field `text`"),
         ([], None, "Expected `object`, got `array`"),

@@ -46,8 +46,16 @@ def model() -> Iterator[ModelService]:
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory, model: ModelService) -> Iterator[PageDaemon]:
-    served = PageDaemon(tmp_path_factory.mktemp("page"), model.url)
+def settings() -> dict[str, str]:
+    """Further settings of the daemon, as variables of its environment; a module's own take the place of these."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def daemon(
+    tmp_path_factory: pytest.TempPathFactory, model: ModelService, settings: dict[str, str]
+) -> Iterator[PageDaemon]:
+    served = PageDaemon(tmp_path_factory.mktemp("page"), model.url, **settings)
     served.start()
     yield served
     served.close()

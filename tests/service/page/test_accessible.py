@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.channels.telegram_server import PNG
-from tests.service.page.model import ModelService
 from tests.service.page.served import PageDaemon, say
 
 if TYPE_CHECKING:
@@ -32,12 +31,8 @@ def faults(page: Page, rules: dict[str, Any] | None = None) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory, model: ModelService) -> Iterator[PageDaemon]:
-    choices = {"MINICLAW_MODEL_CHOICES": "gpt-5", "MINICLAW_MODEL_FILES": "image/png"}
-    served = PageDaemon(tmp_path_factory.mktemp("page"), model.url, **choices)
-    served.start()
-    yield served
-    served.close()
+def settings() -> dict[str, str]:
+    return {"MINICLAW_MODEL_CHOICES": "gpt-5", "MINICLAW_MODEL_FILES": "image/png"}
 
 
 def fill(daemon: PageDaemon, chat: str, text: str) -> str:
@@ -188,3 +183,7 @@ def test_script_in_everything_that_somebody_can_write_stays_text(open_page: Open
     for view in views(page, daemon, fill(daemon, "hostile", HOSTILE)):
         assert page.title() != "owned", view
         assert page.locator(FOREIGN).count() == 0, view
+        if view == "a conversation":
+            page.locator("article").get_by_text("<script>").first.wait_for()
+        if view == "an import":
+            assert page.locator("dialog img, dialog script, dialog svg").count() == 0

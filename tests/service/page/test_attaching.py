@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -37,11 +37,8 @@ PUT = """([names, type]) => {
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory, model: ModelService) -> Iterator[PageDaemon]:
-    served = PageDaemon(tmp_path_factory.mktemp("page"), model.url, MINICLAW_MODEL_FILES="application/pdf,audio/mpeg")
-    served.start()
-    yield served
-    served.close()
+def settings() -> dict[str, str]:
+    return {"MINICLAW_MODEL_FILES": "application/pdf,audio/mpeg"}
 
 
 def file(name: str, data: bytes) -> FilePayload:
