@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,10 @@ from miniclaw_sessions.channels.base import Answered, Last
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message
 from miniclaw_sessions.files.formats.fences import is_too_deep, keeping_words
 
+_FENCE = "```"
+_FENCE_WITHIN = re.compile("`(?=``)")
+_BROKEN_TICK = "`\N{ZERO WIDTH SPACE}"
+
 _MARKDOWN = keeping_words(MarkdownIt("commonmark", {"html": False}))
 _MARKDOWN.disable("image")  # its address would learn of its opening
 
@@ -25,6 +30,11 @@ def html_of(text: str) -> str:
     if is_too_deep(tokens, _MARKDOWN):
         return f"<pre>{escapeHtml(text)}</pre>\n"
     return str(_MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {}))
+
+
+def fenced(code: str) -> str:
+    """A block of code where a network knows one fence only: one within it is parted by spaces without width."""
+    return f"{_FENCE}\n{_FENCE_WITHIN.sub(_BROKEN_TICK, code)}\n{_FENCE}"
 
 
 def parser_with(renderer: type[RendererHTML], texts: Mapping[str, str]) -> MarkdownIt:

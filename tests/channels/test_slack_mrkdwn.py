@@ -15,6 +15,7 @@ from miniclaw_sessions.channels.slack.mrkdwn import mrkdwn, unescaped
         ("# A & B\n\n**x** _y_ ~~z~~ `w<`", "*A &amp; B*\n\n*x* _y_ ~z~ `w&lt;`"),
         ("- a\n  1. b\n- c", "\N{BULLET} a\n    1. b\n\N{BULLET} c"),
         ("```py\n1 < 2\n```\nbehind", "```\n1 &lt; 2\n```\n\nbehind"),
+        ("~~~\na ```` b\n~~~", "```\na `\N{ZERO WIDTH SPACE}`\N{ZERO WIDTH SPACE}`` b\n```"),
         ("> a\n> b\n\nc", "> a\n> b\n\nc"),
         ("|a|b|\n|-|-|\n|1|**2**|", "```\n|a|b|\n|-|-|\n|1|**2**|\n```"),
         ("[l](https://x.example/?a&b|c)", "<https://x.example/?a&amp;b%7Cc|l>"),

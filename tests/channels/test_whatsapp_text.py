@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from miniclaw_sessions.channels.whatsapp.text import literal, whatsapp_text
@@ -43,6 +43,8 @@ def test_what_nests_too_deep_stays_as_it_was_written() -> None:
 
 
 @given(st.text(alphabet="*_~` a>\n-1."))
+@example("````")
+@example("`````````")
 def test_a_literal_text_is_shown_to_the_letter(text: str) -> None:
     message = {"text": {"body": literal(text)}}
     assert shown(message).replace("\N{ZERO WIDTH SPACE}", "") == text

@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
-from miniclaw_sessions.channels.markdown import ListsInText, parser_with
+from miniclaw_sessions.channels.markdown import ListsInText, fenced, parser_with
 from miniclaw_sessions.files.formats.fences import is_too_deep
 
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
@@ -147,4 +147,4 @@ class _Renderer(ListsInText, RendererHTML):
 
 
 def _block(code: str) -> str:
-    return f"```\n{escaped(code)}\n```\n\n"
+    return f"{fenced(escaped(code))}\n\n"

@@ -9,10 +9,9 @@ from functools import cache
 from markdown_it import MarkdownIt
 from markdown_it.tree import SyntaxTreeNode
 
+from miniclaw_sessions.channels.markdown import fenced
 from miniclaw_sessions.files.formats.fences import is_too_deep, keeping_words
 
-_FENCE = "```"
-_BROKEN_FENCE = "`\N{ZERO WIDTH SPACE}``"  # nothing else keeps a fence within code from ending it
 _MARKS = {"strong": "*", "em": "_", "s": "~"}
 _MARKED = re.compile(r"([*_~`]).*\1")
 
@@ -31,16 +30,12 @@ def whatsapp_text(markdown: str) -> str:
 
 def literal(text: str) -> str:
     """A text that is shown to the letter: where WhatsApp would take something in it for marks, all of it is code."""
-    return _code(text) if _MARKED.search(text) else text
+    return fenced(text) if _MARKED.search(text) else text
 
 
 @cache
 def _parser() -> MarkdownIt:
     return keeping_words(MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"]))
-
-
-def _code(text: str) -> str:
-    return f"{_FENCE}\n{text.replace(_FENCE, _BROKEN_FENCE)}\n{_FENCE}"
 
 
 def _blocks(nodes: Iterable[SyntaxTreeNode], lines: list[str], between: str = "\n\n") -> str:
@@ -52,10 +47,10 @@ def _block(node: SyntaxTreeNode, lines: list[str]) -> str:  # noqa: PLR0911 - on
         case "heading":
             return f"*{_inline(node, bold='')}*"
         case "fence" | "code_block":
-            return _code(node.content.rstrip("\n"))
+            return fenced(node.content.rstrip("\n"))
         case "table":
             first, end = node.map or (0, 0)
-            return _code("\n".join(lines[first:end]))
+            return fenced("\n".join(lines[first:end]))
         case "blockquote":
             return "\n".join(f"> {line}".rstrip() for line in _blocks(node.children, lines).split("\n"))
         case "bullet_list" | "ordered_list":
