@@ -10,6 +10,7 @@ Exit status 0: nothing was lost. 1: something was, or the daemon did not come ba
 Examples:
     python -m benchmarks.soak --minutes 10 --png soak.png
     python -m benchmarks.soak --minutes 10 --resident 10  # and most sessions asleep
+    python -m benchmarks.soak --minutes 20 --company  # and all that a daemon does beside, at once
     python -m benchmarks.soak --minutes 600 --every 60 --directory /srv --json > soak.json
 """
 
@@ -35,6 +36,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from benchmarks.daemon import Daemon
+from benchmarks.soak_company import SETTINGS, Company
 from benchmarks.soak_disk import Disk, mounted
 from benchmarks.soak_events import Disturber, Event
 from benchmarks.soak_samples import Estimate, Growth, Sample, growth
@@ -82,6 +84,8 @@ class Report(msgspec.Struct, kw_only=True, frozen=True):
     recognized: int
     looks: int
     longest_wait_s: float
+    company: dict[str, int]
+    put_off: dict[str, int]
     growth: list[Growth]
     events: list[Event]
     samples: list[Sample]
@@ -94,6 +98,7 @@ class Soak:
         self.book = Book(arguments.writers)
         self.disturber = Disturber(daemon, disk, self.book, every_s=arguments.every, seed=arguments.seed)
         self.samples: list[Sample] = []
+        self._company = Company(self.book, daemon.socket, daemon.log.parent) if arguments.company else None
         self._daemon = daemon
         self._seed: str = arguments.seed
         self._seconds: float = arguments.minutes * 60
@@ -116,6 +121,8 @@ class Soak:
             for writer in self._writers:
                 tasks.start_soon(writer.talk, stop)
             tasks.start_soon(self._read_along, stop)
+            if self._company is not None:
+                tasks.start_soon(self._company.keep, stop)
             tasks.start_soon(self._sample, stop, progress, task)
             await self.disturber.disturb(self._seconds * (1 - SHARE_IN_PEACE))
             await anyio.sleep(max(0.0, self._seconds - self.disturber.now()))
@@ -187,6 +194,8 @@ class Soak:
             recognized=book.recognized,
             looks=book.looks,
             longest_wait_s=round(book.longest_wait_s, 3),
+            company=dict(self._company.done) if self._company else {},
+            put_off=dict(self._company.put_off) if self._company else {},
             growth=[growth(name, self.samples) for name in QUANTITIES],
             events=disturber.events,
             samples=self.samples,
@@ -215,6 +224,7 @@ def table_of_what_happened(report: Report) -> Table:
         "sent again and recognized": f"{report.recognized:,}",
         "longest wait for an acknowledgement": f"{report.longest_wait_s:.1f} s",
         "looks of the reader": f"{report.looks:,}",
+        **{f"beside it: {name}": f"{times:,}" for name, times in sorted(report.company.items())},
     }
     for name, value in lines.items():
         is_bad = name.startswith("lost") and report.problems
@@ -262,6 +272,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--writers", type=int, default=100, help="how many, two in each session (default: 100)")
     parser.add_argument("--rate", type=float, default=800.0, help="messages per second of all together (default: 800)")
     parser.add_argument("--every", type=float, default=30.0, help="mean seconds between two disturbances (default: 30)")
+    parser.add_argument("--company", action="store_true", help="chat, follow, import, search, back up, ... meanwhile")
     parser.add_argument("--resident", type=int, help="sessions in memory at most (default: all)")
     parser.add_argument("--directory", type=Path, help="where to write (default: a temporary directory)")
     parser.add_argument("--png", type=Path, help="draw this picture (needs the extra `benchmarks`)")
@@ -283,6 +294,9 @@ def soak(arguments: argparse.Namespace, console: Console) -> Report:
             console.print(f"SKIPPED the full disk: {reason}", style="bold yellow")
         workspace = (disk.path if disk else home) / "workspace"
         settings = {"MINICLAW_SESSIONS_FLUSH_INTERVAL_S": str(FLUSH_EVERY_S)}
+        if arguments.company:
+            settings["MINICLAW_CONFIG"] = str(scratch / "miniclaw.toml")
+            scratch.joinpath("miniclaw.toml").write_text(SETTINGS)
         if arguments.resident:
             settings["MINICLAW_SESSIONS_MAX_CACHED"] = str(arguments.resident)
         daemon = stack.enter_context(Daemon(workspace, scratch, **settings))

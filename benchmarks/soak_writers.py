@@ -228,7 +228,7 @@ def faults(texts: Iterable[str], promised: Mapping[int, int], *, is_whole: bool)
 
 
 def faults_in_database(book: Book, database: Path) -> tuple[int, list[str]]:
-    """Read every message out of the database file with nothing but SQLite; how many there are, and all faults."""
+    """Read the writers' messages out of the database with nothing but SQLite; how many there are, and all faults."""
     texts: dict[str, list[str]] = defaultdict(list)
     rows = "SELECT session_id, encoded FROM entries JOIN sessions ON entries.session = sessions.id"
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
@@ -236,8 +236,10 @@ def faults_in_database(book: Book, database: Path) -> tuple[int, list[str]]:
             entry = orjson.loads(encoded)
             if entry["type"] == "message":
                 texts[session_id].append(entry["message"]["content"][:LONGEST_NUMBERS])
-    problems = []
+    number, problems = 0, []
     for session_id, writers in book.sessions().items():
-        found = faults(texts.get(session_id, []), book.promised(writers), is_whole=True)
-        problems += [f"{session_id} in the database: {fault}" for fault in found]
-    return sum(map(len, texts.values())), problems
+        found = texts.get(session_id, [])
+        number += len(found)
+        found_faults = faults(found, book.promised(writers), is_whole=True)
+        problems += [f"{session_id} in the database: {fault}" for fault in found_faults]
+    return number, problems

@@ -117,13 +117,14 @@ def daemon(tmp_path: Path, short_path: Path) -> Iterator[Daemon]:
 
 def test_a_soak_finds_everything_and_draws_it(daemon: Daemon, tmp_path: Path) -> None:
     picture = tmp_path / "soak.png"
-    arguments = soak.parsed(["--minutes", "0.06", "--writers", "6", "--rate", "120", "--every", "0.1"])
+    arguments = soak.parsed(["--minutes", "0.06", "--writers", "6", "--rate", "120", "--every", "0.1", "--company"])
     run = soak.Soak(daemon, None, arguments)
     report = anyio.run(run.run, Progress(console=Console(file=io.StringIO())))
     assert report.problems == []
     assert report.found_in_database == report.acknowledged > 6 * 160
     assert report.kills + report.stops > 0
     assert report.looks > 0
+    assert report.company.keys() | report.put_off.keys() >= {"chat", "search", "import", "branch", "expire", "page"}
     assert report.samples
     soak.draw(report, picture)
     assert picture.read_bytes().startswith(b"\x89PNG")

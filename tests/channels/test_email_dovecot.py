@@ -6,10 +6,12 @@ import os
 import ssl
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Literal
 
+import anyio
+import anyio.abc
 import msgspec
 import pytest
 
@@ -104,6 +106,66 @@ async def test_every_mail_is_answered_once_while_the_server_restarts(
         await all_read(mailbox)
     assert sorted(model.asked) == sorted(expected)
     assert sorted(body(one) for one in outbox.sent) == sorted(f"echo: {text}" for text in expected)
+
+
+class Line:
+    """A line to a server that can go dead: what is connected then stays so, and nothing comes through any more."""
+
+    def __init__(self, to: int) -> None:
+        self._to = to
+        self._is_dead: list[anyio.Event] = []
+        self.connected = 0
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[int]:
+        """The port that leads there."""
+        async with await anyio.create_tcp_listener(local_host=HERE) as listener, anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.serve, self._carry)
+            yield listener.extra(anyio.abc.SocketAttribute.local_port)
+            tasks.cancel_scope.cancel()
+
+    def die(self) -> None:
+        """For all that are connected now."""
+        for is_dead in self._is_dead:
+            is_dead.set()
+
+    async def _carry(self, near: anyio.abc.SocketStream) -> None:
+        self.connected += 1
+        is_dead = anyio.Event()
+        self._is_dead.append(is_dead)
+
+        async def pass_on(taken: anyio.abc.SocketStream, given: anyio.abc.SocketStream) -> None:
+            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                async for data in taken:
+                    if is_dead.is_set():
+                        await anyio.sleep_forever()
+                    await given.send(data)
+                await given.send_eof()
+
+        async with near, await anyio.connect_tcp(HERE, self._to) as far, anyio.create_task_group() as tasks:
+            tasks.start_soon(pass_on, near, far)
+            await pass_on(far, near)
+            tasks.cancel_scope.cancel()
+
+
+async def test_mail_is_answered_though_the_line_went_dead_while_the_server_was_listened_to(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: DovecotMailbox, outbox: Outbox
+) -> None:
+    line = Line(mailbox.tls_port)
+    async with line.open() as port:
+        there = msgspec.structs.replace(settings, imap_port=port, poll_s=1.0)
+        async with serving(manager, model, there):
+            await mailbox.deliver(mail("before", "1@alice"))
+            await outbox.answers(1)
+            await all_read(mailbox)
+            before = line.connected
+            line.die()  # no end of the connection is ever seen, as behind a router that has forgotten it
+            await mailbox.deliver(mail("after", "2@alice"))
+            await outbox.answers(2)
+            await all_read(mailbox)
+    assert line.connected > before
+    assert model.asked == ["before", "after"]
+    assert [body(one) for one in outbox.sent] == ["echo: before", "echo: after"]
 
 
 BOUNCE = b"From: <mailer-daemon@example.org>\r\nContent-Type: multipart/report; boundary=x\r\n\r\n--x--\r\n"
