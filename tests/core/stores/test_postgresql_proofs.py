@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import random
 import re
 import shutil
 import signal
@@ -23,6 +24,7 @@ from anyio import to_thread
 
 from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.config import PostgreSQLSettings
+from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.stores.base import Append, StoredEntry
 from miniclaw_sessions.core.stores.postgresql import catalog_sql, search_sql, statements
 from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
@@ -106,6 +108,51 @@ async def test_a_full_disk_of_the_server_refuses_and_takes_again_when_there_is_r
             assert await store.read("telegram_1") != []
             await to_thread.run_sync(ballast.unlink)
             assert await store.append([Append(sample_head(number), sample_entries(1, 1))]) == [None]
+
+
+@pytest.mark.root
+async def test_nothing_acknowledged_is_lost_where_the_servers_log_has_no_room_and_the_server_falls() -> None:
+    if reason := reason_not_to_mount():
+        pytest.skip(reason)
+    settings = {"min_wal_size": "32MB", "max_wal_size": "32MB", "wal_recycle": "off", "wal_init_zero": "on"}
+    with MountSpace() as space, space.memory(96 * MEBIBYTE) as disk, running_server(settings=settings) as server:
+        for path in disk.parents:
+            path.chmod(path.stat().st_mode | 0o011)
+        await to_thread.run_sync(server.stop)
+        log, moved = server.data / "pg_wal", disk / "pg_wal"
+        await to_thread.run_sync(shutil.move, log, moved)
+        log.symlink_to(moved)
+        for path in (disk, moved, *moved.rglob("*")):
+            shutil.chown(path, server.directory.owner())
+        await to_thread.run_sync(server.start)
+        ballast = disk / "ballast"
+        await to_thread.run_sync(ballast.write_bytes, bytes(48 * MEBIBYTE))
+        acknowledged = 0
+        async with SessionManager(store=server.url()) as manager:
+            session = await manager.get_or_create("telegram", 1)
+            with pytest.raises(StoreUnavailable):  # the server falls, and cannot rise without room
+                while True:
+                    await session.add_message(said(acknowledged), idempotency_key=f"{acknowledged}")
+                    acknowledged += 1
+            await to_thread.run_sync(ballast.unlink)
+            await to_thread.run_sync(server.stop, signal.SIGQUIT)  # if it still tries to rise
+            await to_thread.run_sync(server.start)
+            with anyio.fail_after(60):
+                while True:
+                    with suppress(StoreUnavailable):
+                        await session.add_message(said(acknowledged), idempotency_key=f"{acknowledged}")
+                        break
+                    await anyio.sleep(0.02)  # what is refused at once lets nothing else run
+        assert "PANIC" in server.log
+        async with SessionManager(store=server.url()) as manager:
+            found = [entry async for entry in (await manager.get("telegram", 1)).tree.walk()]
+        texts = [entry.message.text for entry in reversed(found) if isinstance(entry, MessageEntry)]
+        assert texts == [said(number).text for number in range(acknowledged + 1)]
+
+
+def said(number: int) -> Message:
+    """A message that takes a hundredth of the room, in letters that cannot be made shorter."""
+    return Message.user(f"{number} {random.Random(number).randbytes(500_000).hex()}")
 
 
 @pytest.mark.parametrize("setting", ["fsync", "full_page_writes"])

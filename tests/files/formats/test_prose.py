@@ -17,7 +17,7 @@ from miniclaw_sessions.files.formats.html.prose import _MARKDOWN, prose
 from miniclaw_sessions.printable import printable
 from tests.files.formats.test_html import SPEAKING_HTML, Elements
 
-TEXT = {"p", "pre", "blockquote", "div", "hr", "code", "strong", "em", "s", "sup", "ul", "ol", "li", "span", "a"}
+TEXT = {"p", "pre", "blockquote", "div", "hr", "br", "code", "strong", "em", "s", "sup", "ul", "ol", "li", "span", "a"}
 TABLE = {"table", "thead", "tbody", "tr", "th", "td"}
 MATHEMATICS = {"semantics", "annotation"} | _ELEMENTS
 KINDS = CLASSES | {"address", "centre", "code", "formula", "heading", "language", "left", "missing", "right"}
