@@ -521,7 +521,7 @@ class SessionManager:
         """
         self._require_open()
         report = await self._saving.flusher.flush()
-        self._saving.committer.check_store()
+        await self._saving.committer.check_store()
         return report
 
     async def sweep(self, *, dry_run: bool = False) -> SweepReport:

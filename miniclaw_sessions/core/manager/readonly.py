@@ -232,7 +232,7 @@ class ReadOnlySessions(ABC):
         """Refused."""
         self._refuse(f"append {size} bytes")
 
-    def check_store(self) -> None:
+    async def check_store(self) -> None:
         """Refused: it is asked before something is appended."""
         self._refuse("append anything")
 

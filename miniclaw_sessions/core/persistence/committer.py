@@ -333,13 +333,14 @@ class Committer:
                 f"nothing more is accepted until the store takes them ({self.failure or 'it is behind'})"
             )
 
-    def check_store(self) -> None:
+    async def check_store(self) -> None:
         """Raise unless the store took what it was given last.
 
         Raises:
             StoreUnavailable: it did not take it.
         """
         if (failure := self.failure or self.lost) is not None:
+            await asyncio.sleep(0)  # a caller that tries again without a pause would keep the store from coming back
             raise renewed(failure)
 
     def submit(self, queue: CommitQueue, entry: StoredEntry) -> None:
@@ -371,6 +372,7 @@ class Committer:
                 raise renewed(queue.rejected)
             is_news = queue.failure is not known and number <= queue.tried  # a later attempt, with this entry
             if (failure := self.failure or (queue.failure if is_news else None)) is not None:
+                await asyncio.sleep(0)  # as in `check_store`
                 raise renewed(failure, _STILL_THERE if self.accepting else "")
             on_its_way = queue.sending is not None and number <= queue.sent
             await (self._this_round if on_its_way else self._next_round).wait()
@@ -395,7 +397,7 @@ class Committer:
                 if not (queue.sending or is_busy or queue in self._in_conflict or queue in self._queued):
                     break  # it cannot be written, or is rejected
                 await (self._this_round if queue.sending else self._next_round).wait()
-        self.check_store()
+        await self.check_store()
         if failures := [queue.failure for queue in self._delayed if queue.failure is not None]:
             raise renewed(failures[0])
 
@@ -405,9 +407,8 @@ class Committer:
             await self._store.still_there()
         except StoreUnavailable as error:
             if self.lost is None:
-                log.error(
-                    "the store cannot be reached, or is not where it was", action="commit.failed", error=str(error)
-                )
+                sentence = "the store cannot be reached, or is not where it was"
+                log.error(sentence, action="commit.failed", error=str(error))
             self.lost = error
         else:
             self.lost = None
@@ -454,8 +455,7 @@ class Committer:
 
     def _retry_delayed(self) -> None:
         """Let the sessions that could not be written go with the next commit."""
-        self._queued = {**self._delayed, **self._queued}
-        self._delayed = {}
+        self._queued, self._delayed = {**self._delayed, **self._queued}, {}
         self._wake.set()
 
     def close(self) -> None:

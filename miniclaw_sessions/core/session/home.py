@@ -27,7 +27,7 @@ class Commits(Protocol):
         """Raise if `size` more bytes may not be accepted."""
         ...
 
-    def check_store(self) -> None:
+    async def check_store(self) -> None:
         """Raise if the store did not take what it was given last."""
         ...
 

@@ -58,7 +58,7 @@ class MemoryHome:
     def check_room(self, size: int) -> None:
         """There is always room."""
 
-    def check_store(self) -> None:
+    async def check_store(self) -> None:
         """It never fails."""
 
     def submit(self, queue: CommitQueue, entry: StoredEntry) -> None:

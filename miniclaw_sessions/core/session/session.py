@@ -212,7 +212,7 @@ class Session:
         journal = self.journal
         journal.home.owner.check()
         committer = journal.home.committer
-        committer.check_store()
+        await committer.check_store()
         while True:
             entry = None if idempotency_key is None else await journal.find_by_key(idempotency_key)
             entry = entry or journal.append(message, idempotency_key=idempotency_key)
@@ -246,7 +246,7 @@ class Session:
             StoreFull, StoreUnavailable: as for `add_message`.
             InvalidMessage, UnsavedLimit, SessionDeleted: as for `append`.
         """
-        self.journal.home.committer.check_store()
+        await self.journal.home.committer.check_store()
         unit = self.unit(has_one_key=False)
         await unit.look_up(key for key in idempotency_keys if key is not None)
         entries = unit.add_messages(messages, idempotency_keys=idempotency_keys)
@@ -281,7 +281,7 @@ class Session:
             StoreFull, StoreUnavailable, InvalidMessage, UnsavedLimit, SessionDeleted: as for `add_message`; nothing, or
                 all, was accepted.
         """
-        self.journal.home.committer.check_store()
+        await self.journal.home.committer.check_store()
         turn = [as_message(message) for message in messages]
         if usage is not None and not turn:
             raise InvalidMessage("a turn without messages has nothing that its usage could stand with; add a message")

@@ -255,7 +255,7 @@ class SessionTree:
         """Move the leaf and append what follows, all of it or nothing: a unit that is accepted."""
         journal = self._journal
         journal.require_transcript("the branch that is left")
-        journal.home.committer.check_store()
+        await journal.home.committer.check_store()
         target = None if entry_id is None else await journal.reader.get(entry_id)
         left_behind = None if instead_of is None else (instead_of[0], *instead_of[1])
         found = await journal.reader.window_at(target, left=left_behind)

@@ -347,7 +347,7 @@ class Turn:
         accepted: a turn that is refused must leave a call open that a person may still agree to.
         """
         journal = self._journal
-        journal.home.committer.check_store()
+        await journal.home.committer.check_store()
         unit = Unit(journal)
         for call in open_calls([*journal.summary(), *journal.conversation.window.newest_step()]):
             unit.add_message(Message.tool_result(call, ABANDONED, is_error=True), continues=True)
@@ -363,7 +363,7 @@ class Turn:
     async def _open(self, opening: Opening) -> MessageEntry:
         """Commit what the turn begins with, in its place, and find the message that is answered."""
         journal = self._journal
-        journal.home.committer.check_store()
+        await journal.home.committer.check_store()
         branch, target, waiting, moves = await self._place(opening.at)
         before = branch.messages()
         left = [call for call in open_calls(before) if call.id not in waiting]

@@ -294,7 +294,7 @@ class Unit:
             LeafMoved: as for `accept`.
             StoreFull, StoreUnavailable, InvalidMessage, UnsavedLimit, SessionDeleted: as for `Session.add_message`.
         """
-        self.journal.home.committer.check_store()
+        await self.journal.home.committer.check_store()
         if self._entries:
             self._accept(if_leaf, if_sequence)
         await self.journal.saved()

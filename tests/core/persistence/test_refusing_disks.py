@@ -74,6 +74,34 @@ async def test_messages_are_refused_reading_goes_on_and_it_heals_by_itself(
         assert texts == ["before", "accepted", "after"]
 
 
+@pytest.mark.parametrize("call", ["add_message", "saved"])
+async def test_a_caller_who_tries_again_without_a_pause_does_not_keep_the_store_from_coming_back(
+    tmp_path: Path, call: str
+) -> None:
+    clock, store = FakeClock(), FaultyStore(MemoryStore())
+
+    async def pass_time() -> None:
+        while True:
+            await clock.advance(1)
+
+    async with SessionManager(tmp_path / "w", store=store, clock=clock) as manager, anyio.create_task_group() as tasks:
+        session = await manager.get_or_create("a", "1")
+        store.fail_next(3)
+        tasks.start_soon(pass_time)
+        refused = 0
+        while True:
+            try:
+                if call == "add_message" or refused == 0:
+                    await session.add_message(Message.user("x"), idempotency_key="x")
+                await session.saved()
+                break
+            except StoreUnavailable:
+                refused += 1
+        assert refused > 0
+        tasks.cancel_scope.cancel()
+    assert [message.text for message in session.messages()] == ["x"]
+
+
 class HalvingClock(FakeClock):
     """Its jitter is half of what it is given."""
 

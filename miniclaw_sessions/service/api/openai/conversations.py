@@ -390,7 +390,7 @@ async def _add_new(session: Session, items: Sequence[Item], last: _Last, idempot
         given_ids = _given_ids(items)
         there = await find_items(session, given_ids)
         new = _new_items(items, there)
-        session.journal.home.committer.check_store()
+        await session.journal.home.committer.check_store()
         unit = session.unit()
         for place, message in enumerate(to_messages(new)):
             unit.add_message(message, idempotency_key=idempotency_key if place == 0 else None)
