@@ -241,12 +241,17 @@ class Here(Daemon):
 TOKEN = "0123456789abcdef0123456789abcdef"
 
 
-@asynccontextmanager
-async def on_tcp(directory: Path) -> AsyncIterator[str]:
-    """The URL of a daemon, a process of its own, that takes `TOKEN`."""
+def with_token(directory: Path) -> dict[str, str]:
+    """The setting with which a daemon takes `TOKEN`."""
     token = directory / "token"
     token.touch(mode=0o600)
     token.write_text(TOKEN)
-    async with Process(directory, MINICLAW_LISTEN_TCP="127.0.0.1:0", MINICLAW_LISTEN_TOKEN_FILE=str(token)) as daemon:
+    return {"MINICLAW_LISTEN_TOKEN_FILE": str(token)}
+
+
+@asynccontextmanager
+async def on_tcp(directory: Path) -> AsyncIterator[str]:
+    """The URL of a daemon, a process of its own, that takes `TOKEN`."""
+    async with Process(directory, MINICLAW_LISTEN_TCP="127.0.0.1:0", **with_token(directory)) as daemon:
         ready = await daemon.notice("READY=1")
         yield f"http://127.0.0.1:{ready.rpartition(':')[2].split(',')[0].split()[0]}"
