@@ -76,7 +76,7 @@ async def events(calls: Calls) -> AsyncGenerator[Heard | None, None]:
                 if is_silent:
                     raise Unreachable("Feishu's long connection is silent: it does not answer a ping") from None
                 is_silent = True
-                ping_at += ping_s
+                ping_at = anyio.current_time() + ping_s  # the answer has all of it, however late the ping is
                 await connection.send_bytes(ping)
                 yield None
                 continue
