@@ -63,3 +63,13 @@ def test_paper_has_the_conversation_alone_whole_and_in_colours_that_print(
     assert colours == ["rgb(255, 255, 255)", "rgb(0, 0, 0)"]
     assert page.evaluate("document.documentElement.scrollHeight >= document.querySelector('pre').scrollHeight")
     assert page.locator("pre").evaluate("one => one.scrollHeight <= one.clientHeight + 1"), "nothing is cut off"
+
+
+@pytest.mark.parametrize(("width", "share"), [(1360, (0.4, 0.6)), (390, (0.85, 1.0))])
+def test_a_new_conversation_begins_in_the_middle_and_on_a_phone_where_the_thumb_is(
+    open_page: Callable[..., Page], width: int, share: tuple[float, float]
+) -> None:
+    page = open_page("#/new", viewport={"width": width, "height": 800})
+    box = page.get_by_role("textbox", name="Write a message").bounding_box()
+    assert box is not None
+    assert share[0] < (box["y"] + box["height"] / 2) / 800 < share[1]
