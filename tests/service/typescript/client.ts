@@ -1,28 +1,14 @@
 // Chats, pages and tails with a client whose types are all generated: `node out/client.js URL TOKEN`.
 // What it saw is printed as one line of JSON, for the test to look at.
 import createClient from "openapi-fetch";
+import { events } from "./events.js";
 import type { components, paths } from "./schema.js";
 
 type Schemas = components["schemas"];
-type ServerSentEvent = { id: string; event: string; data: string };
 
 const [baseUrl, token] = process.argv.slice(2);
 const client = createClient<paths>({ baseUrl, headers: { Authorization: `Bearer ${token}` } });
 const session_id = "web_7";
-
-async function* events(body: ReadableStream<Uint8Array> | null): AsyncGenerator<ServerSentEvent> {
-  let rest = "";
-  const decoder = new TextDecoder();
-  for await (const piece of body ?? []) {
-    const blocks = (rest + decoder.decode(piece, { stream: true })).split("\n\n");
-    rest = blocks.pop() ?? "";
-    for (const block of blocks) {
-      const fields = new Map(block.split("\n").map((line) => line.split(/: (.*)/s, 2) as [string, string]));
-      const event = fields.get("event");
-      if (event) yield { id: fields.get("id") ?? "", event, data: fields.get("data") ?? "" };
-    }
-  }
-}
 
 async function chat(message: string): Promise<string> {
   const { data, error } = await client.POST("/v1/chat", { body: { channel: "web", chat_id: "7", message } });
