@@ -106,36 +106,55 @@ async def show_messages(context: Context, request: ShowMessages) -> Stream:
     if request.before is not None or request.after is not None:
         return large_reply(context, "messages", partial(_page, session, request))
     # As they are kept, and decoded one by one while they are sent: readers that stall would each hold a copy of them.
-    final = session.journal.final_sequence
-    kept = (one for one in session.journal.conversation.window.kept if one.sequence <= final)
-    shown: list[Message | Kept] = [*session.journal.summary(), *kept]
+    journal = session.journal
+    kept = (one for one in journal.conversation.window.kept if one.sequence <= journal.final_sequence)
+    shown: list[Message | Kept] = [*journal.summary(), *kept]
     documents = (_document(one) for one in shown[-request.limit :])
-    about = {"earlier": len(shown) > request.limit or session.journal.evicted > 0, "later": False}
+    is_cut = journal.kept_from > 0 or not journal.conversation.window_is_whole
+    earlier = len(shown) > request.limit or (is_cut and journal.home.store.keeps_entries)
+    about = {"earlier": earlier, "later": False}
     return Stream(document_in_pieces(about, "messages", map(msgspec.json.encode, documents)))
 
 
 async def _page(session: Session, request: ShowMessages) -> tuple[dict[str, Any], Iterable[bytes]]:
     """The newest messages before a place, of the branch there; or the oldest of the current branch after one."""
-    limit, after = request.limit, request.after or 0
-    found: deque[MessageEntry] = deque(maxlen=limit + 1)  # newest first
-    if request.before is not None:
-        before = min(request.before, session.journal.final_sequence + 1)
-        async for entry in walk_back(session, before):
-            if isinstance(entry, MessageEntry) and entry.sequence < before:
-                found.append(entry)
-                if len(found) > limit:
-                    break
-        page = list(found)[:limit][::-1]
-        about = {"earlier": len(found) > limit, "later": True}
-    else:
-        async for entry in session.tree.walk():
-            if entry.sequence <= after:
-                break
-            if isinstance(entry, MessageEntry) and entry.sequence <= session.journal.final_sequence:
-                found.append(entry)
-        page = list(found)[::-1][:limit]
-        about = {"earlier": after > 0, "later": len(found) > limit}
+    read = _read_after if request.before is None else _read_before
+    page, earlier, later = await read(session, request)
+    about = {"earlier": earlier, "later": later}
     return about, (msgspec.json.encode(entry_document(entry)) for entry in page)
+
+
+_Page = tuple[list[MessageEntry], bool, bool]
+"""Messages, oldest first, and whether there are earlier and later ones."""
+
+
+async def _read_before(session: Session, request: ShowMessages) -> _Page:
+    final, before = session.journal.final_sequence, request.before or 0
+    found, newest = list[MessageEntry](), session.journal.conversation.window.kept[-1:]
+    later = any(before <= one.sequence <= final for one in newest)
+    async for entry in walk_back(session, min(before, final + 1)):
+        if isinstance(entry, MessageEntry) and entry.sequence <= final:
+            if entry.sequence >= before:
+                later = True
+            elif len(found) == request.limit:
+                return found[::-1], True, later
+            else:
+                found.append(entry)
+    return found[::-1], False, later
+
+
+async def _read_after(session: Session, request: ShowMessages) -> _Page:
+    final, limit, after = session.journal.final_sequence, request.limit, request.after or 0
+    oldest: deque[MessageEntry] = deque(maxlen=limit + 1)  # of those behind the place, the newest first
+    earlier = False
+    async for entry in session.tree.walk():
+        if isinstance(entry, MessageEntry) and entry.sequence <= final:
+            if entry.sequence <= after:
+                earlier = True
+                break
+            oldest.append(entry)
+    page = list(oldest)[::-1]
+    return page[:limit], earlier, len(page) > limit
 
 
 def _document(shown: Message | Kept) -> dict[str, Any]:
