@@ -157,10 +157,15 @@ async def _read_after(session: Session, request: ShowMessages) -> _Page:
     return page[:limit], earlier, len(page) > limit
 
 
+_PLACE = ("id", "sequence")
+"""What a message that stands in the session always has, and a summary never: a message may have a field `summary`."""
+
+
 def _document(shown: Message | Kept) -> dict[str, Any]:
     if isinstance(shown, Kept):  # what `entry_document` makes of the entry, without reading it into a message
         return {"content": "", **orjson.loads(shown.encoded), "id": shown.id, "sequence": shown.sequence}
-    return {**message_document(shown), "summary": True}
+    document = {**message_document(shown), "summary": True}
+    return {name: value for name, value in document.items() if name not in _PLACE}
 
 
 def entry_document(entry: MessageEntry) -> dict[str, Any]:

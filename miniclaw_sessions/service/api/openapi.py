@@ -456,7 +456,9 @@ _BY_HAND: dict[str, Any] = {
                 "properties": {
                     "id": {"type": "string", "description": "The entry's id."},
                     "sequence": {"type": "integer", "description": "The entry's sequence, for `before` and `after`."},
-                    "summary": {"type": "boolean", "description": "It stands for what was compacted."},
+                    "summary": {
+                        "description": "true, and no sequence: it stands for what was compacted. Else a message's own."
+                    },
                 },
             },
         ],

@@ -186,7 +186,7 @@ class Fork(Body, kw_only=True):
 class MessagesReply(Reply, kw_only=True):
     """Messages, oldest first, each with its entry's id and sequence; `earlier` and `later` say whether there are more.
 
-    A message that is a summary has `summary: true`, and the id of the compaction.
+    A message that is a summary has `summary: true`, and neither id nor sequence.
     """
 
     messages: list[ShownMessageDocument]

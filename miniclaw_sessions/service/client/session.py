@@ -577,5 +577,8 @@ def as_dict(message: Said) -> dict[str, Any]:
 
 def _shown(document: dict[str, Any]) -> ShownMessage:
     fields = dict(document)
-    entry_id, sequence, is_summary = fields.pop("id", ""), fields.pop("sequence", 0), fields.pop("summary", False)
-    return ShownMessage(message_from_dict(fields), entry_id, sequence, is_summary)
+    if "sequence" not in fields:  # only a summary has no place: a field `summary` may be a message's own
+        del fields["summary"]
+        return ShownMessage(message_from_dict(fields), is_summary=True)
+    entry_id, sequence = fields.pop("id"), fields.pop("sequence")
+    return ShownMessage(message_from_dict(fields), entry_id, sequence)

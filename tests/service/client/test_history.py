@@ -8,7 +8,7 @@ import pytest
 
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.manager import SessionManager
-from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.protocol.messages import Message, message_from_dict
 from miniclaw_sessions.service.client import Client, ClientSession, connect
 from miniclaw_sessions.service.client.session import Page
 
@@ -58,6 +58,29 @@ async def test_what_was_compacted_stands_before_its_summary(client: Client) -> N
     await session.compact(summary="0 and 1 were said", first_kept_entry_id=kept.id)
     assert sides(await session.history()) == (2, True, False)
     assert sides(await session.history(before=kept.sequence)) == (2, False, True)
+
+
+@pytest.mark.parametrize("own", ["in short", True, {"n": 1}])
+async def test_a_messages_own_field_makes_no_summary_of_it(client: Client, own: object) -> None:
+    said = {"role": "user", "content": "x", "summary": own}
+    session = await client.get_or_create("a", "1")
+    entry = await session.add_message(said)
+    for page in (await session.history(), await session.history(after=0)):
+        (shown,) = page.messages
+        assert (shown.is_summary, shown.id, shown.sequence) == (False, entry.id, entry.sequence)
+        assert (shown.message.extra or {})["summary"] == own
+
+
+async def test_a_summary_has_no_place_whatever_fields_its_messages_have(short_path: Path) -> None:
+    named = message_from_dict({"role": "user", "content": "kept", "id": "foreign", "sequence": 77, "summary": "own"})
+    async with SessionManager(short_path) as manager, connect(manager) as client:
+        session = await manager.get_or_create("a", "1")
+        await session.add_messages(MANY[:2])
+        await session.tree.append_compaction("0 was said", None, messages=[named])
+        await session.add_message(MANY[2])
+        page = await client.session("a_1").history()
+    shown = [(one.message.text, one.is_summary, one.sequence) for one in page.messages]
+    assert shown == [("0 was said", True, 0), ("kept", True, 0), ("2", False, 4)]
 
 
 @pytest.mark.parametrize("session_settings", [SessionSettings(store="none:")])
