@@ -105,7 +105,7 @@ WITHOUT_CLASS: dict[tuple[int, str], str] = {
     (404, "not_found"): "there is nothing at this path",
     (405, "method_not_allowed"): "this path has no such method",
     (408, "timeout"): "the body did not arrive in time",
-    (409, "conflict"): "another request changes the same at this time; try again",
+    (409, "conflict"): "another request changes the same at this time, and it may be tried again; or the key is taken",
     (409, "response_in_progress"): "the response before is not there yet; wait for it, or cancel it",
     (412, "leaf_moved"): "the session is not any more as `If-Match` demands; nothing was changed",
     (413, "body_too_large"): "the body is longer than `listen.max_body_bytes`",

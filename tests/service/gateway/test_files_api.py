@@ -136,6 +136,20 @@ async def test_what_cannot_be_kept_is_refused_by_name_and_makes_nothing(client: 
     assert await served.manager.count() == 0
 
 
+async def test_a_key_whose_session_is_no_file_is_refused_and_the_session_stays(
+    client: AsyncOpenAI, served: Served
+) -> None:
+    headers = {"Idempotency-Key": "k"}
+    made = await client.files.create(file=("a.txt", b"x"), purpose="user_data", extra_headers=headers)
+    session_id = made.id.replace("file-", "files_")
+    await served.manager.delete(session_id)
+    said = await served.unix.post(f"/v1/sessions/{session_id}/messages", json={"role": "user", "content": "mine"})
+    assert said.status_code == 201
+    with pytest.raises(openai.ConflictError, match="is no file; use another key") as refused:
+        await client.files.create(file=("a.txt", b"x"), purpose="user_data", extra_headers=headers)
+    assert (refused.value.code, await served.manager.count()) == ("conflict", 1)
+
+
 def test_a_form_is_read_whatever_is_in_its_files() -> None:
     head = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a%22\\\\.txt"\r\nContent-Type: x\r\n\r\n'
     form = read_form(head + b"x--b\r\n\r\n-- bx" + b"\r\n--b--\r\n")

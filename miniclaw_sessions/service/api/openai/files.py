@@ -132,7 +132,11 @@ async def create_file(context: Context, request: CreateFile) -> File:
                 await context.manager.delete(session.session_id, if_sequence=0)  # a refused request makes nothing
             raise
     await session.saved()
-    return _reply(context, session, _about(session))
+    try:
+        return _reply(context, session, _about(session))
+    except msgspec.ValidationError:
+        sentence = "the session that this Idempotency-Key stands for exists and is no file; use another key"
+        raise RequestError(409, "conflict", sentence, details={"session_id": session.session_id}) from None
 
 
 async def _file_of(context: Context, body: Upload) -> tuple[Attached, str]:
