@@ -44,10 +44,11 @@ class BranchMap:
         if isinstance(entry, LeafMove):
             self.leaf = 0 if entry.target_id is None else entry.target_sequence or expected
             self.cleared_at = sequence if entry.target_id is None else self.cleared_at
-        elif moves_leaf(entry):
-            if (parent := place_of_parent(entry)) != sequence - 1:
-                self._jumps.append(sequence)
-                self._parents.append(parent)
+            return
+        if (parent := place_of_parent(entry)) != sequence - 1:  # metadata too: older versions go on there
+            self._jumps.append(sequence)
+            self._parents.append(parent)
+        if moves_leaf(entry):
             self.leaf = sequence
 
     def path(self) -> list[tuple[int, int]]:

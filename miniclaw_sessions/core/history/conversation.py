@@ -23,6 +23,7 @@ from miniclaw_sessions.core.history.state import NO_COMPACTION, Snapshot, State,
 from miniclaw_sessions.core.history.window import Packed, Window
 from miniclaw_sessions.core.protocol.encoding import encode_entry
 from miniclaw_sessions.core.protocol.entries import (
+    COPIES,
     FORK,
     INCOMPLETE,
     METADATA,
@@ -38,6 +39,7 @@ from miniclaw_sessions.core.protocol.entries import (
     ThinkingLevelChange,
     moves_leaf,
     place_of_parent,
+    without_wrong_texts,
 )
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Role, message_from_dict, provider_of
@@ -207,8 +209,8 @@ class Conversation:
 
     @property
     def _is_copying(self) -> bool:
-        """Whether a fork is being made, whose messages are copies."""
-        return self.state.metadata.get(INCOMPLETE) == FORK
+        """Whether a fork is being made, or restored, whose messages are copies."""
+        return self.state.metadata.get(INCOMPLETE) == FORK or COPIES in self.state.metadata
 
     def _note_model(self, entry: MessageEntry) -> None:
         """Note the model that answered as the current one."""
@@ -312,6 +314,6 @@ def _metadata_of(entry: Entry) -> Mapping[str, Any]:
         case ThinkingLevelChange():
             return {"thinking_level": entry.thinking_level or None}
         case Custom(custom_type=custom_type) if custom_type == METADATA:
-            return deepcopy(entry.data)  # the caller may still change the lists in it
+            return without_wrong_texts(deepcopy(entry.data))  # the caller may still change the lists in it
         case _:
             return {}

@@ -14,7 +14,7 @@ from miniclaw_sessions.core.protocol.encoding import decode_entry
 from miniclaw_sessions.core.protocol.entries import Entry, LeafMove, moves_leaf
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.session import Journal, Session
-from miniclaw_sessions.core.session.copying import adopt_all, but_for_unfinished, copy_branch, storable
+from miniclaw_sessions.core.session.copying import adopt_all, as_restored, copy_branch, storable
 from miniclaw_sessions.core.stores.base import SessionHead
 from miniclaw_sessions.core.stores.jsonl.lines import head_in
 from miniclaw_sessions.encryption import DamagedSeal
@@ -57,7 +57,7 @@ async def restore(registry: SessionRegistry, archive: Archive, session_id: str) 
                 raise NotArchived(session_id)
             entries = ArchivedEntries()
             if journal.home.store.keeps_entries:
-                await adopt_all(journal, but_for_unfinished(entries.read(lines, journal)))
+                await adopt_all(journal, as_restored(entries.read(lines, journal)))
             else:  # no transcript is kept: the messages of the branch that they end with
                 whole = Session.new(window=journal.conversation.window.capacity).journal
                 await adopt_all(whole, entries.read(lines, journal))

@@ -31,7 +31,7 @@ from miniclaw_sessions.core.history.state import (
 )
 from miniclaw_sessions.core.history.window import Kept, Packed
 from miniclaw_sessions.core.protocol.encoding import decode_message, encode_message
-from miniclaw_sessions.core.protocol.entries import INCOMPLETE, place_of_parent
+from miniclaw_sessions.core.protocol.entries import INCOMPLETE, place_of_parent, without_wrong_texts
 from miniclaw_sessions.core.protocol.json_values import STORED_DEPTH, check_json, instant, parse_json
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message, Role, message_from_dict
@@ -289,7 +289,7 @@ def _assemble(file: State, key: SessionKey, kept: Sequence[Kept], extra: dict[st
     file.session_id, (file.channel, file.chat_id) = key.session_id, key
     file.last_accessed = _same(file.last_accessed, file.updated_at)
     file.leaf_id, file.leaf_sequence = _same(file.leaf_id, file.ids[-1] if file.ids else None), place
-    check_json(file.metadata)
+    file.metadata = without_wrong_texts(check_json(file.metadata))
     file.messages, file.sequences, file.ids, file.parents, file.crc32 = NO_MESSAGES, (), (), {}, ""
     return Snapshot(file, kept, check_json(extra or {}))
 

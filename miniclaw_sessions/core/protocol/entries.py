@@ -9,6 +9,7 @@ root). An entry of a type from a newer version is kept byte for byte.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -19,6 +20,9 @@ from miniclaw_sessions.core.protocol.parts import EXTRA, OTHER, Instant, ToolCal
 METADATA = "metadata"
 """The `custom_type` of entries that set a session's free metadata; a value of None removes the key."""
 
+TEXTS = frozenset({"title", "agent_id", "provider", "model", "thinking_level"})
+"""Metadata that are texts, to which lists, searches and exports trust; a file from elsewhere may say anything."""
+
 OWN_METADATA = "session."
 """The prefix of metadata that sessions set themselves; callers may not set it."""
 
@@ -27,6 +31,9 @@ INCOMPLETE = OWN_METADATA + "incomplete"
 
 FORK = "fork"
 """The value of `INCOMPLETE` while a fork is made: the copied messages were paid for in another session."""
+
+COPIES = OWN_METADATA + "copies"
+"""Set in a restored fork while its copied messages follow, in place of `INCOMPLETE`."""
 
 SOURCE = OWN_METADATA + "source"
 """The source of an imported session: format, id and header of the file."""
@@ -225,6 +232,11 @@ def waiting_calls(entry: Entry) -> dict[str, WaitingCall] | None:
 def moves_leaf(entry: Entry) -> bool:
     """Whether an entry becomes the leaf: free metadata belongs to the session as a whole, and does not."""
     return not (isinstance(entry, Custom) and entry.custom_type == METADATA)
+
+
+def without_wrong_texts(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata without those that should be texts (`TEXTS`), and are none."""
+    return {name: value for name, value in metadata.items() if name not in TEXTS or isinstance(value, str | None)}
 
 
 def original_id(entry: EntryBase) -> str:

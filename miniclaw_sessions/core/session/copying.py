@@ -10,9 +10,12 @@ import msgspec
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.core.history.branch import rejoined
+from miniclaw_sessions.core.history.links import Links
 from miniclaw_sessions.core.history.placing import Places
 from miniclaw_sessions.core.protocol.encoding import encode_entry
 from miniclaw_sessions.core.protocol.entries import (
+    COPIES,
+    FORK,
     INCOMPLETE,
     METADATA,
     OWN_METADATA,
@@ -65,7 +68,7 @@ async def copy_session(source: Journal, target: Journal, leaf_id: str | None) ->
         await adopt_all(target, but_for_unfinished(source.reader.entries([])))
     else:
         path = [entry async for entry in source.reader.walk(await source.reader.get(leaf_id))][::-1]
-        await adopt_all(target, _each(path))
+        await adopt_all(target, _each(rejoined(path)))
         for target_id, label in await _labels_on(source, path):
             unit = Unit(target)
             unit.add(Label, target_id=target_id, label=label)
@@ -127,8 +130,24 @@ def _copy_metadata(
 async def but_for_unfinished(entries: AsyncIterator[Entry]) -> AsyncIterator[Entry]:
     """Without what says that the source was unfinished once, and is no more: the copy still is."""
     async for entry in entries:
-        if not (isinstance(entry, Custom) and entry.custom_type == METADATA and entry.data.keys() == {INCOMPLETE}):
+        if not _says_unfinished(entry):
             yield entry
+
+
+async def as_restored(entries: AsyncIterator[Entry]) -> AsyncIterator[Entry]:
+    """As `but_for_unfinished`, for a session that comes back; which messages are paid for elsewhere is kept."""
+    async for entry in entries:
+        if isinstance(entry, Custom) and _says_unfinished(entry):
+            if INCOMPLETE not in entry.data:
+                yield entry
+            elif (purpose := entry.data[INCOMPLETE]) in (FORK, None):
+                yield msgspec.structs.replace(entry, data={COPIES: purpose})
+        else:
+            yield entry
+
+
+def _says_unfinished(entry: Entry) -> bool:
+    return isinstance(entry, Custom) and entry.custom_type == METADATA and entry.data.keys() in ({INCOMPLETE}, {COPIES})
 
 
 async def adopt_all(target: Journal, entries: AsyncIterator[Entry], places: Places | None = None) -> None:
@@ -181,12 +200,13 @@ async def _placed(entries: AsyncIterator[Entry], last: int, places: Places) -> A
 
     Every message that is kept has a time (miniclaw); one that came without has its entry's.
     """
+    links = Links(is_whole=True)
     async for entry in entries:
         last += 1
-        timed = entry
+        timed = links.follow(entry)
         if isinstance(entry, MessageEntry) and entry.message.timestamp is None:
             message = msgspec.structs.replace(entry.message, timestamp=in_utc(entry.timestamp))
-            timed = msgspec.structs.replace(entry, message=message)
+            timed = msgspec.structs.replace(timed, message=message)
         placed = places.place(timed, last)
         yield placed, encode_entry(placed)
 

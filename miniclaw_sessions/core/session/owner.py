@@ -74,19 +74,19 @@ def guarded(
 
 
 def _guarded(method: _Call, owner_of: Callable[[Any], Owner | None]) -> _Call:
-    async def awaited(self: Any, *args: Any, **options: Any) -> Any:
+    async def awaited(self: Any, /, *args: Any, **options: Any) -> Any:
         if (owner := owner_of(self)) is not None:
             owner.check()
         return await method(self, *args, **options)
 
-    async def iterated(self: Any, *args: Any, **options: Any) -> AsyncGenerator[Any, None]:
+    async def iterated(self: Any, /, *args: Any, **options: Any) -> AsyncGenerator[Any, None]:
         if (owner := owner_of(self)) is not None:
             owner.check()
         async with aclosing(method(self, *args, **options)) as items:
             async for item in items:
                 yield item
 
-    def called(self: Any, *args: Any, **options: Any) -> Any:
+    def called(self: Any, /, *args: Any, **options: Any) -> Any:
         if (owner := owner_of(self)) is not None:
             owner.check()
         return method(self, *args, **options)

@@ -16,9 +16,10 @@ from miniclaw_sessions.core.history.branch import (
 from miniclaw_sessions.core.history.branch_memory import BranchMemory
 from miniclaw_sessions.core.history.compaction import TokenCounter, count_by_characters
 from miniclaw_sessions.core.history.conversation import Conversation
+from miniclaw_sessions.core.history.links import Links
 from miniclaw_sessions.core.persistence.committer import CommitQueue
 from miniclaw_sessions.core.protocol.encoding import decode_message, encode_message
-from miniclaw_sessions.core.protocol.entries import Entry, LeafMove
+from miniclaw_sessions.core.protocol.entries import Entry, LeafMove, moves_leaf
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.stores.base import Store, StoredEntry, decode_stored, stored_entry
 from miniclaw_sessions.core.stores.branches import FIRST_PAGE, read_branch, walk_up
@@ -85,12 +86,21 @@ class TreeReader:
             raise EntryNotFound(self._session_id, entry_id)
         return entry
 
+    async def on_branch(self, entry_id: str) -> Entry | None:
+        """The entry with this id, as `get`; for metadata, which no branch has, what they follow. None: the root."""
+        entry = await self.get(entry_id)
+        while not moves_leaf(entry):
+            if entry.parent_id is None:
+                return None
+            entry = await self.get(entry.parent_id)
+        return entry
+
     async def entries(self, problems: list[str], *, after: int = 0, in_place: bool = False) -> AsyncIterator[Entry]:
         """All behind a place, oldest first; what cannot be read is left out, and described in `problems`.
 
-        With `in_place`, only those that `read_in_place` gives.
+        What follows such an entry follows the one before it. With `in_place`, only those that `read_in_place` gives.
         """
-        limit = FIRST_PAGE
+        limit, links = FIRST_PAGE, Links(is_whole=after == 0)
         while page := (
             await self.read_in_place(after=after, limit=limit)
             if in_place
@@ -101,8 +111,9 @@ class TreeReader:
                     entry = decode_stored(stored)
                 except InvalidMessage as error:
                     problems.append(f"entry {stored.entry_id} is damaged and is left out: {error}")
+                    links.leave_out(stored.sequence)
                 else:
-                    yield entry
+                    yield links.follow(entry)
             after, limit = page[-1].sequence, min(2 * limit, PAGE)
 
     # --- branches ----------------------------------------------------------------------------------------------------

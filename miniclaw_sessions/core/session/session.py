@@ -451,6 +451,7 @@ class Session:
 
     def update(
         self,
+        /,
         *,
         title: str | UnsetType | None = UNSET,
         model: str | UnsetType | None = UNSET,

@@ -7,7 +7,7 @@ that was said is ever lost by it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -180,10 +180,30 @@ class SessionTree:
             TurnInProgress: this very task holds the session's turn.
             StoreFull, StoreUnavailable, UnsavedLimit, SessionDeleted: as for `Session.add_message`.
         """
+        added = await self.branch_with_entries(entry_id, lambda unit: _add_turn(unit, then), if_leaf=if_leaf)
+        return [entry.id for entry in added]
+
+    async def branch_with_entries(
+        self, entry_id: str | None, add: Callable[[Unit], object], *, if_leaf: str | None = None
+    ) -> list[Entry]:
+        """Go back to an entry, and append what `add` adds to a unit: together with the move, or not at all.
+
+        Args:
+            entry_id: where to go on from; None is the root.
+            add: adds entries of any kind; it is called once, and may raise.
+            if_leaf: as for `branch`.
+
+        Returns:
+            The entries that stand there now, as they are stored.
+
+        Raises:
+            EntryNotFound, LeafMoved, TranscriptNotKept, InvalidMessage, TurnInProgress, StoreFull, StoreUnavailable,
+                UnsavedLimit, SessionDeleted: as for `branch`.
+        """
         async with self._journal.between_turns():
-            unit = await self._move_leaf(entry_id, then, if_leaf=if_leaf)
+            unit = await self._move_leaf(entry_id, add, if_leaf=if_leaf)
         await unit.saved()
-        return [entry.id for entry in unit.entries if isinstance(entry, MessageEntry)]
+        return unit.entries[1:]
 
     async def branch_with_summary(self, entry_id: str | None, summary: str) -> str:
         """Go back to an entry, with a summary for the model of what happened on the branch that is left.
@@ -199,12 +219,20 @@ class SessionTree:
             EntryNotFound, TurnInProgress, StoreFull, StoreUnavailable, UnsavedLimit, SessionDeleted: as for `branch`.
             InvalidMessage: the summary cannot be stored, or is too large.
         """
-        async with self._journal.between_turns():
-            unit = await self._move_leaf(entry_id, summary=summary)
-        await unit.saved()
-        return unit.entries[-1].id
 
-    async def replace(self, entry_id: str, messages: Sequence[Message] = ()) -> None:
+        def add(unit: Unit) -> None:
+            unit.add(BranchSummary, summary=summary, from_id=self._journal.conversation.state.leaf_id or "root")
+
+        return (await self.branch_with_entries(entry_id, add))[-1].id
+
+    async def replace(
+        self,
+        entry_id: str,
+        messages: Sequence[Message] = (),
+        *,
+        without: Collection[str] = (),
+        if_leaf: str | None = None,
+    ) -> None:
         """Go on without an entry of the current branch: what follows it is appended again, as copies, without it.
 
         The leaf moves to before the entry, and all of it is accepted together or not at all: as much is appended as
@@ -214,60 +242,63 @@ class SessionTree:
         Args:
             entry_id: the entry.
             messages: what stands in its place.
+            without: the ids of later entries that are left out, too.
+            if_leaf: as for `branch`; None: what is said meanwhile follows, too.
 
         Raises:
             EntryNotFound: the current branch has no such entry.
-            LeafMoved: another process said something meanwhile; nothing was changed.
+            LeafMoved: the leaf is not `if_leaf` any more, or another process said something meanwhile; nothing was
+                changed.
             TranscriptNotKept, TurnInProgress, StoreFull, StoreUnavailable, UnsavedLimit, SessionDeleted: as for
                 `branch`.
         """
         journal = self._journal
         async with journal.between_turns():
             while True:
-                leaf_id = journal.conversation.state.leaf_id
-                replaced = await self._and_following(entry_id)
-                parent_id = replaced[0].parent_id
+                leaf_id = (journal.conversation.state.leaf_id or "") if if_leaf is None else if_leaf
+                left = await self._and_following(entry_id)
+
+                def add(unit: Unit, left: Sequence[Entry] = left) -> None:
+                    _add_turn(unit, messages)
+                    copied = [entry for entry in left[1:] if entry.id not in without]
+                    unit.add_copies(copied, instead_of=left[0].sequence)
+
                 try:
-                    unit = await self._move_leaf(parent_id, messages, instead_of=replaced, if_leaf=leaf_id or "")
-                except LeafMoved:  # another entry came meanwhile, which follows it, too
-                    continue
+                    unit = await self._move_leaf(left[0].parent_id, add, left=left, if_leaf=leaf_id)
+                except LeafMoved:
+                    if if_leaf is not None:
+                        raise
+                    continue  # another entry came meanwhile, which follows it, too
                 break
         await unit.saved()
 
-    async def _and_following(self, entry_id: str) -> tuple[Entry, list[Entry]]:
+    async def _and_following(self, entry_id: str) -> list[Entry]:
         """An entry of the current branch, and what follows it there."""
-        following: list[Entry] = []
+        found: list[Entry] = []
         async for entry in self.walk():
+            found.append(entry)
             if entry.id == entry_id:
-                return entry, following[::-1]
-            following.append(entry)
+                return found[::-1]
         raise EntryNotFound(self._journal.session_id, entry_id)
 
     async def _move_leaf(
         self,
         entry_id: str | None,
-        then: Sequence[Message] = (),
+        add: Callable[[Unit], object],
         *,
-        summary: str | None = None,
-        instead_of: tuple[Entry, Sequence[Entry]] | None = None,
+        left: Sequence[Entry] | None = None,
         if_leaf: str | None = None,
     ) -> Unit:
         """Move the leaf and append what follows, all of it or nothing: a unit that is accepted."""
         journal = self._journal
         journal.require_transcript("the branch that is left")
         await journal.home.committer.check_store()
-        target = None if entry_id is None else await journal.reader.get(entry_id)
-        left_behind = None if instead_of is None else (instead_of[0], *instead_of[1])
-        found = await journal.reader.window_at(target, left=left_behind)
+        target = None if entry_id is None else await journal.reader.on_branch(entry_id)
+        found = await journal.reader.window_at(target, left=left)
         unit = Unit(journal)  # nothing is waited for from here on
-        left = journal.conversation.state.leaf_id
-        unit.add(LeafMove, target_id=entry_id, target_sequence=None if target is None else target.sequence)
-        if summary is not None:
-            unit.add(BranchSummary, summary=summary, from_id=left or "root")
-        for place, message in enumerate(then):
-            unit.add_message(message, continues=place > 0)
-        if instead_of is not None:
-            unit.add_copies(instead_of[1], instead_of=instead_of[0].sequence)
+        place = (None, None) if target is None else (target.id, target.sequence)
+        unit.add(LeafMove, target_id=place[0], target_sequence=place[1])
+        add(unit)
         unit.accept(if_leaf=if_leaf, branch=found)
         return unit
 
@@ -417,3 +448,9 @@ class SessionTree:
             StoreUnavailable: the store cannot be read.
         """
         return (await self.get_transcript()).labels.get(entry_id)
+
+
+def _add_turn(unit: Unit, messages: Sequence[Message]) -> None:
+    """Add messages that are one turn."""
+    for place, message in enumerate(messages):
+        unit.add_message(message, continues=place > 0)

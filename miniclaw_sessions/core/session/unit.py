@@ -29,6 +29,7 @@ from miniclaw_sessions.core.protocol.entries import (
     SessionInfo,
     ThinkingLevelChange,
     original_id,
+    without_wrong_texts,
 )
 from miniclaw_sessions.core.protocol.messages import Message, dated
 from miniclaw_sessions.core.session.journal import Journal
@@ -122,6 +123,8 @@ class Unit:
             if own := [name for name in fields["data"] if name.startswith(OWN_METADATA)]:
                 sentence = f"metadata {own[0]!r} cannot be set: names that begin with {OWN_METADATA} are ours"
                 raise InvalidMessage(sentence)
+            if wrong := sorted(fields["data"].keys() - without_wrong_texts(fields["data"]).keys()):
+                raise InvalidMessage(f"metadata {wrong[0]!r} is a text; give a str, or None to remove it")
         elif kind in _IN_TRANSCRIPTS:
             self.journal.require_transcript(_IN_TRANSCRIPTS[kind])
         return self._add(kind, **fields)
@@ -223,6 +226,7 @@ class Unit:
 
     def add_metadata(
         self,
+        /,
         *,
         title: str | UnsetType | None = UNSET,
         model: str | UnsetType | None = UNSET,

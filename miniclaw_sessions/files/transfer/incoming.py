@@ -32,6 +32,7 @@ from miniclaw_sessions.core.protocol.entries import (
     MessageEntry,
     OtherEntry,
     moves_leaf,
+    without_wrong_texts,
 )
 from miniclaw_sessions.core.protocol.json_values import has_more_elements, parse_in_pieces, parse_json
 from miniclaw_sessions.core.protocol.keys import SessionKey
@@ -418,11 +419,11 @@ class Import:
         """
         if not isinstance(entry, Custom) or entry.custom_type != METADATA:
             return entry
-        own = {name: value for name, value in entry.data.items() if name.startswith(OWN_METADATA)}
+        others = without_wrong_texts({n: value for n, value in entry.data.items() if not n.startswith(OWN_METADATA)})
+        own = {name: value for name, value in entry.data.items() if name not in others}
         if not own:
             return entry
         self.report.note(Finding(0, Outcome.SET_ASIDE, f"entry {entry.id}: metadata {', '.join(own)} cannot be set"))
-        others = {name: value for name, value in entry.data.items() if name not in own}
         kind = METADATA if others else NOT_TAKEN
         return msgspec.structs.replace(entry, custom_type=kind, data=others or own)
 
@@ -519,9 +520,8 @@ def _key_of(facts: SessionFacts, name: str) -> SessionKey:
 def _describe(session: Session, facts: SessionFacts, form: Format, report: ImportReport) -> None:
     """Give a session what the file says of it as a whole."""
     known = session.metadata
-    changes: dict[str, Any] = {
-        name: value for name, value in facts.metadata.items() if name not in known and not name.startswith(OWN_METADATA)
-    }
+    free = {name: value for name, value in facts.metadata.items() if not name.startswith(OWN_METADATA)}
+    changes = without_wrong_texts({name: value for name, value in free.items() if name not in known})
     if facts.title and not session.title:
         changes["title"] = facts.title
     about = {

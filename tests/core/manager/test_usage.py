@@ -32,6 +32,7 @@ from miniclaw_sessions.service.api.fragments import ShowArticles, show_articles
 from miniclaw_sessions.service.api.service import Nothing, show_access
 from miniclaw_sessions.service.api.usage import ShowUsage, show_usage
 from miniclaw_sessions.statistics import UsageReport
+from miniclaw_sessions.testing import FakeClock
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.command_line import Cli, filled_by, serving
 
@@ -282,3 +283,21 @@ def test_the_command_shows_a_table_or_a_document(
         assert "--by week is none of" in cli("usage", "--by", "week").err
         document = cli("usage", "--since", "all", "--by", "model", "--json").document
     assert document["total"]["total_tokens"] == 1_011
+
+
+async def test_a_fork_that_expired_and_comes_back_is_not_paid_for_again(tmp_path: Path) -> None:
+    clock, settings = FakeClock(), SessionSettings(ttl_days=1.0, sweep_interval_s=1e9)
+    async with SessionManager(tmp_path / "w", clock=clock, settings=settings) as manager:
+        session = await manager.get_or_create("telegram", "1")
+        await session.add_messages([Message.user("?"), reply()])
+        await session.fork("telegram_2")
+        for _ in range(2):  # it comes back, expires again, and comes back
+            await clock.advance(0.6 * 86_400)
+            await session.add_message(Message.user("still here"))
+            await clock.advance(0.6 * 86_400)
+            assert (await manager.sweep()).sessions == ["telegram_2"]
+            fork = await manager.get_or_create("telegram", "2")
+            assert fork.messages()[:1] == session.messages()[:1]
+            await fork.add_messages([Message.user("and"), reply()])
+            await clock.advance(0.1)
+        assert (await manager.usage(by="chat")).total.cost == 3 * 0.5

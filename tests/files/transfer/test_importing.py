@@ -17,7 +17,7 @@ from miniclaw_sessions import Message, SessionKey, SessionManager, SessionSettin
 from miniclaw_sessions.core.history.branch import resolve
 from miniclaw_sessions.core.history.context import build_context
 from miniclaw_sessions.core.persistence.recovery import Progress
-from miniclaw_sessions.core.protocol.entries import INCOMPLETE, SOURCE, Custom, Entry, MessageEntry, moves_leaf
+from miniclaw_sessions.core.protocol.entries import INCOMPLETE, SOURCE, TEXTS, Custom, Entry, MessageEntry, moves_leaf
 from miniclaw_sessions.core.protocol.messages import ImagePart, TextPart
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.copying import NOT_STORED
@@ -646,3 +646,32 @@ async def test_a_file_ends_no_legal_hold_and_has_no_session_removed(tmp_path: Pa
             await manager.delete(made.session_id)
     async with opened(tmp_path) as manager:
         assert (await manager.find(made.session_id)).journal.legal_hold == "case 7"
+
+
+async def test_metadata_of_a_wrong_type_break_no_list_search_or_export(tmp_path: Path) -> None:
+    """A stranger's file with a number for a title made every list of the workspace fail, also after a restart."""
+    wrong = {"title": 5, "agent_id": [], "provider": {}, "model": 7, "thinking_level": True, "self": 1, "kept": 2}
+    lines: list[dict[str, Any]] = [
+        {"type": "session", "id": "x", "version": 1, "timestamp": "2026-01-01T00:00:00Z", "metadata": wrong},
+        {"type": "message", "id": "e1", "parent_id": None, "message": {"role": "user", "content": "imported"}},
+        {"type": "custom", "id": "e2", "parent_id": "e1", "custom_type": "metadata", "data": wrong},
+    ]
+    data = b"".join(json.dumps({"timestamp": "2026-01-01T00:00:00Z", **line}).encode() + b"\n" for line in lines)
+    async with opened(tmp_path) as manager:
+        report = await import_stream(manager, once(data), name="x", key=SessionKey("import", "x"))
+        assert any("title" in one.text and "cannot be set" in one.text for one in report.findings)
+    async with opened(tmp_path) as manager:
+        (row,) = await manager.list(last_words=True)
+        assert row.title is None
+        session = await manager.find("import_x")
+        assert session.metadata["kept"] == 2
+        assert not session.metadata.keys() & TEXTS
+        assert len((await manager.search("imported")).results) == 1
+        for form in WRITABLE:
+            assert b"".join([piece async for piece in export_session(manager, session.session_id, form)])
+        fork = await session.fork(leaf_id="e1")
+        assert fork.metadata["self"] == 1
+
+
+async def once(data: bytes) -> AsyncIterator[bytes]:
+    yield data

@@ -31,6 +31,9 @@ from miniclaw_sessions.errors import (
     StoreUnavailable,
 )
 from miniclaw_sessions.files.formats.outline import outline
+from miniclaw_sessions.files.formats.registry import format_named
+from miniclaw_sessions.files.transfer.exporting import export_session
+from miniclaw_sessions.files.transfer.importing import import_stream
 from miniclaw_sessions.testing import FaultyStore
 from tests.core.session.bench import Bench, Kind, say, told_by
 from tests.texts import texts_of
@@ -600,3 +603,37 @@ async def test_closing_meanwhile_leaves_no_half_fork(faulty: Bench) -> None:
         assert ("telegram_1", 3 * BATCH_ENTRIES) in found
         assert all(count == 3 * BATCH_ENTRIES for _, count in found)
         assert len(found) == 2 - bool(errors)
+
+
+async def test_a_fork_of_one_branch_has_all_of_it_though_the_branch_goes_on_behind_metadata(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path / "w") as manager:
+        session = await manager.get_or_create("telegram", "1")
+        await say(session, "my name is Ada")
+        session.update(topic="names")
+        await session.saved()
+        metadata = [entry async for entry in session.tree.read_entries()][-1]
+        await say(session, "left")
+        await session.tree.branch(metadata.id)
+        (last,) = await say(session, "what is my name?")
+        for leaf_id in (last, None):
+            fork = await session.fork(leaf_id=leaf_id)
+            assert texts_of((await fork.get_context()).messages) == ["my name is Ada", "what is my name?"]
+
+
+async def test_a_fork_and_what_is_exported_have_what_stands_before_a_damaged_line(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path / "w", store="jsonl:") as manager:
+        session = await manager.get_or_create("telegram", "1")
+        ids = await say(session, "m0", "m1", "m2", "m3")
+    (file,) = (tmp_path / "w" / "transcripts").rglob("*.jsonl")
+    file.write_bytes(file.read_bytes().replace(b'"m1"', b'"m1'))
+    async with SessionManager(tmp_path / "w", store="jsonl:") as manager:
+        session = await manager.get("telegram", "1")
+        for leaf_id in (ids[-1], None):
+            fork = await session.fork(leaf_id=leaf_id)
+            context = await fork.get_context()
+            assert (texts_of(context.messages), context.problems) == (["m0", "m2", "m3"], ())
+        for form in ("jsonl", "pi"):
+            pieces = export_session(manager, session.session_id, format_named(form))
+            again = await import_stream(manager, pieces, name="x", key=SessionKey("import", form))
+            context = await (await manager.find(again.session_id)).get_context()
+            assert (texts_of(context.messages), context.problems) == (["m0", "m2", "m3"], ())
