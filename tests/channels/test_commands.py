@@ -299,6 +299,12 @@ async def test_what_is_no_command_goes_to_the_model(room: Room, text: str) -> No
     assert (await room.ended(room.say(text)))[0].text == f"echo: {text}"
 
 
+def test_a_long_run_of_spaces_does_not_hold_up_everybody() -> None:
+    spaces = " " * 1_000_000  # a quadratic reading takes an hour
+    assert command_in(Message.user(f"/unknown b{spaces}c")) is None
+    assert command_in(Message.user(f"{spaces}/New{spaces}b{spaces}c{spaces}")) == ("/new", f"b{spaces}c")
+
+
 async def test_of_who_wants_no_commands_only_stop_is_obeyed(dispatcher: Dispatcher) -> None:
     asked = dispatcher.ask(Incoming("1", Message.user("/new"), channel="room", obeys=False))
     assert [one async for one in asked][-1].text == "echo: /new"
