@@ -5,10 +5,10 @@ Where a person is looked for, every session is read to its end: an index leaves 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -60,6 +60,7 @@ class SelectedSession(msgspec.Struct, frozen=True, kw_only=True):
         session_id, channel, chat_id, title: how it is called.
         last_used: when it was used last; of an expired one, when something was said in it last.
         entries: how many it has.
+        incarnation: tells it from others of this name, before and after it.
         is_chat: the person is its chat.
         is_linked: the person's chat is, or was, linked with its chat, directly or by way of others.
         joined: where a person was looked for, the sessions whose conversation its chat said yes to join.
@@ -76,6 +77,7 @@ class SelectedSession(msgspec.Struct, frozen=True, kw_only=True):
     title: str | None
     last_used: datetime
     entries: int
+    incarnation: str
     is_chat: bool = False
     is_linked: bool = False
     joined: list[str] = []
@@ -92,6 +94,22 @@ class SelectedSession(msgspec.Struct, frozen=True, kw_only=True):
     def may_be_of(self, which: Selection) -> bool:
         """The same, before it is known which sessions are linked with those of the person."""
         return self.is_of(which) or bool(self.joined or self.joined_by)
+
+
+class Seen(NamedTuple):
+    """What a person has seen of a session.
+
+    Attributes:
+        entries: how many it had.
+        incarnation: which session of its name it was; None: that is not known.
+    """
+
+    entries: int
+    incarnation: str | None
+
+    def is_of(self, session: SelectedSession) -> bool:
+        """Whether a session is still as it was."""
+        return self.entries == session.entries and self.incarnation in (None, session.incarnation)
 
 
 class Forgotten(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,6 +246,7 @@ async def _looked_into(session: Session, used_at: datetime, which: Selection) ->
         title=session.title,
         last_used=used_at,
         entries=session.last_sequence,
+        incarnation=session.journal.incarnation,
         is_chat=session.key.chat_id == which.user,
         is_linked=authored.is_linked,
         joined=sorted(authored.joined),
@@ -265,6 +284,7 @@ async def _looked_into_archived(archive: Archive, name: str, which: Selection) -
         title=authored.title,
         last_used=last_used,
         entries=entries,
+        incarnation=str(head.get("incarnation", "")),
         is_chat=head["chat_id"] == which.user,
         is_linked=authored.is_linked,
         joined=sorted(authored.joined),
@@ -307,19 +327,19 @@ class _Authored:
 
 
 async def compare_with_seen(
-    reader: Archiving, found: list[SelectedSession], seen: Collection[tuple[str, int]]
+    reader: Archiving, found: list[SelectedSession], seen: Mapping[str, Seen]
 ) -> tuple[list[SelectedSession], list[SelectedSession]]:
     """The sessions that are as they were seen, and the seen ones that have changed or are no longer meant.
 
     Args:
         reader: has the sessions.
         found: the sessions from `select_sessions`.
-        seen: the ids of sessions, each with its number of entries at that time.
+        seen: what was seen of each session, by its id.
     """
-    ids = {session_id for session_id, _ in seen}
-    same = [one for one in found if (one.session_id, one.entries) in seen]
-    changed = [one for one in found if one.session_id in ids and (one.session_id, one.entries) not in seen]
-    for session_id in sorted(ids - {one.session_id for one in found}):
+    known = [(one, seen[one.session_id]) for one in found if one.session_id in seen]
+    same = [one for one, then in known if then.is_of(one)]
+    changed = [one for one, then in known if not then.is_of(one)]
+    for session_id in sorted(seen.keys() - {one.session_id for one in found}):
         with suppress(SessionNotFound):
             session = await find(reader, session_id)
             changed.append(await _looked_into(session, session.last_accessed, Selection()))

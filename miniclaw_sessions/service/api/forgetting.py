@@ -20,10 +20,11 @@ Age = Annotated[float, Meta(ge=0, le=1e11)]
 
 
 class Seen(Body, kw_only=True):
-    """A session as a person has seen it: with this number of entries."""
+    """A session as a person has seen it, from the reply to a dry run."""
 
     session_id: str
     entries: int
+    incarnation: str | None = None
 
 
 class Forget(Body, kw_only=True):
@@ -49,6 +50,7 @@ class MeantRow(Reply, kw_only=True):
 
     Attributes:
         last_used: when it was used last; of an expired one, when something was said in it last.
+        incarnation: tells it from others of this name, before and after it.
         is_chat: the person is its chat.
         is_linked: the person's chat is, or was, linked with its chat, directly or by way of others.
         messages: how many messages the person is the author of.
@@ -63,6 +65,7 @@ class MeantRow(Reply, kw_only=True):
     title: str | None
     last_used: datetime
     entries: int
+    incarnation: str
     is_chat: bool
     is_linked: bool
     messages: int
@@ -115,26 +118,22 @@ async def forget_sessions(context: Context, request: ForgetRequest) -> ForgetRep
         InvalidSearch: nothing says which sessions are meant.
         ReadOnlyWorkspace: it can only be read; a dry run can be made.
     """
-    from miniclaw_sessions.files.transfer.forgetting import (  # noqa: PLC0415 - not a client's
-        Forgotten,
-        SelectedSession,
-        Selection,
-        compare_with_seen,
-        forget,
-        select_sessions,
-    )
+    from miniclaw_sessions.files.transfer import forgetting  # noqa: PLC0415 - not a client's
 
     asked = request.body
-    which = Selection(channel=asked.channel, older_than_s=asked.older_than_s, user=asked.user)
-    found, changed = [one async for one in select_sessions(context.manager, which)], list[SelectedSession]()
+    which = forgetting.Selection(channel=asked.channel, older_than_s=asked.older_than_s, user=asked.user)
+    found = [one async for one in forgetting.select_sessions(context.manager, which)]
+    changed: list[forgetting.SelectedSession] = []
     if asked.only is not None:
-        seen = {(one.session_id, one.entries) for one in asked.only}
-        found, changed = await compare_with_seen(context.manager, found, seen)
+        seen = {one.session_id: forgetting.Seen(one.entries, one.incarnation) for one in asked.only}
+        found, changed = await forgetting.compare_with_seen(context.manager, found, seen)
     if asked.dry_run:
         held = [one for one in found if one.held is not None]
-        done = Forgotten(gone=[one for one in found if one.held is None], held=held)
+        done = forgetting.Forgotten(gone=[one for one in found if one.held is None], held=held)
     else:
-        done = await forget(context.manager, found, context.also_about.append)  # it may be cut off between two of them
+        done = await forgetting.forget(
+            context.manager, found, context.also_about.append
+        )  # it may be cut off between two of them
     return ForgetReply(
         dry_run=asked.dry_run,
         sessions=[MeantRow.of(one) for one in done.gone],

@@ -293,7 +293,10 @@ class Client:
         """
         seen = None
         if only is not None:
-            seen = [forgetting.Seen(session_id=one.session_id, entries=one.entries) for one in only]
+            seen = [
+                forgetting.Seen(session_id=one.session_id, entries=one.entries, incarnation=one.incarnation)
+                for one in only
+            ]
         body = forgetting.Forget(channel=channel, older_than_s=older_than_s, user=user, only=seen, dry_run=dry_run)
         return await self.transport.call(forgetting.forget_sessions, forgetting.ForgetRequest(body))
 

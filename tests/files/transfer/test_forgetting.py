@@ -30,6 +30,7 @@ from miniclaw_sessions.errors import InvalidSearch, NotPermitted, SessionHeld, S
 from miniclaw_sessions.files.formats.registry import format_named
 from miniclaw_sessions.files.transfer import backup, copying, forgetting
 from miniclaw_sessions.files.transfer.forgetting import (
+    Seen,
     SelectedSession,
     Selection,
     compare_with_seen,
@@ -466,7 +467,7 @@ async def test_what_was_seen_is_still_meant_when_it_has_expired_since_and_not_wh
     async with home.open() as manager:
         for chat_id in ("1", "2"):
             await say(manager, "telegram", chat_id)
-        seen = {(one.session_id, one.entries) for one in await found(manager, channel="telegram")}
+        seen = {one.session_id: Seen(one.entries, one.incarnation) for one in await found(manager, channel="telegram")}
         await home.wait(manager, 40)
         await say(manager, "telegram", "2", "again")
         assert (await manager.sweep()).sessions == ["telegram_1"]
@@ -475,6 +476,19 @@ async def test_what_was_seen_is_still_meant_when_it_has_expired_since_and_not_wh
         assert [(one.session_id, one.archived is None) for one in same] == [("telegram_1", False)]
         assert [one.session_id for one in changed] == ["telegram_2"]
         assert await compare_with_seen(manager, [], seen) == ([], changed)
+
+
+async def test_what_was_seen_is_not_the_session_that_was_made_after_it_with_as_many_entries(home: Home) -> None:
+    async with home.open() as manager:
+        await say(manager, "telegram", "1")
+        (before,) = await found(manager, channel="telegram")
+        await manager.delete("telegram_1")
+        await say(manager, "telegram", "1", "something new")
+        chosen = await found(manager, channel="telegram")
+        for incarnation, is_meant in ((before.incarnation, False), (chosen[0].incarnation, True), (None, True)):
+            seen = {"telegram_1": Seen(before.entries, incarnation)}
+            same, changed = await compare_with_seen(manager, chosen, seen)
+            assert (same, changed) == ((chosen, []) if is_meant else ([], chosen))
 
 
 async def test_what_is_used_meanwhile_stays(home: Home) -> None:
