@@ -37,6 +37,7 @@ from miniclaw_sessions.service.api.operation import (
     operation,
     shaped,
 )
+from miniclaw_sessions.service.api.request_keys import key_in_use, stored_key
 from miniclaw_sessions.service.api.sessions import (
     ONE,
     OneSession,
@@ -287,9 +288,12 @@ class AddMessages(Expected, frozen=True, kw_only=True):
 @operation("POST", f"{ONE}/messages", AddMessages, AppendedReply, status=201)
 async def add_messages(context: Context, request: AddMessages) -> AppendedReply:
     """Append one message or several as a unit, and reply when they are acknowledged; the session is made if needed."""
-    incoming = incoming_messages(request.body, checked_idempotency_key(request.idempotency_key))
+    key, incoming = checked_idempotency_key(request.idempotency_key), incoming_messages(request.body)
     session = await _wanted(context, request)
-    messages, keys = zip(*incoming, strict=True)
+    messages, keys = [message for message, _ in incoming], [own or key for _, own in incoming]
+    if key is not None and _is_list(request.body):
+        for place, (message, own) in enumerate(incoming):
+            keys[place] = own or await key_in_use(session, "messages", f"{key}:{place}", [message])
     unit = session.unit(has_one_key=False)
     await unit.look_up(key for key in keys if key is not None)
     entries = unit.add_messages(messages, idempotency_keys=keys)
@@ -329,13 +333,14 @@ class SaveTurnRequest(Expected, frozen=True, kw_only=True):
 async def save_turn(context: Context, request: SaveTurnRequest) -> TurnReply:
     """Append what was said in one turn, all of it or nothing; a missing session is made."""
     body = request.body
-    incoming = [_incoming_message(message, None) for message in body.messages]
+    incoming = [_incoming_message(message) for message in body.messages]
     if any(key is not None for _, key in incoming):
         raise invalid("the messages of a turn have no idempotency keys; the turn has one", param="messages")
     messages = [message for message, _ in incoming]
     usage = None if body.usage is None else message_from_dict({"role": "assistant", "usage": body.usage}).usage
     key = checked_idempotency_key(request.idempotency_key)
     session = await _wanted(context, request)
+    key = None if key is None else await key_in_use(session, "turn", key, messages)
     entries = await session.save_turn(messages, usage, idempotency_key=key, **request.of(session))
     leaf_id, etag = _end_of(session, entries)
     return TurnReply(entries=len(messages), leaf_id=leaf_id, duplicate=not entries, etag=etag)
@@ -380,8 +385,8 @@ async def append_entries(context: Context, request: AppendEntries) -> EntriesApp
 
 
 def key_of_entries(key: str) -> str:
-    """The key that a unit of entries is stored with. The sender's own could be that of a message of the chat."""
-    return f"entries:{key}"
+    """The key that a unit of entries is stored with."""
+    return stored_key("entries", key)
 
 
 def _entries_appended(session: Session, places: Sequence[tuple[str, int]], unit: Unit) -> EntriesAppendedReply:
@@ -410,30 +415,32 @@ def _made(wanted: NewEntry) -> tuple[type[Entry], dict[str, Any]]:  # noqa: PLR0
             return Custom, {"custom_type": METADATA, "data": checked_metadata(wanted.metadata)}
 
 
-def incoming_messages(data: dict[str, Any], header_key: str | None) -> list[tuple[Message, str | None]]:
-    """The messages of a request, one or a list, each with its idempotency key.
-
-    A key in the header stands for the whole request: in a list, each message's place is added to it.
+def incoming_messages(data: dict[str, Any]) -> list[tuple[Message, str | None]]:
+    """The messages of a request, one or a list, each with its own idempotency key, if it has one.
 
     Raises:
         InvalidMessage: something is not a message.
         RequestError: the list is empty or too long.
     """
-    if not isinstance(many := data.get("messages"), list):
-        return [_incoming_message(data, header_key)]
+    if not _is_list(data):
+        return [_incoming_message(data)]
+    many = data["messages"]
     if len(data) > 1 or not 0 < len(many) <= MAX_MESSAGES_PER_REQUEST:
         sentence = f'"messages" must stand alone and hold 1 to {MAX_MESSAGES_PER_REQUEST} messages'
         raise invalid(sentence, param="messages")
-    keys = [f"{header_key}:{place}" if header_key is not None else None for place in range(len(many))]
-    return [_incoming_message(one, key) for one, key in zip(many, keys, strict=True)]
+    return [_incoming_message(one) for one in many]
 
 
-def _incoming_message(data: Any, default_key: str | None) -> tuple[Message, str | None]:
+def _is_list(data: dict[str, Any]) -> bool:
+    return isinstance(data.get("messages"), list)
+
+
+def _incoming_message(data: Any) -> tuple[Message, str | None]:
     if not isinstance(data, dict):
         raise InvalidMessage("a message must be a JSON object with role and content")
     fields = dict(data)
     key = checked_idempotency_key(fields.pop("idempotency_key", None))
-    return checked_message(fields), default_key if key is None else key
+    return checked_message(fields), key
 
 
 def checked_message(fields: dict[str, Any]) -> Message:
