@@ -144,20 +144,29 @@ class MiniclawSession:
             if not items:
                 return None
             *left, taken = items
-            kept, first_dropped = _without_newest(branch, items)
+            kept, dropped = _without_newest(branch, items)
             again = _to_messages(left[len(to_items(presented(kept, KEPT))) :])
-            compaction = branch.compaction
-            new_leaf_id = None if first_dropped is None else first_dropped.parent_id
-            if first_dropped is None or (compaction is not None and first_dropped.sequence < compaction.sequence):
-                # a leaf before the compaction would undo it: what is left is said again, from the root
-                new_leaf_id, again = None, [*kept, *again]
             with suppress(LeafMoved):  # another writer came in between: other objects may stand for the same session
-                await self._chat.go_to(new_leaf_id, then=again, if_leaf=leaf_id or "")
+                await self._go_back(branch, kept, dropped, again, leaf_id or "")
                 return taken
 
+    async def _go_back(
+        self, branch: Branch, kept: list[Message], dropped: Sequence[Entry], again: list[Message], leaf_id: str
+    ) -> None:
+        """Let the conversation go on without entries, and with what is left of them."""
+        if not dropped:
+            await self._chat.go_to(None, then=again, if_leaf=leaf_id)
+            return
+        first, *further = dropped
+        if branch.compaction is None or branch.compaction.sequence < first.sequence:
+            await self._chat.go_to(first.parent_id, then=again, if_leaf=leaf_id)
+        else:  # a leaf before the compaction would undo it
+            ids = [entry.id for entry in further]
+            await self._chat.replace(first.id, again, without=ids, shown=kept, if_leaf=leaf_id)
 
-def _without_newest(branch: Branch, items: Sequence[dict[str, Any]]) -> tuple[list[Message], Entry | None]:
-    """The messages before the newest item, and the first entry that goes with it; None where that is the summary.
+
+def _without_newest(branch: Branch, items: Sequence[dict[str, Any]]) -> tuple[list[Message], list[Entry]]:
+    """The messages before the newest item, and the entries that go with it; none where that is the summary.
 
     An item may have no entry of its own, and a result may stand elsewhere than its entry: as many entries go as it
     takes until what is left of the items is their beginning.
@@ -168,8 +177,8 @@ def _without_newest(branch: Branch, items: Sequence[dict[str, Any]]) -> tuple[li
         kept = [*summary, *(message for _, message in entries[:place])]
         before = to_items(presented(kept, KEPT))
         if len(before) < len(items) and items[: len(before)] == before:
-            return kept, entries[place][0]
-    return [], None
+            return kept, [entry for entry, _ in entries[place:]]
+    return [], []
 
 
 def _to_messages(items: Sequence[Any]) -> list[Message]:

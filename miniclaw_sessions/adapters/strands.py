@@ -62,7 +62,7 @@ from strands.types.exceptions import SessionException
 from strands.types.session import Session as StrandsSession
 from strands.types.session import SessionAgent, SessionMessage
 
-from miniclaw_sessions.adapters.chats import Chat, New, chats_of
+from miniclaw_sessions.adapters.chats import Chat, chats_of
 from miniclaw_sessions.adapters.home_loop import HomeLoop, waiting
 from miniclaw_sessions.adapters.strands_messages import KEPT, from_strands, to_strands
 from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
@@ -73,7 +73,7 @@ from miniclaw_sessions.core.protocol.entries import Custom, MessageEntry
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.stores.base import Store
-from miniclaw_sessions.errors import InvalidMessage, LeafMoved, SessionNotFound, StoreCorrupt
+from miniclaw_sessions.errors import EntryNotFound, SessionNotFound, StoreCorrupt
 from miniclaw_sessions.files.formats.codec import kept_fields
 from miniclaw_sessions.files.formats.histories import Shown, traced
 from miniclaw_sessions.service.api.shapes import NewCustom, NewMetadata
@@ -278,7 +278,7 @@ class MiniclawSessionRepository(SessionRepository):
         message = session_message.message
         if not str(message.get("tracking_id")).startswith(BY_OTHERS) and not _is_made_up(message):
             session = await self._existing(session_id)
-            await session.append(_entries(agent_id, session_message))
+            await session.append(_messages(agent_id, session_message))
 
     def read_message(self, session_id: str, agent_id: str, message_id: int, **kwargs: Any) -> SessionMessage | None:
         """One message of an agent's list; None if it is missing."""
@@ -298,33 +298,23 @@ class MiniclawSessionRepository(SessionRepository):
         while True:
             try:
                 return await self._update_message(session, agent_id, session_message)
-            except LeafMoved:  # another writer came between the look and the move: look again
+            except EntryNotFound:  # another writer went elsewhere between the look and the move: look again
                 continue
 
     async def _update_message(self, session: Chat, agent_id: str, session_message: SessionMessage) -> None:
-        leaf_id = (await session.state()).leaf_id
-        later: list[MessageEntry | Custom] = []
+        parts: list[str] = []
         async for entry in session.walk():
             if isinstance(entry, MessageEntry) and _is_of(entry, agent_id, session_message.message_id):
                 break
-            if isinstance(entry, MessageEntry | Custom):
-                later.append(entry)
+            if isinstance(entry, MessageEntry) and _OF in _kept(entry):
+                parts.append(entry.id)
+            else:
+                parts.clear()  # only those right behind the message are its further results
         else:
             raise SessionException(f"Message {session_message.message_id} does not exist")
         before = _fields_of(entry)
         session_message.created_at = before.get("created_at", session_message.created_at)
-        while later and isinstance(later[-1], MessageEntry) and _OF in _kept(later[-1]):
-            later.pop()  # the further results of the same message
-        again: list[New] = [
-            one.message if isinstance(one, MessageEntry) else NewCustom(custom_type=one.custom_type, data=one.data)
-            for one in reversed(later)
-        ]
-        await session.go_to(entry.parent_id, if_leaf=leaf_id or "")
-        try:
-            await session.append([*_entries(agent_id, session_message), *again])
-        except InvalidMessage:  # nothing is left behind for it
-            await session.go_to(leaf_id)
-            raise
+        await session.replace(entry.id, _messages(agent_id, session_message), without=parts)
 
     @waiting
     async def list_messages(
@@ -363,10 +353,10 @@ class MiniclawSessionRepository(SessionRepository):
         return session
 
 
-# --- a message as entries --------------------------------------------------------------------------------------------
+# --- a message as it is kept ------------------------------------------------------------------------------------------
 
 
-def _entries(agent_id: str, session_message: SessionMessage) -> list[New]:
+def _messages(agent_id: str, session_message: SessionMessage) -> list[Message]:
     """A message as it is appended: other frameworks see its present content, Strands gets back the original."""
     fields: dict[str, Any] = session_message.to_dict()
     said = fields["redact_message"] or fields["message"]
@@ -376,7 +366,7 @@ def _entries(agent_id: str, session_message: SessionMessage) -> list[New]:
     ]:
         fields["message"] = {name: value for name, value in said.items() if name not in ("role", "content")}
     first = {_AGENT_OF: agent_id, _ID: session_message.message_id, **kept_verbatim(fields)}
-    appended: list[New] = []
+    appended: list[Message] = []
     for place, message in enumerate(messages):
         kept = {_AGENT_OF: agent_id, _OF: session_message.message_id} if place else first
         author = agent_id if message.is_assistant else None

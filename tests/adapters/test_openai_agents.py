@@ -24,7 +24,7 @@ from miniclaw_sessions.config import SessionSettings as Limits
 from miniclaw_sessions.core.history.context import NO_RESULT, build_context
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.entries import MessageEntry
-from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall
+from miniclaw_sessions.core.protocol.messages import Message, Role, ToolCall, Usage
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.stores.memory import MemoryStore
 from miniclaw_sessions.errors import (
@@ -337,6 +337,19 @@ async def test_pop_does_not_bring_back_what_was_compacted(
     while items:
         assert await adapted.pop_item() == items.pop()
         assert await adapted.get_items() == items
+
+
+async def test_reply_is_paid_for_once_though_an_item_behind_a_compaction_is_popped(
+    adapted: MiniclawSession, session: Session
+) -> None:
+    paid = Message(Role.ASSISTANT, "paid", usage=Usage(10, 5, cost=1.0), model="m")
+    await session.add_messages([Message.user("old"), paid, Message.user("kept"), paid, Message.user("new")])
+    await session.tree.append_compaction("They greeted.", session.entries()[-3].id)
+    items = list(await adapted.get_items())
+    while items:
+        assert await adapted.pop_item() == items.pop()
+        assert await adapted.get_items() == items
+    assert session.total_usage.cost == 2.0
 
 
 @given(legal_contexts(), st.lists(known_items, max_size=3))

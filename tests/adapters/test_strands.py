@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,17 +31,24 @@ from miniclaw_sessions.adapters.strands_messages import from_strands, to_strands
 from miniclaw_sessions.agent.agent import Agent as OurAgent
 from miniclaw_sessions.agent.tools import calculator_tool
 from miniclaw_sessions.core.manager import SessionManager
-from miniclaw_sessions.core.protocol.entries import Custom
-from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Role, TextPart, ToolCall
+from miniclaw_sessions.core.protocol.entries import Custom, Entry
+from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Role, TextPart, ToolCall, Usage
 from miniclaw_sessions.core.session import Session
-from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.core.session.tree import SessionTree
+from miniclaw_sessions.core.stores import open_store
+from miniclaw_sessions.core.stores.base import Append, Store
+from miniclaw_sessions.errors import InvalidMessage, SessionsError, StoreError, StoreFull
 from miniclaw_sessions.service.client import Client, ClientSession
+from miniclaw_sessions.testing import FaultyStore
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.adapters.examples import run_example
 from tests.legality import is_legal
 from tests.serving import asked
 
 pytestmark = pytest.mark.anyio
+
+
+PAID = Message(Role.ASSISTANT, "paid", usage=Usage(10, 5, cost=1.0), model="m")
 
 
 class Scripted(Model):
@@ -94,16 +101,34 @@ def agent_of(repository: MiniclawSessionRepository, model: Model) -> Agent:
 @pytest.fixture(params=["held", "asked"])
 def repository(request: pytest.FixtureRequest, tmp_path: Path, store_url: str) -> Iterator[MiniclawSessionRepository]:
     """Over the manager of a process, and over a client that asks for its sessions."""
+    with opened(tmp_path / "workspace", request.param, store_url) as repository:
+        yield repository
+
+
+@contextmanager
+def opened(workspace: Path, place: str, store: str | Store) -> Iterator[MiniclawSessionRepository]:
     with start_blocking_portal() as portal, ExitStack() as stack:
-        opened = SessionManager(tmp_path / "workspace", store=store_url)
-        manager = stack.enter_context(portal.wrap_async_context_manager(opened))
+        manager = stack.enter_context(portal.wrap_async_context_manager(SessionManager(workspace, store=store)))
         sessions: SessionManager | Client = manager
-        if request.param == "asked":
+        if place == "asked":
             sessions = stack.enter_context(portal.wrap_async_context_manager(asked(manager)))
         repository = portal.call(MiniclawSessionRepository, sessions)
         repository.create_session(StrandsSession("s", SessionType.AGENT))
         repository.create_agent("s", SessionAgent("a", {"mood": "good"}, {}))
         yield repository
+
+
+class FullAfter(FaultyStore):
+    """A store whose disk is full after some commits."""
+
+    commits: int | None = None
+
+    async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
+        if self.commits == 0:
+            self.fail(StoreFull("no space"))
+        if self.commits:
+            self.commits -= 1
+        return await super().append(appends)
 
 
 def said(text: str, number: int, role: str = "user") -> SessionMessage:
@@ -138,6 +163,15 @@ def in_session(repository: MiniclawSessionRepository, message: Message) -> None:
         await (await repository.manager.get("strands", "s")).add_message(message)
 
     repository._home.wait(add)
+
+
+def cost(repository: MiniclawSessionRepository) -> float | None:
+    async def read() -> float | None:
+        session = await repository.manager.get("strands", "s")
+        usage = await session.total_usage() if isinstance(session, ClientSession) else session.total_usage
+        return usage.cost
+
+    return repository._home.wait(read)
 
 
 # --- one conversation ------------------------------------------------------------------------------------------------
@@ -232,17 +266,60 @@ def test_what_others_say_while_a_message_is_redacted_stays_in_the_conversation(
 ) -> None:
     for number, text in enumerate(("secret", "two")):
         repository.create_message("s", "a", said(text, number))
-    kind = chats._HeldChat if isinstance(repository.manager, SessionManager) else chats._RemoteChat
-    go_to = kind.go_to
+    kind: Any = SessionTree if isinstance(repository.manager, SessionManager) else chats._RemoteChat
+    look = kind._and_following
 
-    async def late(self: Any, *arguments: Any, **options: Any) -> None:
-        monkeypatch.setattr(kind, "go_to", go_to)
-        await self.session.add_message(Message.user("by others"))
-        await go_to(self, *arguments, **options)
+    async def slow_look(self: Any, entry_id: str) -> list[Entry]:
+        monkeypatch.setattr(kind, "_and_following", look)
+        found: list[Entry] = await look(self, entry_id)
+        await (await repository.manager.get("strands", "s")).add_message(Message.user("by others"))
+        return found
 
-    monkeypatch.setattr(kind, "go_to", late)
+    monkeypatch.setattr(kind, "_and_following", slow_look)
     repository.update_message("s", "a", said("[redacted]", 0))
     assert shown(repository) == ["[redacted]", "two", "by others"]
+
+
+def test_reply_is_paid_for_once_though_a_message_before_it_is_redacted(repository: MiniclawSessionRepository) -> None:
+    repository.create_message("s", "a", said("secret", 0))
+    in_session(repository, PAID)
+    repository.update_message("s", "a", said("[redacted]", 0))
+    assert shown(repository) == ["[redacted]", "paid"]
+    assert cost(repository) == 1.0
+
+
+def test_a_message_with_several_results_is_replaced_as_a_whole(repository: MiniclawSessionRepository) -> None:
+    results = {"role": "user", "content": [*answering("c0")["content"], *answering("c1")["content"]]}
+    for number, message in enumerate([calling("c0"), results]):
+        repository.create_message("s", "a", SessionMessage.from_dict({"message": message, "message_id": number}))
+    repository.create_message("s", "a", said("end", 2))
+    repository.update_message("s", "a", said("[redacted]", 1))
+    assert shown(repository) == ["", "[redacted]", "end"]
+
+
+def test_states_stay_though_a_message_before_them_is_redacted(repository: MiniclawSessionRepository) -> None:
+    repository.create_message("s", "a", said("secret", 0))
+    repository.create_agent("s", SessionAgent("b", {"mood": "new"}, {}))
+    repository.create_message("s", "b", said("two", 0))
+    repository.update_message("s", "a", said("[redacted]", 0))
+    agent = repository.read_agent("s", "b")
+    assert agent is not None
+    assert agent.state == {"mood": "new"}
+
+
+@pytest.mark.parametrize("place", ["held", "asked"])
+@pytest.mark.parametrize("commits", [0, 1])
+def test_conversation_is_whole_after_each_commit_of_a_redaction(tmp_path: Path, place: str, commits: int) -> None:
+    store = FullAfter(open_store("sqlite:", tmp_path))
+    with suppress(SessionsError), opened(tmp_path, place, store) as repository:
+        for number, text in enumerate(("secret", "two", "three")):
+            repository.create_message("s", "a", said(text, number))
+        store.commits = commits
+        with suppress(SessionsError):
+            repository.update_message("s", "a", said("[redacted]", 0))
+    with MiniclawSessionRepository.opened(tmp_path) as repository:
+        texts = [message["content"][0]["text"] for message in repository.history("s", "a")]
+    assert texts == ["[redacted]" if commits else "secret", "two", "three"]
 
 
 def test_redacted_message_is_gone_for_everybody_and_the_rest_stays(repository: MiniclawSessionRepository) -> None:
