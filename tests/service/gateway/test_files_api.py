@@ -145,7 +145,7 @@ async def test_a_key_whose_session_is_no_file_is_refused_and_the_session_stays(
     await served.manager.delete(session_id)
     said = await served.unix.post(f"/v1/sessions/{session_id}/messages", json={"role": "user", "content": "mine"})
     assert said.status_code == 201
-    with pytest.raises(openai.ConflictError, match="is no file; use another key") as refused:
+    with pytest.raises(openai.ConflictError, match="is no file; use another one") as refused:
         await client.files.create(file=("a.txt", b"x"), purpose="user_data", extra_headers=headers)
     assert (refused.value.code, await served.manager.count()) == ("conflict", 1)
 

@@ -12,6 +12,7 @@ from miniclaw_sessions.core.protocol.messages import Message
 pytestmark = pytest.mark.anyio
 
 ONE = "/v1/sessions/a_1"
+ITEMS = "/v1/conversations/a_1/items"
 
 
 def said(text: str) -> dict[str, Any]:
@@ -19,25 +20,26 @@ def said(text: str) -> dict[str, Any]:
 
 
 REQUESTS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
-    "a message": ("messages", said("alone"), ["alone"]),
-    "a list": ("messages", {"messages": [said("first"), said("second")]}, ["first", "second"]),
+    "a message": (f"{ONE}/messages", said("alone"), ["alone"]),
+    "a list": (f"{ONE}/messages", {"messages": [said("first"), said("second")]}, ["first", "second"]),
     "a turn": (
-        "turns",
+        f"{ONE}/turns",
         {"messages": [said("asked"), {"role": "assistant", "content": "answered"}]},
         ["asked", "answered"],
     ),
-    "an entry": ("entries", {"type": "message", "message": said("logged")}, ["logged"]),
+    "an entry": (f"{ONE}/entries", {"type": "message", "message": said("logged")}, ["logged"]),
+    "items": (ITEMS, {"items": [said("item"), said("another")]}, ["item", "another"]),
 }
 
 
 async def asked(served: Any, path: str, body: dict[str, Any], key: str) -> Any:
-    reply = await served.unix.post(f"{ONE}/{path}", json=body, headers={"Idempotency-Key": key})
+    reply = await served.unix.post(path, json=body, headers={"Idempotency-Key": key})
     assert reply.is_success, reply.text
     return reply.json()
 
 
 async def texts(served: Any) -> list[str]:
-    return [message["content"] for message in (await served.unix.get(f"{ONE}/messages")).json()["messages"]]
+    return [message.text for message in (await served.manager.find("a_1")).messages()]
 
 
 @pytest.mark.parametrize("names", [*permutations(REQUESTS, 2)], ids=", then ".join)
@@ -63,7 +65,10 @@ async def test_a_message_alone_is_stored_with_the_senders_key(served: Any) -> No
     session = await served.manager.find("a_1")
     assert [entry.idempotency_key for entry in session.entries()] == ["k"]
     own = {"messages": [{**said("alone"), "idempotency_key": "k"}, {**said("more"), "idempotency_key": "m"}]}
-    assert [entry["duplicate"] for entry in (await asked(served, "messages", own, "list"))["entries"]] == [True, False]
+    assert [entry["duplicate"] for entry in (await asked(served, f"{ONE}/messages", own, "list"))["entries"]] == [
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize("behind", [0, 60], ids=["in the window", "behind the window"])
@@ -79,6 +84,73 @@ async def test_what_an_earlier_version_stored_with_the_bare_key_is_not_stored_ag
     assert (await asked(served, *REQUESTS["a turn"][:2], "t"))["duplicate"]
     assert session.last_sequence == before
     other = {"messages": [turn[0], {"role": "assistant", "content": "answered otherwise"}]}
-    assert not (await asked(served, "turns", other, "t"))["duplicate"]
-    assert (await asked(served, "turns", other, "t"))["duplicate"]
+    assert not (await asked(served, f"{ONE}/turns", other, "t"))["duplicate"]
+    assert (await asked(served, f"{ONE}/turns", other, "t"))["duplicate"]
     assert session.last_sequence == before + 2
+
+
+# --- items of conversations ------------------------------------------------------------------------------------------
+
+
+def item(text: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}], **fields}
+
+
+CALL = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"}
+THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm"}]}
+OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "18 degrees"}
+ODD = {"type": "mcp_call", "id": "odd", "anything": [1]}
+BATCHES: dict[str, list[dict[str, Any]]] = {
+    "behind one that was there": [item("there", id="msg_there"), item("new")],
+    "around one that was there": [item("new"), item("there", id="msg_there"), item("newer", id="msg_new")],
+    "of all kinds": [item("weather?"), THOUGHT, CALL, OUTPUT, ODD, item("thanks", id="msg_thanks")],
+    "the same twice": [item("new", id="msg_new"), item("new", id="msg_new"), item("more")],
+    "with references": [{"type": "item_reference", "id": "msg_there"}, item("new", id="msg_new"), item("more")],
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+async def test_repeated_items_are_answered_as_at_first_whatever_came_between(served: Any, name: str) -> None:
+    await served.manager.get_or_create("a", "1")
+    await asked(served, ITEMS, {"items": [item("first"), item("there", id="msg_there")]}, "before")
+    wanted = {"items": BATCHES[name]}
+    first = await asked(served, ITEMS, wanted, "k")
+    assert len(first["data"]) == len(wanted["items"])
+    await asked(served, ITEMS, {"items": [item("of another") for _ in wanted["items"]]}, "other")
+    before = (await served.manager.find("a_1")).last_sequence
+    assert await asked(served, ITEMS, wanted, "k") == first
+    oldest = (await served.unix.get(ITEMS, params={"order": "asc"})).json()["first_id"]
+    await served.unix.delete(f"{ITEMS}/{oldest}")  # what follows it is copied behind it
+    assert await asked(served, ITEMS, wanted, "k") == first
+    assert (await served.manager.find("a_1")).last_sequence > before
+    assert (await served.unix.get(ITEMS)).text.count('"of another"') == len(wanted["items"])
+
+
+OTHERS = [
+    [item("x"), item("of another")],
+    [item("new"), item("y")],
+    [item("new"), item("y", id="msg_y")],
+    [item("y", id="msg_y")],
+]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+async def test_other_items_with_a_known_key_are_refused_and_not_answered_with_anothers(
+    served: Any, other: list[dict[str, Any]]
+) -> None:
+    await served.manager.get_or_create("a", "1")
+    await asked(served, ITEMS, {"items": [item("new")]}, "k")
+    await asked(served, ITEMS, {"items": [item("of another")]}, "other")
+    reply = await served.unix.post(ITEMS, json={"items": other}, headers={"Idempotency-Key": "k"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (409, "conflict")
+    assert await texts(served) == ["new", "of another"]
+
+
+async def test_items_that_an_earlier_version_stored_with_the_bare_key_are_not_stored_again(served: Any) -> None:
+    session = await served.manager.get_or_create("a", "1")
+    await session.add_messages([said("new"), said("more"), said("of another")], idempotency_keys=["k", None, "m"])
+    for _ in range(2):
+        reply = await asked(served, ITEMS, {"items": [item("new"), item("more")]}, "k")
+        assert [one["content"][0]["text"] for one in reply["data"]] == ["new", "more"]
+        await asked(served, ITEMS, {"items": [item("mine")]}, "m")
+    assert await texts(served) == ["new", "more", "of another", "mine"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from miniclaw_sessions.errors import (
     SessionsError,
 )
 from miniclaw_sessions.files.formats.openai_items import to_messages
+from miniclaw_sessions.service.api.error_table import RequestError
 from miniclaw_sessions.service.api.openai.items import (
     REFERENCE,
     FoundItem,
@@ -53,10 +55,12 @@ from miniclaw_sessions.service.api.openai.shapes import (
     UpdateConversation,
     bad_request,
     contended,
+    key_taken,
     not_found,
 )
 from miniclaw_sessions.service.api.openai.stored_responses import REMEMBERED
 from miniclaw_sessions.service.api.operation import Stream, checked_idempotency_key, large_reply, operation
+from miniclaw_sessions.service.api.request_keys import stored_key
 from miniclaw_sessions.service.api.sessions import DeleteSession, delete_session
 
 if TYPE_CHECKING:
@@ -367,23 +371,25 @@ async def add_items(
         idempotency_key: the client's name for the request; one that is known appends nothing again.
 
     Raises:
-        RequestError: an item is none, its id is that of another item (400), or it refers to one that is missing (404).
+        RequestError: an item is none, its id is that of another item (400), it refers to one that is missing (404), or
+            the key came with other items before (409).
         StoreFull, StoreUnavailable, InvalidMessage, UnsavedLimit, SessionDeleted: as for `Session.add_messages`.
     """
     check_items(items)
     adding = _adding.setdefault(session.journal, _Adding())
     async with adding.lock:
-        if idempotency_key is not None and (known := await session.journal.find_by_key(idempotency_key)) is not None:
-            return await _appended_with(session, known, len(items))
+        if idempotency_key is not None and (known := await _known(session, idempotency_key, items)) is not None:
+            return known
         digest = hashlib.sha256(msgspec.json.encode((client, items), order="sorted")).digest()
         now = session.journal.now()
         if is_repeated and (before := await _added_before(adding.last, session, items, digest, now)) is not None:
             return before
         adding.last = _Last(digest, now)
-        return await _add_new(session, items, adding.last, idempotency_key)
+        key = None if idempotency_key is None else stored_key("items", idempotency_key)
+        return await _add_new(session, items, adding.last, key)
 
 
-async def _add_new(session: Session, items: Sequence[Item], last: _Last, idempotency_key: str | None) -> list[Item]:
+async def _add_new(session: Session, items: Sequence[Item], last: _Last, key: str | None) -> list[Item]:
     """Append what is not there yet; give all of it."""
     for _ in range(ATTEMPTS):
         sequence = session.last_sequence
@@ -391,9 +397,11 @@ async def _add_new(session: Session, items: Sequence[Item], last: _Last, idempot
         there = await find_items(session, given_ids)
         new = _new_items(items, there)
         await session.journal.home.committer.check_store()
+        if key is not None and (known := session.journal.find_duplicate(key)) is not None:
+            return await _appended_with(session, known, items)  # the request came to another process meanwhile
         unit = session.unit()
         for place, message in enumerate(to_messages(new)):
-            unit.add_message(message, idempotency_key=idempotency_key if place == 0 else None)
+            unit.add_message(message, idempotency_key=key if place == 0 else None)
         try:
             if new:
                 unit.accept(if_sequence=sequence if given_ids else None)
@@ -403,7 +411,7 @@ async def _add_new(session: Session, items: Sequence[Item], last: _Last, idempot
             last.entry_ids = None
             continue
         if unit.known is not None:  # the request came to another process before
-            return await _appended_with(session, unit.known, len(items))
+            return await _appended_with(session, unit.known, items)
         return _in_order(items, there, [one for entry in unit.entries for one in items_of(entry)])
     raise contended()
 
@@ -478,12 +486,46 @@ async def _added_before(
     return _in_order(items, there, [one for entry in entries for one in items_of(entry)])
 
 
-async def _appended_with(session: Session, first: Entry, count: int) -> list[Item]:
-    """The first `count` items from an entry on, acknowledged."""
+async def _known(session: Session, idempotency_key: str, items: Sequence[Item]) -> list[Item] | None:
+    """What became of these items when they came with this key before; None: they did not."""
+    known = await session.journal.find_by_key(stored_key("items", idempotency_key))
+    if known is not None:
+        return await _appended_with(session, known, items)
+    former = session.journal.find_duplicate(idempotency_key)  # earlier versions stored the key as it came, as others do
+    if former is not None:
+        with suppress(RequestError, EntryNotFound):
+            return await _appended_with(session, former, items)
+    return None
+
+
+async def _appended_with(session: Session, first: Entry, items: Sequence[Item]) -> list[Item]:
+    """What became of these items, of which the first that was new is in this entry; acknowledged.
+
+    Raises:
+        RequestError: they are others than those that were appended (409), or one refers to an item that is gone (404).
+    """
     await session.saved()
     entry = await session.tree.get_entry(first.id)
-    stored = await session.tree.read_after(entry.sequence - 1, count)
-    return [found.item for one in stored for found in items_within(one)][:count]
+    stored = await session.tree.read_after(entry.sequence - 1, len(items))
+    added = deque(found.item for one in stored for found in items_within(one))
+    there = await find_items(session, _given_ids(items))
+    count, shown = len(added), list[Item]()
+    for item in items:
+        item_id = item.get("id")
+        before = there.get(item_id or "")
+        if item.get("type") == REFERENCE:
+            if before is None:
+                raise not_found("Item", str(item_id))
+            shown.append(before.item)
+        elif added and item_id in (None, added[0]["id"]) and same_item(added[0], item, but_for_id=item_id is None):
+            shown.append(added.popleft())
+        elif before is not None and same_item(before.item, item):
+            shown.append(before.item)
+        else:
+            raise key_taken("other items")
+    if len(added) == count:
+        raise key_taken("other items")
+    return shown
 
 
 OPERATIONS = (

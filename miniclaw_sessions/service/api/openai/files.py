@@ -26,7 +26,7 @@ from miniclaw_sessions.service.api.error_table import RequestError
 from miniclaw_sessions.service.api.openai.conversations import is_repeated
 from miniclaw_sessions.service.api.openai.form_data import Field, read_form
 from miniclaw_sessions.service.api.openai.response_input import not_taken
-from miniclaw_sessions.service.api.openai.shapes import bad_request, not_found
+from miniclaw_sessions.service.api.openai.shapes import bad_request, key_taken, not_found
 from miniclaw_sessions.service.api.operation import Content, Upload, checked_idempotency_key, operation
 from miniclaw_sessions.service.api.sessions import DeleteSession, delete_session
 from miniclaw_sessions.service.api.shapes import Reply
@@ -135,8 +135,7 @@ async def create_file(context: Context, request: CreateFile) -> File:
     try:
         return _reply(context, session, _about(session))
     except msgspec.ValidationError:
-        sentence = "the session that this Idempotency-Key stands for exists and is no file; use another key"
-        raise RequestError(409, "conflict", sentence, details={"session_id": session.session_id}) from None
+        raise key_taken("a session that is no file") from None
 
 
 async def _file_of(context: Context, body: Upload) -> tuple[Attached, str]:

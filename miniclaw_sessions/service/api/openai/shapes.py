@@ -387,6 +387,11 @@ def contended() -> RequestError:
     return RequestError(_CONFLICT, "conflict", sentence, headers={"Retry-After": str(RETRY_AFTER_S)})
 
 
+def key_taken(what: str) -> RequestError:
+    """The error for an idempotency key that stands for something else already."""
+    return RequestError(_CONFLICT, "conflict", f"this Idempotency-Key stands for {what}; use another one")
+
+
 def code_of_failure(error: RequestError) -> str:
     """Why a response failed, in the service's words: what it has none for is its server's fault."""
     if error.kind == "model_refused":
