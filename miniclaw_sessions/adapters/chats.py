@@ -368,9 +368,15 @@ class _RemoteChat(Chat):
         if len(messages) == len(then):
             moved = await self.session.tree.branch(entry_id, then=messages, if_leaf=if_leaf)
             return [AppendedEntry(id=one, sequence=0) for one in moved.entries]
-        left = if_leaf or await self.session.leaf_id()
-        moved = await self.session.tree.branch(entry_id, if_leaf=left or "")
-        return await self._append_behind(moved.leaf_id, then, left=left)
+        while True:
+            left = await self.session.leaf_id() if if_leaf is None else if_leaf
+            try:
+                moved = await self.session.tree.branch(entry_id, if_leaf=left or "")
+            except LeafMoved:
+                if if_leaf is not None:
+                    raise
+                continue  # another entry came meanwhile, which is left behind, too
+            return await self._append_behind(moved.leaf_id, then, left=left)
 
     async def replace(
         self,

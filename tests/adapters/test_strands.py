@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -36,12 +36,12 @@ from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Role, T
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.tree import SessionTree
 from miniclaw_sessions.core.stores import open_store
-from miniclaw_sessions.core.stores.base import Append, Store
-from miniclaw_sessions.errors import InvalidMessage, SessionsError, StoreError, StoreFull
+from miniclaw_sessions.core.stores.base import Store
+from miniclaw_sessions.errors import InvalidMessage, SessionsError
 from miniclaw_sessions.service.client import Client, ClientSession
-from miniclaw_sessions.testing import FaultyStore
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.adapters.examples import run_example
+from tests.adapters.full_store import FullAfter
 from tests.legality import is_legal
 from tests.serving import asked
 
@@ -116,19 +116,6 @@ def opened(workspace: Path, place: str, store: str | Store) -> Iterator[Miniclaw
         repository.create_session(StrandsSession("s", SessionType.AGENT))
         repository.create_agent("s", SessionAgent("a", {"mood": "good"}, {}))
         yield repository
-
-
-class FullAfter(FaultyStore):
-    """A store whose disk is full after some commits."""
-
-    commits: int | None = None
-
-    async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
-        if self.commits == 0:
-            self.fail(StoreFull("no space"))
-        if self.commits:
-            self.commits -= 1
-        return await super().append(appends)
 
 
 def said(text: str, number: int, role: str = "user") -> SessionMessage:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Container, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Container, Generator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import NamedTuple
 
 import anyio
@@ -161,7 +161,29 @@ class Index:
                 self._fold(stored)
                 self._folded = stored.sequence
 
-    def add(self, first: int, message_ids: Sequence[str], kind: str, header: Header) -> None:
+    @contextmanager
+    def moved(self, place: int | None) -> Generator[None, None, None]:
+        """The index as it will be when the session has gone back to a place; None: as it is.
+
+        What is raised within the block says that the session has not moved.
+        """
+        if place is None:
+            yield
+            return
+        before = self._leaf
+        self._go_to(place)
+        try:
+            yield
+        except BaseException:
+            self._go_to(before)
+            raise
+
+    def _go_to(self, place: int) -> None:
+        if place != self._leaf:
+            self._leaf = place
+            self._latest.clear()
+
+    def add(self, first: int, message_ids: Sequence[str], kind: str, header: Header, *, has_moved: bool) -> None:
         """Fold in a record that was just appended, so that it need not be read.
 
         Args:
@@ -169,8 +191,9 @@ class Index:
             message_ids: of the message entries in front of its pieces.
             kind: of the record.
             header: its header.
+            has_moved: whether a move of the leaf stands in front of it, which the index has followed (`moved`).
         """
-        if first != self._folded + 1:
+        if first != self._folded + 1 + has_moved:
             return
         self._go_on(first, self._leaf)
         for place, entry_id in enumerate(message_ids, first):
@@ -271,8 +294,7 @@ class Index:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return  # damaged: the next entry says where it hangs
         if entry.type == "leaf":
-            self._leaf = entry.target_sequence or 0
-            self._latest.clear()
+            self._go_to(entry.target_sequence or 0)
             return
         if entry.type == "custom" and entry.custom_type == METADATA:
             return

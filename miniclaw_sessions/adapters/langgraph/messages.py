@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
+import msgspec
 from langchain_core.messages import AIMessage, BaseMessage
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
@@ -100,7 +101,7 @@ class MessagesChannel:
                     loaded.append((_fresh(message), known))
                 else:
                     message = self._serde.loads_typed(records[value.place][value.number])
-                    loaded.append((message, Known(digest_of(message), entry_id, is_whole=False)))
+                    loaded.append((message, Known(digest_of(message), entry_id, is_whole=False, message_id=message.id)))
         except (KeyError, IndexError):
             raise StoreCorrupt(_MISSING) from None
         self._index.known = (channel, [known for _, known in loaded])
@@ -143,6 +144,7 @@ class MessagesChannel:
         keep, found = _compare(digests, before, index.offered or ())
         # what a graph puts among older messages was not said to anybody: only those behind all known ones are new
         new_from = max((place + 1 for place, one in enumerate(found) if one is not None), default=0)
+        edited = {one.message_id for one in (*before[keep:], *(index.offered or ()))} - {None}
         known = list(before[:keep])
         references: list[Reference] = []
         said: list[Message] = []
@@ -151,9 +153,11 @@ class MessagesChannel:
         for place, one in enumerate(found):
             message, entry_id, is_whole, says = messages[keep + place], None, False, None
             if one is not None:
-                _, entry_id, is_whole = one
+                entry_id, is_whole = one.entry_id, one.is_whole
             elif place >= new_from and (shown := self._shown(message)) is not None:
                 outward, back, size = shown
+                if message.id in edited and outward.usage is not None:  # the message was paid for when it was said
+                    outward, back = msgspec.structs.replace(outward, usage=None), None
                 is_whole = back is not None
                 says = len(said)
                 said.append(outward)
@@ -163,7 +167,7 @@ class MessagesChannel:
                 value = number + len(values)
                 values.append(self._serde.dumps_typed(message))
             references.append(Reference(entry=entry_id, said=says, value=value))
-            known.append(Known(digests[keep + place], entry_id, is_whole))
+            known.append(Known(digests[keep + place], entry_id, is_whole, message.id))
         version = MessageList(
             channel=channel[1],
             version=channel[2],
@@ -252,7 +256,7 @@ def _offered(entries: Sequence[MessageEntry], before: Sequence[BaseMessage]) -> 
         if converted.id is None:
             converted.id = entry_id or f"{last_id}.{message.tool_call_id}"
         last_id = converted.id
-        given.append((converted, Known(digest_of(converted), entry_id, is_whole)))
+        given.append((converted, Known(digest_of(converted), entry_id, is_whole, converted.id)))
     return given
 
 

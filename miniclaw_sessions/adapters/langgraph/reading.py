@@ -29,11 +29,13 @@ class Known(NamedTuple):
         digest: differs from every other message's.
         entry_id: the session's entry of it, or from which it was made; None: no other framework sees it.
         is_whole: whether the entry holds all of it.
+        message_id: the framework's own id of it.
     """
 
     digest: bytes
     entry_id: str | None
     is_whole: bool
+    message_id: str | None
 
 
 def digest_of(message: BaseMessage) -> bytes:
@@ -148,7 +150,7 @@ class Reading:
         """Hold a message entry in LangChain's form, so that it need not be read; no caller may change the message."""
         if message.id is None:
             message.id = entry_id
-        held = message, Known(digest_of(message), entry_id, is_whole=True)
+        held = message, Known(digest_of(message), entry_id, is_whole=True, message_id=message.id)
         self._memory.messages.put((self._incarnation, entry_id), held, size + 200)
         return held
 

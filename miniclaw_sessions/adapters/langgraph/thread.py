@@ -20,7 +20,7 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from miniclaw_sessions.adapters.chats import Chat
+from miniclaw_sessions.adapters.chats import Chat, New
 from miniclaw_sessions.adapters.langgraph.index import Channel, CheckpointId, Index, StoredValue, ordered
 from miniclaw_sessions.adapters.langgraph.messages import MessagesChannel, is_message_list
 from miniclaw_sessions.adapters.langgraph.reading import Memory, Reading
@@ -36,6 +36,7 @@ from miniclaw_sessions.adapters.langgraph.records import (
     written,
 )
 from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.stores.base import StoredEntry
 from miniclaw_sessions.errors import StoreCorrupt
 from miniclaw_sessions.service.api.shapes import NewCustom
 
@@ -212,16 +213,16 @@ class Thread:
             run_id=full.get("run_id"),
             channels=tuple((name, new_versions[name]) for name in changed),
         )
-        if parent is not None and not namespace:
-            await self._go_back_to(parent)
-        if mirrored is None:
-            await self._append(CHECKPOINT, header, values)
-        else:
-            said = await self._messages.said(mirrored, channel_values[mirrored[1]], len(values))
-            header = msgspec.structs.replace(header, messages=said.messages)
-            entry_ids = await self._append(CHECKPOINT, header, [*values, *said.values], said.said)
-            self.index.known = (mirrored, said.known_by(entry_ids))
-            self._messages.remember(said, entry_ids)
+        back = None if parent is None or namespace else await self._way_back_to(parent)
+        with self.index.moved(None if back is None else back.sequence):
+            if mirrored is None:
+                await self._append(CHECKPOINT, header, values, back=back)
+            else:
+                said = await self._messages.said(mirrored, channel_values[mirrored[1]], len(values))
+                header = msgspec.structs.replace(header, messages=said.messages)
+                entry_ids = await self._append(CHECKPOINT, header, [*values, *said.values], said.said, back=back)
+                self.index.known = (mirrored, said.known_by(entry_ids))
+                self._messages.remember(said, entry_ids)
         return self._config(config, namespace, checkpoint["id"])
 
     async def put_writes(
@@ -246,25 +247,32 @@ class Thread:
         is_stored = channel in self.index.lists or channel in self.index.values
         return channel if name in new_versions or not is_stored else None
 
-    async def _go_back_to(self, parent: str) -> None:
-        """A graph that goes on from an older checkpoint takes the session back to it, to a branch of its own."""
+    async def _way_back_to(self, parent: str) -> StoredEntry | None:
+        """Where the session goes on from, with a branch of its own, when the graph goes on from an older checkpoint."""
         stored = self.index.checkpoints.get(("", parent))
         if stored is None or parent == self.index.latest(""):
-            return
-        found = await self._chat.read_at([stored.place.sequence])
-        if stored.place.sequence in found:
-            await self._chat.go_to(found[stored.place.sequence].entry_id)
-            await self.index.catch_up(self._chat, (await self._chat.state()).last_sequence)
+            return None
+        return (await self._chat.read_at([stored.place.sequence])).get(stored.place.sequence)
 
     async def _append(
-        self, kind: str, header: Header, values: Sequence[Typed], said: Sequence[Message] = ()
+        self,
+        kind: str,
+        header: Header,
+        values: Sequence[Typed],
+        said: Sequence[Message] = (),
+        *,
+        back: StoredEntry | None = None,
     ) -> list[str]:
-        """Append a record with what the graph said, and return the ids of its messages when it is acknowledged."""
+        """Append a record with what the graph said, and return the ids of its messages when it is acknowledged.
+
+        The session goes back to an entry together with that, where one is given.
+        """
         header, entries = written(header, values, limit=self._limit)
         records = [NewCustom(custom_type=kind if data is entries[-1] else PIECE, data=data) for data in entries]
-        saved = await self._chat.append([*said, *records])
+        new: list[New] = [*said, *records]
+        saved = await (self._chat.append(new) if back is None else self._chat.go_to(back.entry_id, then=new))
         entry_ids = [entry.id for entry in saved[: len(said)]]
-        self.index.add(saved[0].sequence, entry_ids, kind, header)
+        self.index.add(saved[0].sequence, entry_ids, kind, header, has_moved=back is not None)
         self._reading.remember(Place(saved[-1].sequence, header.pieces), list(values))
         return entry_ids
 
