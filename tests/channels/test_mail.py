@@ -76,6 +76,44 @@ def test_a_copy_is_not_addressed_to_us_unless_it_follows_our_answer() -> None:
     assert header(to="list-of-the-team@example.org").is_addressed  # an alias, or a blind copy
 
 
+@pytest.mark.parametrize("to", [BOT, BOT.title(), f"Bot <{BOT}>", f"{BOB},{BOT}", f"us: {BOT};", f"{BOT}(the bot)"])
+def test_we_are_addressed_however_our_address_is_written(to: str) -> None:
+    assert header(to=to, cc=BOT).is_addressed
+
+
+@pytest.mark.parametrize("to", [f"a{BOT}", f"{BOT}.evil", f"a-{BOT}", f'"{BOT}" <{BOB}>'])
+def test_an_address_that_only_has_ours_in_it_is_not_ours(to: str) -> None:
+    assert not header(to=to, cc=BOT).is_addressed
+
+
+@pytest.mark.parametrize("cc", [f"{BOT}, {{}}", f"{{}}, {BOT}"])
+def test_a_copy_to_very_many_is_one(cc: str) -> None:
+    many = ", ".join(f"person.{number}@example.org" for number in range(1_000))
+    assert not header(to=BOB, cc=cc.format(many)).is_addressed
+
+
+@pytest.mark.parametrize("name", ["From", "To", "Cc", "Message-ID", "References", "Content-Type", "Reply-To"])
+def test_a_hostile_header_takes_no_longer_than_it_is_long(name: str) -> None:
+    hostile = f"{name}: ".encode() + b'"' * 200_000 + b" x@evil.example\r\n"  # a quadratic reading takes an hour
+    read = read_header(hostile + mail(**{name.lower().replace("-", "_"): ""}), BOT)
+    assert read == "its From is not one address" if name == "From" else isinstance(read, Mail)
+
+
+@pytest.mark.parametrize("name", ["Content-Type: text/plain", "Content-Disposition: inline"])
+def test_hostile_parameters_of_a_part_take_no_longer_than_they_are_long(name: str) -> None:
+    parameters = b"".join(b";\r\n a%d=b" % number for number in range(400_000))
+    part = b"--x\r\n" + name.encode() + parameters + b"\r\n\r\nhello\r\n--x--\r\n"
+    data = b"Content-Type: multipart/mixed; boundary=x\r\n\r\n" + part
+    message, missed = read_message(data, header(), len(data), 0)
+    assert (message.text.strip(), missed) == ("hello", [])
+
+
+def test_a_mail_of_very_many_parts_is_not_read() -> None:
+    data = b"Content-Type: multipart/mixed; boundary=x\r\n\r\n" + b"--x\r\n\r\nhello\r\n" * 1_000 + b"--x--\r\n"
+    with pytest.raises(ValueError, match="parts"):
+        read_message(data, header(), len(data), 0)
+
+
 @pytest.mark.parametrize(
     ("results", "is_pass"),
     [

@@ -14,7 +14,10 @@ from datetime import datetime
 from email import message_from_bytes, policy
 from email.headerregistry import AddressHeader
 from email.message import EmailMessage, MIMEPart
+from email.policy import EmailPolicy
 from email.utils import format_datetime
+from itertools import count
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -24,7 +27,12 @@ from miniclaw_sessions.channels.unseen import Unseen, file_in, kind_of, unseen, 
 from miniclaw_sessions.core.protocol.images import IMAGE_TYPES, image_of
 from miniclaw_sessions.core.protocol.messages import Message, Part, TextPart
 
+if TYPE_CHECKING:
+    from email.policy import Policy
+
 MAX_HEADER_BYTES = 65_536
+_MAX_FIELD = 1_024  # characters of a field that is more than text: to read that takes as long as their square
+_MAX_PARTS = 200  # each takes that time again
 _MAX_TEXT_BYTES = 262_144
 _MAX_HTML = 50_000  # characters of an answer that is HTML, too: to make that takes more than in proportion to them
 _MAX_REFERENCES = 800  # characters; with the oldest id and the newest ones, as RFC 5322 allows
@@ -33,6 +41,9 @@ _NESTED_COMMENTS = 5
 _ID = re.compile(r"<[!-;=?-~]{1,250}>")  # what RFC 5322 has in an id, and more
 _OURS = re.compile(r"<mc\.([0-9a-f]{16})\.[0-9a-f]{16}@")
 _FORMAT = policy.SMTP.clone(max_line_length=990, cte_type="7bit")  # shorter lines would encode, and break, long ids
+
+_MORE_THAN_TEXT = {"from", "message-id", "content-type", "content-disposition", "content-transfer-encoding"}
+"""The fields that are read here and that the library parses by a grammar of their own."""
 
 _SIGNATURES = {"application/pgp-signature", "application/pkcs7-signature", "application/x-pkcs7-signature"}
 """What programs attach, and no person has sent."""
@@ -84,10 +95,10 @@ def read_header(data: bytes, address: str) -> Mail | str:
         data: the header's bytes, or the whole mail's.
         address: our own address.
     """
-    header = message_from_bytes(data, policy=policy.default)
-    senders = [
-        one for field in header.get_all("from", []) if isinstance(field, AddressHeader) for one in field.addresses
-    ]
+    header = _parsed(data)
+    is_one = [len(value) <= _MAX_FIELD for value in _unparsed(header, "from")] == [True]
+    field = header["from"] if is_one else None
+    senders = field.addresses if isinstance(field, AddressHeader) else ()
     if len(senders) != 1 or not (sender := senders[0].addr_spec.lower()).isascii() or "@" not in sender:
         return "its From is not one address"
     if sender == address.lower():
@@ -102,13 +113,44 @@ def read_header(data: bytes, address: str) -> Mail | str:
         subject=" ".join(_valid(str(header.get("subject", ""))).split())[:_MAX_ID],
         references=tuple(dict.fromkeys(answered)),
     )
-    copied = address.lower() in _addresses(header, "cc") and address.lower() not in _addresses(header, "to")
+    copied = _has_address(header, "cc", address) and not _has_address(header, "to", address)
     return msgspec.structs.replace(mail, is_addressed=not copied or mail.follows_ours)
 
 
-def _addresses(header: EmailMessage, name: str) -> set[str]:
-    fields = (field for field in header.get_all(name, []) if isinstance(field, AddressHeader))
-    return {one.addr_spec.lower() for field in fields for one in field.addresses}
+class _Reading(EmailPolicy):
+    """Reads of a field with a grammar only its beginning."""
+
+    def header_fetch_parse(self, name: str, value: str) -> Any:
+        return super().header_fetch_parse(name, value[:_MAX_FIELD] if name.lower() in _MORE_THAN_TEXT else value)
+
+
+_READING = cast("EmailPolicy[EmailMessage]", _Reading())
+
+
+def _parsed(data: bytes) -> EmailMessage:
+    """A stranger's mail, read in a time that is in proportion to its length.
+
+    Raises:
+        ValueError: it has too many parts.
+    """
+    number = count()
+
+    def part(policy: Policy[EmailMessage]) -> EmailMessage:
+        if next(number) > _MAX_PARTS:
+            raise ValueError("a mail has too many parts")
+        return EmailMessage(policy)
+
+    return message_from_bytes(data, policy=_READING.clone(message_factory=part))
+
+
+def _unparsed(header: EmailMessage, name: str) -> list[str]:
+    return [str(value) for field, value in header.raw_items() if field.lower() == name]
+
+
+def _has_address(header: EmailMessage, name: str, address: str) -> bool:
+    """Whether a field of addresses has one; it may be too long to be parsed."""
+    form = re.compile(rf"(?<![^\s<,:]){re.escape(address)}(?![^\s>,;(])", re.IGNORECASE)
+    return any(map(form.search, _unparsed(header, name)))
 
 
 def _made_by_a_program(header: EmailMessage) -> str | None:
@@ -134,7 +176,7 @@ def is_authenticated(data: bytes, server: str) -> bool:
     Only what this server says counts: the topmost `Authentication-Results` (RFC 8601) that begins with its name and
     speaks of DMARC. It must remove those that came from outside under its name, as the RFC demands.
     """
-    for field in message_from_bytes(data, policy=policy.default).get_all("authentication-results", []):
+    for field in _parsed(data).get_all("authentication-results", []):
         plain = re.sub(r"\"[^\"]*\"", "", str(field))
         for _ in range(_NESTED_COMMENTS):
             plain = re.sub(r"\([^()]*\)", " ", plain)
@@ -158,7 +200,7 @@ def read_message(
         max_image_bytes: how large its images may be together; the others are only named.
         max_file_bytes: how large its other files may be together; by default all are only named.
     """
-    leaves = list(_leaves(message_from_bytes(data, policy=policy.default)))
+    leaves = list(_leaves(_parsed(data)))
     is_cut = size > len(data)
     texts, files, missed, room, text_room = list[str](), list[Part](), list[Unseen](), max_image_bytes, _MAX_TEXT_BYTES
     for leaf in leaves:
