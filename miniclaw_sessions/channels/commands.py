@@ -47,7 +47,7 @@ class CommandCall(NamedTuple):
         session: the session that answers the chat.
         incoming: the message that is the command.
         arguments: the text after the command's word.
-        question: the question that was open when the person wrote the command.
+        question: the question that was open, and shown in the chat, when the person wrote the command.
         agent: the agent, with the models that a chat may choose.
         answer: lets the assistant answer a message, under the command's own message id.
         currency: the currency of costs.
@@ -144,7 +144,8 @@ async def message_or_approval(session: Session, incoming: Incoming, question: Qu
     Args:
         session: the chat's session.
         incoming: the delivery.
-        question: the question that was open when the person wrote it; a bare yes or no answers only that one.
+        question: the question that was open, and shown in the chat, when the person wrote it; a bare yes or no answers
+            only that one, and what else waits is asked here.
 
     Raises:
         StoreUnavailable: the store cannot be read.
@@ -165,29 +166,21 @@ def bare_answer(incoming: Incoming) -> bool | None:
     return WORDS.get(word) if incoming.is_addressed and incoming.replaces is None else None
 
 
-async def link_or_elsewhere(
+async def answer_about_link(
     chat: Conversation, linking: Linking, heard: tuple[Incoming, float], question: Question
 ) -> str:
-    """The reply to a bare yes or no that answers no question of the model here; empty: it may answer one.
-
-    It answers the open question about a link; and it does not answer what another one of the linked chats was asked.
+    """The reply to a bare yes or no that answers the open question about a link; empty: it answers none.
 
     Args:
         chat: the chat.
         linking: links chats.
         heard: the message as it came, and when.
-        question: the question of the model that was open when the person wrote it.
+        question: the question of the model that the person answers, if it was shown here last.
     """
     incoming, heard_at = heard
-    if not incoming.obeys or (agreed := bare_answer(incoming)) is None:
-        return ""
-    if question and chat.was_asked_here:
-        return ""  # `/link yes` answers the other one
-    if (reply := await linking.answer(chat.own, incoming, heard_at, agreed=agreed)) is not None:
-        return reply
-    if not question or chat.was_asked_here:
-        return ""
-    return "Your other chat was asked whether a tool may run. /approve or /deny answers that here, too."
+    if not incoming.obeys or question or (agreed := bare_answer(incoming)) is None:
+        return ""  # `/link yes` answers this one, too
+    return await linking.answer(chat.own, incoming, heard_at, agreed=agreed) or ""
 
 
 def _author_of(incoming: Incoming) -> str | None:

@@ -70,6 +70,7 @@ class Delivery:
         heard_at: when it came, by the event loop's time.
         session_id: whose chat it is; empty where it cannot be one.
         chats: the ids of the own sessions of all chats that talk to the session, once it is there.
+        own: the chat's own session, once it is there.
         session: the session that answers it, once it is there.
         note: the note that the channel's network has taken its outcome, once the session is there; None: none is made.
         answering: cancelled when the answer has taken too long.
@@ -90,6 +91,7 @@ class Delivery:
         self.answering = anyio.CancelScope()
         self.answered_in: AbstractContextManager[None] = nullcontext()
         self.sending = anyio.CancelScope()
+        self.own: Session | None = None
         self.session: Session | None = None
         self.note: Note | None = None
         self.is_stopped = False

@@ -29,6 +29,7 @@ from miniclaw_sessions.agent.attachments import unseen_files
 from miniclaw_sessions.agent.earlier_turns import reworded
 from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted, TurnEnd
 from miniclaw_sessions.agent.reminders.reminders import Reminders
+from miniclaw_sessions.channels.asked import note_asked, shown_in
 from miniclaw_sessions.channels.base import (
     Accepted,
     Answered,
@@ -47,11 +48,11 @@ from miniclaw_sessions.channels.commands import (
     COMMANDS,
     CommandCall,
     Question,
+    answer_about_link,
     command_in,
     earlier_answer,
     failed,
     is_stop,
-    link_or_elsewhere,
     message_or_approval,
     open_question,
 )
@@ -421,7 +422,8 @@ class Dispatcher:
         except Exception as error:  # noqa: BLE001 - every error belongs to this message
             return NotAnswered(incoming, Reason.FAILED, error)
         try:
-            delivery.session, delivery.chats, publisher.key = chat.session, chat.chats, chat.session.key
+            delivery.own, delivery.session, delivery.chats = chat.own, chat.session, chat.chats
+            publisher.key = chat.session.key
             said, heard = chat.said, (incoming, delivery.heard_at)
             answer = partial(self._answer_at_its_end, delivery, chat, on_event)
             question = await self._question(delivery, chat)
@@ -432,7 +434,7 @@ class Dispatcher:
                 asked = chat.session, said, arguments, question
                 call = CommandCall(*asked, agent, answer, currency, chat, self._linking, heard, self._reminders)
                 end = await run(call)
-            elif not (end := await link_or_elsewhere(chat, self._linking, heard, question)):
+            elif not (end := await answer_about_link(chat, self._linking, heard, question)):
                 message = await message_or_approval(chat.session, said, question)
                 if isinstance(message, Message) and said.replaces is not None:
                     end = await answer(reworded(chat.session, message, said.replaces))
@@ -502,7 +504,7 @@ class Dispatcher:
         )
 
     async def _question(self, delivery: Delivery, chat: Conversation) -> Question:
-        """What the person was asked when he said this; the same holds for what waits behind it, unless that is known.
+        """What the person was asked here when he said this; so too for what waits behind it, unless that is known.
 
         Messages behind a repeated one are of unknown age: they answer no question.
         """
@@ -513,7 +515,7 @@ class Dispatcher:
         for one in self._chats[delivery.session_id]:
             if one.question is None:
                 one.question = delivery.standing
-        return delivery.question or ()
+        return (delivery.question if delivery.channel is None else shown_in(chat.own, delivery.question)) or ()
 
     async def _answered_before(self, delivery: Delivery, chat: Conversation, error: DuplicateMessage) -> Last:
         """The answer that the message had, where its channel wants it again."""
@@ -542,12 +544,15 @@ class Dispatcher:
 
     async def _send_all(self, channel: Channel, delivery: Delivery) -> None:
         """Send a channel every event, in order; after a failure, only those that matter."""
-        is_reached = True
+        is_reached, was_taken = True, False
         with delivery.sending:
             async for outgoing in delivery:
                 if is_reached or not isinstance(outgoing, Progress):
-                    is_reached = await self._send(channel, delivery, outgoing) and is_reached
+                    was_taken = await self._send(channel, delivery, outgoing)
+                    is_reached = was_taken and is_reached
             delivery.standing = None  # a yes before this was said to what had been asked earlier
+            if was_taken and delivery.own is not None:
+                await note_asked(delivery.own, outgoing)
 
     async def _show_typing(self, channel: Channel, chat_id: str) -> None:
         try:

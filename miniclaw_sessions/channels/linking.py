@@ -21,6 +21,7 @@ import anyio
 import msgspec
 from anyio import to_thread
 
+from miniclaw_sessions.channels.asked import asks_something_else
 from miniclaw_sessions.channels.base import Incoming, command_note
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.manager.reading import used_since
@@ -96,13 +97,6 @@ class Conversation(NamedTuple):
     session: Session
     said: Incoming
     chats: frozenset[str]
-
-    @property
-    def was_asked_here(self) -> bool:
-        """Whether a person's newest message in the session came from this chat, or from none that joined it."""
-        newest = next((entry for entry in reversed(self.session.entries()) if begins_turn(entry)), None)
-        key = "" if newest is None else newest.idempotency_key or ""
-        return _own_key(self.own, self.session, key) is not None
 
 
 class Linking:
@@ -390,6 +384,7 @@ class Linking:
 
     def _ask(self, own: Session, mark: str, _: Chat, text: str) -> str:
         """Note that the question is shown from now on; the text."""
+        asks_something_else(own)
         self._asked[own.session_id, mark] = anyio.current_time()
         while len(self._asked) > _REMEMBERED:
             del self._asked[next(iter(self._asked))]

@@ -323,3 +323,21 @@ async def test_a_long_question_says_how_much_it_does_not_show_and_nothing_in_it_
     assert f"… and {len(arguments) + 1 + 5 - MAX_ARGUMENTS} characters more" in text
     assert text.count("\n") == 3
     assert text.endswith("Answer yes or no, for all of them.")
+
+
+async def test_a_yes_agrees_to_nothing_that_was_shown_only_elsewhere(
+    serving: Serving, room: Room, made: list[dict[str, Any]]
+) -> None:
+    """The first question is answered on the page, where a second one is shown; then the chat says yes."""
+    everything = Message.assistant("", (ToolCall("call_1", "delete", '{"path": "ALL"}'),))
+    async with serving(room, CALL, everything, "All is gone.") as dispatcher:
+        assert await answer(room, "delete x") == QUESTION
+        transport = LocalTransport(Context(dispatcher._manager, chats=DispatchedChats(dispatcher, 1.0)))
+        (pending,) = (await transport.call(list_approvals, OneSession("room_1"))).pending
+        asked = ChatRequest(channel="room", chat_id="1", approvals={pending.id: True})
+        assert isinstance((await transport.call(chat, Chat(asked))).suspended, dict)
+        assert made == [{"path": "x"}]
+        assert "ALL" in await answer(room, "yes")
+        assert made == [{"path": "x"}]
+        assert await answer(room, "yes") == "All is gone."
+    assert made == [{"path": "x"}, {"path": "ALL"}]

@@ -204,7 +204,7 @@ async def test_what_is_delivered_again_is_answered_once_on_whichever_side_of_a_l
     assert await house.said("blue") == ["before", "echo: before"]
 
 
-async def test_an_approval_is_asked_and_given_in_one_chat_and_a_bare_yes_in_the_other_is_none(
+async def test_a_word_answers_what_was_asked_in_its_own_chat_and_in_the_other_the_question_is_shown_first(
     tmp_path: Path, model: Doors
 ) -> None:
     made: list[dict[str, Any]] = []
@@ -213,9 +213,9 @@ async def test_an_approval_is_asked_and_given_in_one_chat_and_a_bare_yes_in_the_
     async with opened(tmp_path / "w", "memory:", model, tools=[deleting_tool(made)]) as house:
         await house.link()
         assert "delete" in await house.blue.ask("clean up")
-        assert "/approve" in await house.red.ask("yes")
+        assert "delete" in await house.red.ask("yes")
         assert made == []
-        await house.blue.ask("yes")
+        await house.red.ask("yes")
         assert made == [{}]
         await house.blue.ask("clean up")
         ((_, waiting),) = await calls_for_approval(await house.manager.find("red_1"))
@@ -223,8 +223,27 @@ async def test_an_approval_is_asked_and_given_in_one_chat_and_a_bare_yes_in_the_
         await house.blue.ended(house.blue.hear(press))
         assert made == [{}, {}], "a button, of which the network does not say who reads along"
         await house.blue.ask("clean up")
+        assert "delete" in await house.red.ask("/approve")
+        assert made == [{}, {}]
         await house.red.ask("/approve")
         assert made == [{}, {}, {}]
+
+
+async def test_a_yes_answers_the_question_that_was_shown_last_and_not_a_tool_before_it(
+    tmp_path: Path, model: Doors
+) -> None:
+    made: list[dict[str, Any]] = []
+    model.replies["clean up"] = Message.assistant("", tool_calls=(ToolCall(id="c", name="delete", arguments="{}"),))
+    async with opened(tmp_path / "w", "memory:", model, tools=[deleting_tool(made)]) as house:
+        code = await house.code()
+        await house.red.ask("clean up")
+        await house.blue.ask(f"/link {code}")
+        await house.blue.ask("yes")
+        assert "Linked" in await house.red.ask("yes")
+        assert made == []
+        assert "delete" in await house.red.ask("yes"), "the tool is asked about again"
+        await house.red.ask("yes")
+        assert made == [{}]
 
 
 # --- who may link ----------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class SelectedSession(msgspec.Struct, frozen=True, kw_only=True):
         session_id, channel, chat_id, title: how it is called.
         last_used: when it was used last; of an expired one, when something was said in it last.
         entries: how many it has.
-        incarnation: tells it from others of this name, before and after it.
+        incarnation: which one of its name it is, of those before and after it.
         is_chat: the person is its chat.
         is_linked: the person's chat is, or was, linked with its chat, directly or by way of others.
         joined: where a person was looked for, the sessions whose conversation its chat said yes to join.

@@ -50,7 +50,7 @@ class MeantRow(Reply, kw_only=True):
 
     Attributes:
         last_used: when it was used last; of an expired one, when something was said in it last.
-        incarnation: tells it from others of this name, before and after it.
+        incarnation: which one of its name it is, of those before and after it.
         is_chat: the person is its chat.
         is_linked: the person's chat is, or was, linked with its chat, directly or by way of others.
         messages: how many messages the person is the author of.
