@@ -8,13 +8,14 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 from weakref import WeakSet
 
+import anyio
 import msgspec
 from msgspec import Meta, UnsetType
 
 from miniclaw_sessions.core.protocol.entries import LeafMove
 from miniclaw_sessions.core.protocol.keys import SessionKey, is_session_id
-from miniclaw_sessions.errors import AmbiguousName, LeafMoved, SessionNotFound
-from miniclaw_sessions.service.api.error_table import invalid
+from miniclaw_sessions.errors import AmbiguousName, LeafMoved, SessionExists, SessionNotFound
+from miniclaw_sessions.service.api.error_table import RETRY_AFTER_S, RequestError, invalid
 from miniclaw_sessions.service.api.operation import Stream, document_in_pieces, operation
 from miniclaw_sessions.service.api.shapes import (
     CreateSession,
@@ -47,6 +48,7 @@ CANDIDATES = 10
 
 ONE = "/v1/sessions/{session_id}"
 
+_LOOKS, _LOOK_AGAIN_S = 100, 0.1  # for a fork that another request makes
 _NEVER = -1
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _MAX_PLACE_DIGITS = 18
@@ -320,7 +322,7 @@ class ForkRequest(msgspec.Struct, frozen=True):
     ForkRequest,
     SessionReply,
     status=201,
-    errors=("session_exists", "entry_not_found"),
+    errors=("session_exists", "entry_not_found", "conflict"),
     patient=True,
 )
 async def fork_session(context: Context, request: ForkRequest) -> SessionReply:
@@ -333,19 +335,41 @@ async def fork_session(context: Context, request: ForkRequest) -> SessionReply:
     if target is not None:
         context.caller.permit(SessionKey.parse(target))
     if target is None and request.idempotency_key is not None:
-        from miniclaw_sessions.core.session.copying import MAX_CHAT_ID, PARENT_SESSION  # noqa: PLC0415 - a client never forks
-
-        named = f"{session.statistics().incarnation} {request.idempotency_key}"
-        suffix = hashlib.sha256(named.encode()).hexdigest()[:12]
-        key = SessionKey.of(session.key.channel, f"{session.key.chat_id[:MAX_CHAT_ID]}.fork-{suffix}")
-        target = key.session_id
-        with suppress(SessionNotFound):
-            made = await context.manager.find(target)
-            if made.metadata.get(PARENT_SESSION) == session.session_id:
-                return session_reply(made)
+        return await _fork_of_key(context, session, request.idempotency_key, leaf_id)
     fork = await session.fork(target, leaf_id=leaf_id)
     context.made = fork.session_id
     return session_reply(fork)
+
+
+async def _fork_of_key(context: Context, session: Session, idempotency_key: str, leaf_id: str | None) -> SessionReply:
+    """The fork that a key stands for. Another request that makes it is waited for.
+
+    Raises:
+        RequestError: the other request takes long (409).
+        SessionExists: a session that is no fork of this one has the name.
+    """
+    from miniclaw_sessions.core.session.copying import MAX_CHAT_ID, PARENT_SESSION  # noqa: PLC0415 - a client never forks
+
+    named = f"{session.statistics().incarnation} {idempotency_key}"
+    suffix = hashlib.sha256(named.encode()).hexdigest()[:12]
+    target = SessionKey.of(session.key.channel, f"{session.key.chat_id[:MAX_CHAT_ID]}.fork-{suffix}").session_id
+    for _ in range(_LOOKS):
+        made = None
+        with suppress(SessionNotFound):
+            made = await context.manager.find(target)
+        if made is not None and made.metadata.get(PARENT_SESSION) == session.session_id:
+            return session_reply(made)
+        try:
+            fork = await session.fork(target, leaf_id=leaf_id)
+        except SessionExists:
+            if made is not None:
+                raise
+            await anyio.sleep(_LOOK_AGAIN_S)
+        else:
+            context.made = fork.session_id
+            return session_reply(fork)
+    sentence = "another request with this Idempotency-Key makes the fork; try again later"
+    raise RequestError(409, "conflict", sentence, headers={"Retry-After": str(RETRY_AFTER_S)})
 
 
 NOT_PURGED = (

@@ -5,9 +5,14 @@ from __future__ import annotations
 from itertools import permutations
 from typing import Any
 
+import anyio
 import pytest
 
+from miniclaw_sessions.core.protocol.entries import FORK
+from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message
+from miniclaw_sessions.core.session.copying import PARENT_SESSION
+from miniclaw_sessions.service.api import sessions
 
 pytestmark = pytest.mark.anyio
 
@@ -87,6 +92,53 @@ async def test_what_an_earlier_version_stored_with_the_bare_key_is_not_stored_ag
     assert not (await asked(served, f"{ONE}/turns", other, "t"))["duplicate"]
     assert (await asked(served, f"{ONE}/turns", other, "t"))["duplicate"]
     assert session.last_sequence == before + 2
+
+
+# --- forks -----------------------------------------------------------------------------------------------------------
+
+
+async def fork(served: Any, key: str = "k") -> Any:
+    return await served.unix.post(f"{ONE}/fork", json={}, headers={"Idempotency-Key": key})
+
+
+async def test_a_fork_that_is_asked_for_again_while_it_is_made_is_one_session(served: Any) -> None:
+    session = await served.manager.get_or_create("a", "1")
+    await session.add_messages([said(str(number)) for number in range(3_000)])
+    replies: list[Any] = []
+
+    async def ask() -> None:
+        replies.append(await fork(served))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(ask)
+    assert {reply.status_code for reply in replies} == {201}, [reply.text for reply in replies]
+    assert len({reply.json()["session_id"] for reply in replies}) == 1
+    assert await served.manager.count() == 2
+
+
+async def test_a_fork_that_another_request_makes_for_long_is_to_be_asked_for_again(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "_LOOKS", 2)
+    session = await served.manager.get_or_create("a", "1")
+    session_id = (await fork(served)).json()["session_id"]
+    await served.manager.delete(session_id)
+    async with session.journal.home.new_journal(SessionKey.parse(session_id), purpose=FORK) as journal:
+        reply = await fork(served)
+        assert (reply.status_code, reply.json()["error"]["type"]) == (409, "conflict")
+        assert reply.headers["retry-after"] == "2"
+        journal.note({PARENT_SESSION: "a_1"})
+    assert (await fork(served)).json()["session_id"] == session_id
+
+
+async def test_a_fork_takes_no_name_that_another_session_has(served: Any) -> None:
+    await served.manager.get_or_create("a", "1")
+    session_id = (await fork(served)).json()["session_id"]
+    await served.manager.delete(session_id)
+    await served.manager.get_or_create(*SessionKey.parse(session_id))
+    reply = await fork(served)
+    assert (reply.status_code, reply.json()["error"]["type"]) == (409, "session_exists")
 
 
 # --- items of conversations ------------------------------------------------------------------------------------------
