@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -20,7 +20,7 @@ from miniclaw_sessions.core.protocol.messages import ImagePart, Message, TextPar
 from miniclaw_sessions.errors import ModelError
 from tests.channels import contract
 from tests.channels.homeserver import BOT, ROOM, Homeserver
-from tests.channels.rooms import Doors, deleting_tool
+from tests.channels.rooms import PATIENCE_S, Doors, deleting_tool
 from tests.channels.telegram_server import PNG
 
 pytestmark = pytest.mark.anyio
@@ -212,6 +212,57 @@ async def test_a_picture_has_the_type_that_it_is_of_whatever_its_sender_says(
     server.media = PNG
     async with serving(manager, model, server):
         server.say("p.png", ALICE, msgtype="m.image", url="mxc://example.org/1", info={"mimetype": "image/jpeg"})
+        await server.until_position(1)
+    (said, _) = (await manager.get_or_create("matrix", ROOM)).messages()
+    assert said.content == (ImagePart("image/png", base64.b64encode(PNG).decode()),)
+
+
+async def endless(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    await response.prepare(request)
+    while True:
+        await response.write(bytes(65_536))
+
+
+async def silent(_: web.Request) -> web.StreamResponse:
+    await anyio.sleep_forever()
+    raise AssertionError
+
+
+async def busy(_: web.Request) -> web.StreamResponse:
+    return web.json_response({"errcode": "M_LIMIT_EXCEEDED", "retry_after_ms": 3_600_000}, status=429)
+
+
+@pytest.mark.parametrize(("download_s", "replies"), [(0.1, silent), (0.1, busy), (PATIENCE_S, endless)])
+async def test_a_picture_whose_download_does_not_end_holds_up_no_other(
+    manager: SessionManager,
+    model: Doors,
+    monkeypatch: pytest.MonkeyPatch,
+    download_s: float,
+    replies: Callable[[web.Request], Awaitable[web.StreamResponse]],
+) -> None:
+    class Hostile(Homeserver):
+        async def _media(self, request: web.Request) -> Any:
+            return await replies(request)
+
+    monkeypatch.setattr("miniclaw_sessions.channels.matrix.channel._DOWNLOAD_S", download_s)
+    server = Hostile()
+    async with serving(manager, model, server):
+        server.say("p.png", BOB, msgtype="m.image", url="mxc://elsewhere.org/1")
+        server.say("hello", ALICE)
+        await server.until_position(2)
+    assert model.asked == ["(The person sent a picture (p.png), which you cannot see.)", "hello"]
+
+
+async def test_a_picture_is_fetched_again_where_the_homeserver_wants_a_pause(
+    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("miniclaw_sessions.channels.matrix.replies._AGAIN_S", 0.01)
+    server = Homeserver()
+    server.media = PNG
+    server.instead["GET _media"] = [(429, "application/json", b"{}")]
+    async with serving(manager, model, server):
+        server.say("p.png", ALICE, msgtype="m.image", url="mxc://example.org/1")
         await server.until_position(1)
     (said, _) = (await manager.get_or_create("matrix", ROOM)).messages()
     assert said.content == (ImagePart("image/png", base64.b64encode(PNG).decode()),)

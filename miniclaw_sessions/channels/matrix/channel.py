@@ -49,6 +49,7 @@ log = get_logger(__name__)
 
 _POSITION = "io.github.miniclaw_sessions.position"
 _WAIT_MS = 30_000
+_DOWNLOAD_S = 30.0  # then the others' messages have waited long enough
 _TYPING_S = 20.0
 _MAX_TEXT_BYTES = 16_000  # an event has at most 65,536 bytes, with the text once as it is and once as HTML
 _PEOPLE_OF_A_GROUP = 3
@@ -413,12 +414,13 @@ class MatrixChannel:
         return file_in(name, data, self._settings.max_file_bytes)
 
     async def _content(self, content: dict[str, Any], most: int) -> bytes:
-        """The bytes of what an event names; none where they are more than that, or cannot be had."""
+        """The bytes of what an event names; none where they are more than that, or cannot be had in time."""
         address, size = content.get("url"), _table(content, "info").get("size")
         if not isinstance(address, str) or (isinstance(size, int) and size > most):
             return b""
-        data: bytes = getattr(await self._client.download(mxc=address), "body", b"")
-        return data if len(data) <= most else b""
+        with anyio.move_on_after(_DOWNLOAD_S):
+            return await self._client.content(address, most)
+        return b""
 
     # --- answering ---------------------------------------------------------------------------------------------------
 

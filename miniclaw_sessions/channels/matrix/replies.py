@@ -1,7 +1,8 @@
 """What a homeserver's reply confirms: a request is done when the homeserver itself says so, with what it must say then.
 
 The library looks at neither the status nor where a reply comes from, and takes a page of a proxy for an error of the
-homeserver. So each reply is judged before the library reads it; but for pictures, whose content may be anything.
+homeserver. So each reply is judged before the library reads it. The content of a file may be anything, and its sender's
+own server may give it without end, so it is read here.
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from __future__ import annotations
 import json
 import re
 from typing import Any
+from urllib.parse import quote, urlsplit
 
-from aiohttp import ClientResponse
+import anyio
+from aiohttp import ClientError, ClientResponse
 from nio import AsyncClient
 
 from miniclaw_sessions.channels.replies import what_came
 from miniclaw_sessions.errors import Unreachable
 
 _SUCCESS = range(200, 300)
-_PICTURE = re.compile(r"/media/[^?]*download/")
+_TOO_MANY, _AGAIN_S = 429, 5.0
 _SAID: dict[str, re.Pattern[str]] = {
     "event_id": re.compile(r"/rooms/[^/]+/(send|event)/"),
     "content_uri": re.compile(r"/media/[^/]+/upload\b"),
@@ -52,10 +55,35 @@ class Client(AsyncClient):  # type: ignore[misc]  # the library has no types
             Unreachable: the outcome of the request is unknown.
         """
         response: ClientResponse = await super().send(method, path, *args, **options)
-        if _PICTURE.search(path):
-            return response
         body = await response.read()  # kept there for the library
         if (fault := fault_of(path, response.status, body)) is not None:
             came = what_came(response.status, response.headers.get("content-type", ""), body, self.access_token)
             raise Unreachable(f"the reply is not the homeserver's own ({came}): {fault}")
         return response
+
+    async def content(self, address: str, most: int) -> bytes:
+        """The bytes of a file; none where they are more than that, or the homeserver does not have them.
+
+        Raises:
+            Unreachable: the connection breaks off.
+        """
+        url = urlsplit(address)
+        path = f"/_matrix/client/v1/media/download/{quote(url.netloc, safe='')}/{quote(url.path[1:], safe='')}"
+        headers = {"Authorization": f"Bearer {self.access_token}"}
+        try:
+            while True:
+                async with await super().send("GET", path, headers=headers) as response:
+                    if response.status != _TOO_MANY:
+                        return await _up_to(most, response) if response.status in _SUCCESS else b""
+                await anyio.sleep(_AGAIN_S)
+        except ClientError as error:
+            raise Unreachable(f"a file cannot be fetched: {type(error).__name__}") from None
+
+
+async def _up_to(most: int, response: ClientResponse) -> bytes:
+    data = bytearray()
+    async for chunk in response.content.iter_any():
+        data += chunk
+        if len(data) > most:
+            return b""
+    return bytes(data)
