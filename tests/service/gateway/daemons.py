@@ -241,7 +241,7 @@ class Here(Daemon):
 TOKEN = "0123456789abcdef0123456789abcdef"
 
 
-def with_token(directory: Path) -> dict[str, str]:
+def with_token(directory: Path) -> dict[str, Any]:
     """The setting with which a daemon takes `TOKEN`."""
     token = directory / "token"
     token.touch(mode=0o600)
