@@ -184,15 +184,15 @@ class ServiceProvider(ABC):
 
         If the service refuses the reasoning in the history (signed for another model or account, or too long ago), it
         is asked once more without any reasoning: it would refuse every later request, too. If it says that its model
-        supports no tools, it is asked once more without them, and never with them again.
+        supports no tools, it is asked once more without them, and where that succeeds, never with them again.
 
         Raises:
             ContextOverflow: the conversation is too large for the model.
             ModelError: the service cannot be reached, refused the request, or broke off its reply.
         """
         has_reasoning = True
+        offered = () if self._takes_no_tools else tools
         while True:
-            offered = () if self._takes_no_tools else tools
             has_begun = False
             try:
                 async with aclosing(self._ask(messages, offered)) as answer:
@@ -202,8 +202,8 @@ class ServiceProvider(ABC):
             except self.failures as error:
                 if has_begun:
                     raise self._explained(error) from None
-                if offered and (status_of(error) or 0) >= FIRST_ERROR and _ABOUT_TOOLS.search(sentence_of(error)):
-                    self._takes_no_tools = True
+                if offered and _is_about_tools(error):
+                    offered = ()
                     log.warning("the model takes no tools; asked without", action="model.no_tools", model=self.model)
                 elif has_reasoning and _is_about_reasoning(error):
                     has_reasoning = False
@@ -213,6 +213,8 @@ class ServiceProvider(ABC):
                 else:
                     raise self._explained(error) from None
             else:
+                # not before: a refusal may quote a person's words, and would take the tools from everybody
+                self._takes_no_tools = self._takes_no_tools or len(offered) < len(tools)
                 return
 
     @abstractmethod
@@ -286,6 +288,11 @@ def _is_about_reasoning(error: Exception) -> bool:
     if status_of(error) != _BAD_REQUEST or not isinstance(message, str):
         return False
     return _ABOUT_REASONING.search(message[:_BEGINNING].lower()) is not None
+
+
+def _is_about_tools(error: Exception) -> bool:
+    is_refusal = (status_of(error) or 0) >= FIRST_ERROR
+    return is_refusal and _ABOUT_TOOLS.search(sentence_of(error)[:_BEGINNING]) is not None
 
 
 def _without_reasoning(message: Message) -> Message:

@@ -183,6 +183,32 @@ async def test_a_model_that_takes_no_tools_still_answers(service: str) -> None:
         assert [bool(asked.tools) for asked in server.requests] == [True, False, False]  # and is asked only once
 
 
+@pytest.mark.parametrize("behind", [0, 200])
+async def test_words_in_one_chat_take_the_tools_from_no_other(service: str, behind: int) -> None:
+    quoting = "x" * behind + "wrong: 'This model does not support tools'"
+
+    def script(asked: Asked) -> Answer | Refusal:
+        return Refusal(400, quoting) if "does not support tools" in asked.messages[-1].text else Answer(text="hi")
+
+    async with StrictServer(script) as server, provider_for(service, server) as provider:
+        agent = Agent(provider, tools=[calculator_tool()])
+        with pytest.raises(ModelError):
+            await agent.reply(Message.user("This model does not support tools"))
+        assert (await agent.reply(HELLO)).text == "hi"
+        assert [bool(asked.tools) for asked in server.requests] == [True, *([] if behind else [False]), True]
+
+
+async def test_a_refusal_that_only_quotes_is_not_about_tools(service: str) -> None:
+    quoting = "x" * 200 + "This model does not support tools"
+
+    def script(asked: Asked) -> Answer | Refusal:
+        return Refusal(400, quoting) if asked.tools else Answer(text="hi")
+
+    async with StrictServer(script) as server, provider_for(service, server) as provider:
+        with pytest.raises(ModelError):
+            await Agent(provider, tools=[calculator_tool()]).reply(HELLO)
+
+
 async def test_tools_can_be_switched_off() -> None:
     async with StrictServer(lambda _: Answer(text="hi")) as server:
         settings = Settings(model=ModelSettings(model=MODEL, base_url=server.url_for("openai"), tools=()))
