@@ -1,6 +1,6 @@
-"""A reminder as its chat's session keeps it: one value of the session's free metadata.
+"""A reminder as its chat's session keeps it: one value of the session's own metadata, which no caller and no file sets.
 
-So export, deletion, retention and encryption hold for it as for all else of the session, on every branch of it.
+So deletion, retention and encryption hold for it as for all else of the session, on every branch of it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 
 from miniclaw_sessions.agent.reminders.times import When
+from miniclaw_sessions.core.protocol.entries import OWN_METADATA
 from miniclaw_sessions.core.session import Session
 
-PREFIX = "reminder."
+PREFIX = OWN_METADATA + "reminder."
 """The beginning of the metadata's name; its reminder's id follows."""
 
 TIMEZONE = "timezone"

@@ -344,7 +344,7 @@ class Reminders:
             if not changes:
                 return reply
             unit = session.unit()
-            unit.add_metadata(**changes)
+            unit.add_own_metadata(changes)
             if mark is not None:
                 with suppress(TranscriptNotKept):  # without a transcript a repeated delivery could not find the entry
                     unit.add_custom(COMMAND, mark.data(reply), idempotency_key=mark.key)
