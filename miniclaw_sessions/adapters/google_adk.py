@@ -66,7 +66,7 @@ from pydantic_core import to_jsonable_python
 from miniclaw_sessions.adapters.chats import Chat, New, chats_of
 from miniclaw_sessions.adapters.chats import State as ChatState
 from miniclaw_sessions.adapters.home_loop import HomeLoop, at_home
-from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
+from miniclaw_sessions.adapters.verbatim import as_shape, kept_verbatim, verbatim
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.entries import Custom, Entry, MessageEntry
 from miniclaw_sessions.core.protocol.json_values import parse_json
@@ -76,6 +76,7 @@ from miniclaw_sessions.errors import InvalidMessage, LeafMoved, SessionNotFound,
 from miniclaw_sessions.files.formats.codec import kept_fields
 from miniclaw_sessions.files.formats.google import from_google, from_google_reply, to_google
 from miniclaw_sessions.files.formats.histories import presented
+from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.service.api.shapes import NewCustom, NewMetadata
 from miniclaw_sessions.service.client import Client
 
@@ -97,12 +98,23 @@ _SHARING = "google_adk.sharing."
 _OF = "of"  # the event that a further message is part of
 _PREFIXES = (State.APP_PREFIX, State.USER_PREFIX, State.TEMP_PREFIX)
 
+log = get_logger(__name__)
+
 Key = Callable[[str, str, str], SessionKey]
 
 
 def session_key(app_name: str, user_id: str, session_id: str) -> SessionKey:
     """Which session of ours it is: channel `app_name`, chat `user_id/session_id`."""
     return SessionKey.of(app_name, f"{quote(user_id, safe='')}/{session_id}")
+
+
+class _Own(msgspec.Struct):
+    """What the metadata `KEPT` says: whose session it is, and when it was made."""
+
+    app_name: str
+    user_id: str
+    id: str
+    created: float
 
 
 class MiniclawSessionService(BaseSessionService):
@@ -141,13 +153,14 @@ class MiniclawSessionService(BaseSessionService):
         """
         session_id = (session_id or "").strip() or self._chats.clock.new_id()
         session = await self._chats.get_or_create(self._key(app_name, user_id, session_id))
-        if (await session.state()).metadata.get(KEPT) is not None:
+        if _own_in(await session.state()) is not None:
             raise AlreadyExistsError(f"Session with id {session_id} already exists.")
         for chat_id, metadata in _to_share(app_name, user_id, state or {}).items():
             await (await self._shared_chat(chat_id)).append([NewMetadata(metadata=metadata)])
         created = self._chats.clock.now().timestamp()
-        own = {"app_name": app_name, "user_id": user_id, "id": session_id, "created": created}
-        await session.append([NewMetadata(metadata={KEPT: own, **_metadata(_scoped(state or {}, ""))})])
+        own = _Own(app_name=app_name, user_id=user_id, id=session_id, created=created)
+        kept = msgspec.to_builtins(own)
+        await session.append([NewMetadata(metadata={KEPT: kept, **_metadata(_scoped(state or {}, ""))})])
         return await self._loaded(session, own, [])
 
     @at_home
@@ -159,7 +172,7 @@ class MiniclawSessionService(BaseSessionService):
             session = await self._chats.use(self._key(app_name, user_id, session_id.strip()))
         except SessionNotFound:
             return None
-        own = (await session.state()).metadata.get(KEPT)
+        own = _own_in(await session.state())
         if own is None:
             return None
         return await self._loaded(session, own, await self._events(session, config or GetSessionConfig()))
@@ -171,8 +184,8 @@ class MiniclawSessionService(BaseSessionService):
         for one in await self._chats.ids():
             with suppress(SessionNotFound):
                 session = await self._chats.find(one)
-                own = (await session.state()).metadata.get(KEPT)
-                if own is not None and own["app_name"] == app_name and user_id in (None, own["user_id"]):
+                own = _own_in(await session.state())
+                if own is not None and own.app_name == app_name and user_id in (None, own.user_id):
                     found.append(await self._loaded(session, own, []))
         found.sort(key=lambda session: (session.last_update_time, session.user_id, session.id))
         return ListSessionsResponse(sessions=found)
@@ -208,23 +221,23 @@ class MiniclawSessionService(BaseSessionService):
 
     # --- a session of theirs -----------------------------------------------------------------------------------------
 
-    async def _loaded(self, session: Chat, own: Mapping[str, Any], events: list[Event]) -> AdkSession:
+    async def _loaded(self, session: Chat, own: _Own, events: list[Event]) -> AdkSession:
         state = await session.state()
         await self._share(session, state)
         newest = await _newest(session)
         shared: dict[str, Any] = {}
         for prefix, chat_id in (
-            (State.APP_PREFIX, _app_chat(own["app_name"])),
-            (State.USER_PREFIX, _user_chat(own["app_name"], own["user_id"])),
+            (State.APP_PREFIX, _app_chat(own.app_name)),
+            (State.USER_PREFIX, _user_chat(own.app_name, own.user_id)),
         ):
             shared |= {prefix + name: value for name, value in (await self._shared(chat_id)).items()}
         loaded = AdkSession(
-            app_name=own["app_name"],
-            user_id=own["user_id"],
-            id=own["id"],
+            app_name=own.app_name,
+            user_id=own.user_id,
+            id=own.id,
             state=_state_in(state.metadata) | shared,
             events=events,
-            last_update_time=own["created"] if newest is None else _time_of(newest),
+            last_update_time=own.created if newest is None else _time_of(newest),
         )
         loaded._storage_update_marker = "" if newest is None else newest.id  # noqa: SLF001 - made for services
         return loaded
@@ -249,8 +262,9 @@ class MiniclawSessionService(BaseSessionService):
         """
         for name in sorted(name for name in state.metadata if name.startswith(_SHARING)):  # the oldest first
             done = [NewMetadata(metadata={name: None})]
+            by_chat = as_shape(state.metadata[name], dict[str, dict[str, Any]], session_id=session.session_id)
             try:
-                for chat_id, metadata in state.metadata[name].items():
+                for chat_id, metadata in (by_chat or {}).items():
                     shared = await self._shared_chat(chat_id)
                     await shared.append([NewMetadata(metadata=metadata)], idempotency_key=name)
             except InvalidMessage:
@@ -417,7 +431,19 @@ def _event_of(entry: MessageEntry | Custom) -> Event:
 
 def _is_said(entry: Entry) -> TypeGuard[MessageEntry | Custom]:
     """Whether an entry is an event, or a part of one, or what others said."""
-    return isinstance(entry, MessageEntry) or (isinstance(entry, Custom) and entry.custom_type == EVENT)
+    return isinstance(entry, MessageEntry) or (
+        isinstance(entry, Custom) and entry.custom_type == EVENT and _is_event(entry)
+    )
+
+
+def _is_event(entry: Custom) -> bool:
+    """Whether an entry holds an event; a warning where another program wrote something else."""
+    try:
+        _event_of(entry)
+    except StoreCorrupt as error:
+        log.warning("an entry is passed over", action="recovery.entry_damaged", entry_id=entry.id, error=str(error))
+        return False
+    return True
 
 
 def _continues(entry: MessageEntry | Custom) -> bool:
@@ -475,5 +501,12 @@ def _metadata(delta: Mapping[str, Any]) -> dict[str, Any]:
     return {_STATE + name: [to_jsonable_python(value, fallback=str)] for name, value in delta.items()}
 
 
+def _own_in(state: ChatState) -> _Own | None:
+    """Whose session it is; None if ADK does not know it."""
+    kept = state.metadata.get(KEPT)
+    return None if kept is None else as_shape(kept, _Own, metadata=KEPT)
+
+
 def _state_in(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    return {name.removeprefix(_STATE): value[0] for name, value in metadata.items() if name.startswith(_STATE)}
+    values = {name.removeprefix(_STATE): value for name, value in metadata.items() if name.startswith(_STATE)}
+    return {name: value[0] for name, value in values.items() if isinstance(value, list) and value}

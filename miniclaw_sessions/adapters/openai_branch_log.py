@@ -6,8 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import msgspec
+
 from miniclaw_sessions.adapters.openai_agents import KEPT
-from miniclaw_sessions.core.protocol.entries import Custom, Entry, LeafMove, MessageEntry
+from miniclaw_sessions.adapters.verbatim import as_shape
+from miniclaw_sessions.core.protocol.entries import Custom, Entry, LeafMove, MessageEntry, original_id
 from miniclaw_sessions.files.formats.histories import presented
 from miniclaw_sessions.files.formats.openai_items import to_items
 
@@ -20,6 +23,25 @@ MAIN = "main"
 SWITCH, DELETED, USAGE = (f"openai_agents_{name}" for name in ("switch", "deleted", "usage"))
 """The `custom_type` of the entries: a switch to a branch, which the move of the leaf follows; a branch that was
 deleted; what a run cost."""
+
+
+class _Switch(msgspec.Struct):
+    to: str
+    at: str | None
+
+
+class _Deleted(msgspec.Struct):
+    branch: str
+
+
+class _Usage(msgspec.Struct):
+    requests: int
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+
+
+_SHAPES: dict[str, type[_Switch | _Deleted | _Usage]] = {SWITCH: _Switch, DELETED: _Deleted, USAGE: _Usage}
 
 
 class Used(NamedTuple):
@@ -64,15 +86,14 @@ class BranchLog:
         if isinstance(entry, MessageEntry) and entry.message.is_user:
             number, begun_by = number + 1, entry.id
         self._turns[entry.id] = number, begun_by
-        if isinstance(entry, Custom) and entry.custom_type == SWITCH:
-            self._announced = entry.data["to"], entry.data["at"]
+        said = _said(entry) if isinstance(entry, Custom) else None
+        if isinstance(said, _Switch):
+            self._announced = said.to, said.at
             return  # the tip of the branch that is left stays before it
         self._tips[self.current] = entry.id
-        if not isinstance(entry, Custom):
-            return
-        if entry.custom_type == DELETED and entry.data["branch"] != self.current:
-            self._forget(entry.data["branch"])
-        elif entry.custom_type == USAGE:
+        if isinstance(said, _Deleted) and said.branch not in (MAIN, self.current):
+            self._forget(said.branch)
+        elif isinstance(said, _Usage) and isinstance(entry, Custom):
             self.usage[self.current, begun_by] = Used(self.current, number, entry.data)
 
     def _forget(self, name: str) -> None:
@@ -117,3 +138,9 @@ class BranchLog:
         while entry_id is not None and (entry := self._entries.get(entry_id)) is not None:
             yield entry
             entry_id = entry.parent_id
+
+
+def _said(entry: Custom) -> _Switch | _Deleted | _Usage | None:
+    """What an entry says of branches and usage; a copy of one says nothing new."""
+    shape = _SHAPES.get(entry.custom_type)
+    return None if shape is None or original_id(entry) != entry.id else as_shape(entry.data, shape, entry_id=entry.id)

@@ -65,7 +65,7 @@ from strands.types.session import SessionAgent, SessionMessage
 from miniclaw_sessions.adapters.chats import Chat, chats_of
 from miniclaw_sessions.adapters.home_loop import HomeLoop, waiting
 from miniclaw_sessions.adapters.strands_messages import KEPT, from_strands, to_strands
-from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
+from miniclaw_sessions.adapters.verbatim import as_shape, kept_verbatim, verbatim
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.history.pairing import pair
 from miniclaw_sessions.core.manager import SessionManager
@@ -92,6 +92,21 @@ _INTERRUPTED = "Tool was interrupted."
 """What Strands says of a call that a history has no result of."""
 
 _AGENT_OF, _ID, _OF = "agent", "message_id", "of"  # what a message's `extra` says beside its verbatim fields
+
+
+class _Session(msgspec.Struct):
+    """What Strands must say of a session."""
+
+    session_id: str
+    session_type: str
+
+
+class _Agent(msgspec.Struct):
+    """What it must say of an agent."""
+
+    agent_id: str
+    state: dict[str, Any]
+    conversation_manager_state: dict[str, Any]
 
 
 class _Looked(threading.local):
@@ -169,9 +184,9 @@ class MiniclawSessionRepository(SessionRepository):
 
     async def _create_session(self, session: StrandsSession, *, was_missing: bool) -> StrandsSession:
         own = await self._chats.get_or_create(SessionKey.of(self.channel, session.session_id))
-        if KEPT in (metadata := (await own.state()).metadata):
+        if (known := await _session_in(own)) is not None:
             if was_missing:
-                return StrandsSession.from_dict(metadata[KEPT])
+                return known
             raise SessionException(f"Session {session.session_id} already exists")
         await own.append([NewMetadata(metadata={KEPT: session.to_dict()})])
         return session
@@ -184,7 +199,7 @@ class MiniclawSessionRepository(SessionRepository):
 
     async def _read_session(self, session_id: str) -> StrandsSession | None:
         session = await self._find(session_id)
-        return None if session is None else StrandsSession.from_dict((await session.state()).metadata[KEPT])
+        return None if session is None else await _session_in(session)
 
     @waiting
     async def delete_session(self, /, session_id: str, **kwargs: Any) -> None:
@@ -210,7 +225,7 @@ class MiniclawSessionRepository(SessionRepository):
     @waiting
     async def read_agent(self, /, session_id: str, agent_id: str, **kwargs: Any) -> SessionAgent | None:
         """An agent's newest state on the current branch; None without one."""
-        fields = await self._read(session_id, AGENT, agent_id)
+        fields = await self._read(session_id, AGENT, agent_id, _Agent)
         return None if fields is None else SessionAgent.from_dict(fields)
 
     @waiting
@@ -220,7 +235,7 @@ class MiniclawSessionRepository(SessionRepository):
         Raises:
             SessionException: there is no such agent.
         """
-        before = await self._read(session_id, AGENT, session_agent.agent_id)
+        before = await self._read(session_id, AGENT, session_agent.agent_id, _Agent)
         if before is None:
             raise SessionException(f"Agent {session_agent.agent_id} in session {session_id} does not exist")
         session_agent.created_at = SessionAgent.from_dict(before).created_at
@@ -255,13 +270,15 @@ class MiniclawSessionRepository(SessionRepository):
         session = await self._existing(session_id)
         await session.append([NewCustom(custom_type=kind, data={"name": name, **kept_verbatim(fields)})])
 
-    async def _read(self, session_id: str, kind: str, name: str) -> dict[str, Any] | None:
+    async def _read(self, session_id: str, kind: str, name: str, shape: type = dict) -> dict[str, Any] | None:
         session = await self._find(session_id)
         if session is None:
             return None
         async for entry in session.walk():
             if isinstance(entry, Custom) and entry.custom_type == kind and entry.data.get("name") == name:
-                return verbatim(entry.data)
+                fields = verbatim(entry.data)
+                if as_shape(fields, shape, entry_id=entry.id) is not None:
+                    return fields
         return None
 
     # --- messages ----------------------------------------------------------------------------------------------------
@@ -344,13 +361,21 @@ class MiniclawSessionRepository(SessionRepository):
             session = await self._chats.use(SessionKey.of(self.channel, session_id))
         except SessionNotFound:
             return None
-        return session if KEPT in (await session.state()).metadata else None
+        return None if await _session_in(session) is None else session
 
     async def _existing(self, session_id: str) -> Chat:
         session = await self._find(session_id)
         if session is None:
             raise SessionException(f"Session {session_id} does not exist")
         return session
+
+
+async def _session_in(session: Chat) -> StrandsSession | None:
+    """What Strands says of a session; None if it does not know the session."""
+    fields = (await session.state()).metadata.get(KEPT)
+    if fields is None or as_shape(fields, _Session, session_id=session.session_id) is None:
+        return None
+    return StrandsSession.from_dict(fields)
 
 
 # --- a message as it is kept ------------------------------------------------------------------------------------------

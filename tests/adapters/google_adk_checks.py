@@ -496,5 +496,29 @@ def test_any_events_come_back(drawn: list[tuple[types.Content | None, str]]) -> 
     asyncio.run(check())
 
 
+async def test_strangers_entries_and_metadata_of_our_names_do_no_harm(
+    ours: MiniclawSessionService, manager: SessionManager
+) -> None:
+    session = await ours.create_session(app_name="app", user_id="u", session_id="1", state={"mood": "good"})
+    held = await manager.get("app", "u/1")
+    strange: list[dict[str, Any]] = [{}, {"fields": 7}, {"json": "{"}, {"fields": {"author": 7}}]
+    for data in strange:
+        await held.tree.append_custom_entry(adapter.EVENT, data)
+    metadata: Any = {"google_adk.state.x": 5, "google_adk.state.y": [], "google_adk.sharing.z": 7}
+    held.update(**metadata)
+    await held.saved()
+    for number, other in enumerate(({}, 7, {"app_name": "app"})):
+        another = await manager.get_or_create("app", f"u/bad{number}")
+        another.update(google_adk=other)
+        await another.saved()
+        assert await ours.get_session(app_name="app", user_id="u", session_id=f"bad{number}") is None
+    await ours.append_event(session, said("hello"))
+    again = await ours.get_session(app_name="app", user_id="u", session_id="1")
+    assert again is not None
+    assert (texts(again.events), again.state) == (["hello"], {"mood": "good"})
+    assert [one.id for one in (await ours.list_sessions(app_name="app")).sessions] == ["1"]
+    assert (await ours.create_session(app_name="app", user_id="u", session_id="bad0")).id == "bad0"
+
+
 def test_example_runs(tmp_path: Path) -> None:
     assert run_example(adapter, tmp_path) == "Hello Ada!\n['I am Ada.', 'Hello Ada!']\n"

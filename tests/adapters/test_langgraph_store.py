@@ -202,3 +202,15 @@ async def test_what_was_acknowledged_is_there_after_each_kill(tmp_path: Path, ur
                     got = value_of(await memory.aget(("users", user), key))
                     assert got == value or (user, key) == unanswered, (user, key, got, value)
     assert count > 20
+
+
+@pytest.mark.parametrize("data", [{}, {"key": 7}, {"key": "food", "fields": 7}, {"key": "food", "index": "text"}])
+async def test_strangers_custom_entries_of_our_type_do_no_harm(
+    memory: MiniclawStore, manager: SessionManager, data: dict[str, Any]
+) -> None:
+    await memory.aput(ADA, "food", {"text": "figs"})
+    (found,) = await manager.list(channel="langgraph-store")
+    await (await manager.find(found.session_id)).tree.append_custom_entry(store.ITEM, data)
+    for _ in range(2):
+        assert value_of(await memory.aget(ADA, "food")) == {"text": "figs"}
+    assert keys(await memory.asearch(ADA, query="figs")) == ["food"]

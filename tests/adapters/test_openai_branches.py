@@ -15,7 +15,7 @@ from agents.extensions.memory import AdvancedSQLiteSession
 from agents.testing import ScriptedModel, assistant_message, function_call
 
 from miniclaw_sessions.adapters import openai_branches as adapter
-from miniclaw_sessions.adapters.openai_branch_log import SWITCH
+from miniclaw_sessions.adapters.openai_branch_log import DELETED, SWITCH, USAGE
 from miniclaw_sessions.adapters.openai_branches import MiniclawBranchingSession
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.messages import Message
@@ -233,3 +233,42 @@ async def test_a_switch_that_a_kill_cut_in_two_did_not_take_place(tmp_path: Path
         assert await listed(session) == [("main", 4, 2, False), ("again", 6, 3, True)]
         await session.switch_to_branch("main")
         assert await said(session) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (SWITCH, {}),
+        (SWITCH, {"to": "x"}),
+        (SWITCH, {"to": 7, "at": None}),
+        (DELETED, {}),
+        (DELETED, {"branch": ["main"]}),
+        (DELETED, {"branch": "main"}),
+        (USAGE, {}),
+        (USAGE, {"requests": "one"}),
+    ],
+)
+async def test_strangers_custom_entries_of_our_type_do_no_harm(tmp_path: Path, kind: str, data: dict[str, Any]) -> None:
+    async with SessionManager(tmp_path) as manager:
+        ours = await manager.get_or_create("telegram", 1)
+        session = MiniclawBranchingSession(ours)
+        await say(session, "a", "b")
+        await session.create_branch_from_turn(2, "again")
+        await say(session, "x")
+        await ours.tree.append_custom_entry(kind, data)
+        assert await listed(session) == [("main", 4, 2, False), ("again", 4, 2, True)]
+        assert await session.get_session_usage() is None
+        assert await session.get_turn_usage() == []
+        await session.switch_to_branch("main")
+        assert await said(session) == ["a", "b"]
+
+
+async def test_usage_counts_once_though_its_turn_is_repeated_without_an_entry_before_it(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path) as manager:
+        ours = await manager.get_or_create("telegram", 1)
+        session = MiniclawBranchingSession(ours)
+        await say(session, "a", "b")
+        counts = {"requests": 1, "input_tokens": 10, "output_tokens": 2, "total_tokens": 12}
+        await ours.tree.append_custom_entry(USAGE, counts)
+        await ours.tree.replace((await ours.tree.get_branch())[0].id)
+        assert await session.get_session_usage() == {**counts, "total_turns": 1}

@@ -339,6 +339,37 @@ def test_states_are_kept_and_belong_to_the_branch(repository: MiniclawSessionRep
         repository.create_agent("nobody", agent)
 
 
+def test_strangers_entries_and_metadata_of_our_names_do_no_harm(repository: MiniclawSessionRepository) -> None:
+    async def write() -> None:
+        session = await repository.manager.get("strands", "s")
+        for kind in (adapter.AGENT, adapter.MULTI_AGENT):
+            for data in ({}, {"name": "a"}, {"name": "a", "fields": {}}, {"name": "a", "fields": 7}):
+                if kind == adapter.AGENT or data != {"name": "a", "fields": {}}:
+                    await session.tree.append_custom_entry(kind, data)
+
+    repository._home.wait(write)
+    agent = repository.read_agent("s", "a")
+    assert agent is not None
+    assert agent.state == {"mood": "good"}
+    repository.update_agent("s", agent)
+    assert repository.read_multi_agent("s", "a") is None
+
+
+@pytest.mark.parametrize("metadata", [{}, 7, {"session_id": "s"}])
+def test_session_with_strangers_metadata_of_our_name_is_taken_up(
+    repository: MiniclawSessionRepository, metadata: Any
+) -> None:
+    async def write() -> None:
+        session: Any = await repository.manager.get_or_create("strands", "t")
+        updating = session.update(strands=metadata)
+        await (session.saved() if isinstance(session, Session) else updating)
+
+    repository._home.wait(write)
+    assert repository.read_session("t") is None
+    repository.create_session(StrandsSession("t", SessionType.AGENT))
+    assert repository.read_session("t") is not None
+
+
 def test_results_stand_behind_their_calls_where_two_gateways_spoke_in_turns(
     repository: MiniclawSessionRepository,
 ) -> None:

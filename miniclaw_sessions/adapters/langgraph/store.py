@@ -31,6 +31,7 @@ from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from typing import Any
 
+import msgspec
 from langgraph.store.base import (
     BaseStore,
     GetOp,
@@ -47,7 +48,7 @@ from langgraph.store.base import (
 from miniclaw_sessions.adapters.chats import Chat, New, chats_of
 from miniclaw_sessions.adapters.home_loop import HomeLoop, at_home, waiting
 from miniclaw_sessions.adapters.langgraph.store_search import Found, matches, meets, ranked
-from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
+from miniclaw_sessions.adapters.verbatim import as_shape, kept_verbatim, verbatim
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.encoding import decode_entry
 from miniclaw_sessions.core.protocol.entries import Custom, Entry
@@ -182,6 +183,14 @@ class MiniclawStore(BaseStore):
         return items.by_key
 
 
+class _Item(msgspec.Struct):
+    """An entry's data, as far as it is read here; without a value the item was deleted."""
+
+    key: str
+    index: list[str] | bool | None = None
+    fields: dict[str, Any] | None = None
+
+
 class _Items:
     """What a namespace holds, as far as its session was read."""
 
@@ -207,14 +216,16 @@ class _Items:
     def _fold(self, entry: Entry | None) -> None:
         if not isinstance(entry, Custom) or entry.custom_type != ITEM:
             return
-        key, value = entry.data["key"], verbatim(entry.data)
-        if value is None:
-            self.by_key.pop(key, None)
+        item = as_shape(entry.data, _Item, entry_id=entry.id)
+        if item is None:
             return
-        before = self.by_key.get(key)
+        value = verbatim(entry.data)
+        if value is None:
+            self.by_key.pop(item.key, None)
+            return
+        before = self.by_key.get(item.key)
         created_at = entry.timestamp if before is None else before.created_at
-        index = entry.data.get("index")
-        self.by_key[key] = Found(self._namespace, key, value, index, created_at, entry.timestamp)
+        self.by_key[item.key] = Found(self._namespace, item.key, value, item.index, created_at, entry.timestamp)
 
 
 def _entry(stored: StoredEntry) -> Entry | None:
