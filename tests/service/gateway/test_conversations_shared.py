@@ -73,3 +73,32 @@ async def test_items_that_come_by_both_gateways_at_once_are_there_once(postgresq
         said = texts(shown[0])
         assert sorted(text for text in said if "plain" not in text) == [f"{number}" for number in range(6)]
         assert sorted(text for text in said if "plain" in text) == [f"plain {n}" for n in range(6) for _ in range(2)]
+
+
+async def test_items_with_one_key_that_come_by_both_gateways_are_there_once(
+    postgresql_url: str, short_path: Path
+) -> None:
+    async with AsyncExitStack() as stack:
+        both = [await stack.enter_async_context(gateway(postgresql_url, short_path / name)) for name in "ab"]
+        made = await both[0].conversations.create(items=[user("before", id="msg_before")])
+        replies: dict[int, list[Any]] = {}
+
+        async def add(client: AsyncOpenAI, number: int) -> None:
+            items: list[Any] = [
+                user("before", id="msg_before"),
+                user(f"plain {number}"),
+                user("id", id=f"msg_{number}"),
+            ]
+            items = items if number % 2 else items[:2]
+            key = {"Idempotency-Key": f"k{number}"}
+            reply = await client.conversations.items.create(made.id, items=items, extra_headers=key)
+            replies.setdefault(number, []).append(reply.data)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(12):
+                for client in both:
+                    tasks.start_soon(add, client, number)
+        assert [first == second for first, second in replies.values()] == [True] * 12
+        said = [await every(client, made.id, order="asc") for client in both]
+        assert said[0] == said[1]
+        assert sorted(texts(said[0])) == sorted(["before", *(f"plain {n}" for n in range(12)), *["id"] * 6])
