@@ -52,6 +52,7 @@ from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.turn import Opening
 from miniclaw_sessions.errors import (
     DuplicateMessage,
+    InvalidKey,
     LeafMoved,
     NotArchived,
     SessionNotFound,
@@ -102,6 +103,11 @@ class Due(NamedTuple):
     reminder: Reminder | None = None
 
     @property
+    def session_id(self) -> str:
+        """The chat's; empty: it is gone."""
+        return "" if self.session is None else self.session.session_id
+
+    @property
     def asks(self) -> bool:
         """Whether a model answers it."""
         return self.reminder is not None and self.reminder.asks
@@ -136,8 +142,8 @@ class Reminding:
         self._poll_s = poll_s
         self._news = anyio.Event()
         self._idle = anyio.Event()
-        self._has_adopted = False
-        self._beat_at = 0.0
+        self._to_adopt = [*reminders.schedules]
+        self._adopt_at = self._beat_at = 0.0
         self._saying = {asks: set[Place]() for asks in (False, True)}  # a slow model holds up no texts
         self._over: list[Place] = []
         self._given_up: list[Place] = []
@@ -196,9 +202,7 @@ class Reminding:
 
     async def _look(self, tasks: TaskGroup) -> float:
         """Begin to say what is due now, as much as there is room for; the seconds until something else is."""
-        if not self._has_adopted:
-            await self._reminders.adopt_schedules()
-            self._has_adopted = True
+        await self._adopt_schedules()
         await self._settle()
         await self._show_life()
         items, wait = await self._agenda.due()
@@ -210,6 +214,20 @@ class Reminding:
                 tasks.start_soon(self._work, due, name="reminder")
         held = (until - self._clock.monotonic() for place, (until, _) in self._held.items() if place in items)
         return max(0.0, min(wait, _BEAT_S if self._agenda.taken else wait, *held))
+
+    async def _adopt_schedules(self) -> None:
+        """Give the chats what the settings have for them, once; what cannot be given is tried again after a while."""
+        if not self._to_adopt or self._clock.monotonic() < self._adopt_at:
+            return
+        for name in [*self._to_adopt]:
+            try:
+                await self._reminders.adopt_schedule(name)
+            except Exception as error:  # noqa: BLE001 - one schedule's failure is not that of all others
+                session_id, kind = self._reminders.schedules[name].chat, type(error).__name__
+                log.warning("a schedule waits", action="reminder.waits", session_id=session_id, error_type=kind)
+            else:
+                self._to_adopt.remove(name)
+        self._adopt_at = self._clock.monotonic() + _HOLD_S[1]
 
     async def _settle(self) -> None:
         """Note what is over, and what any gateway may try, in one commit each."""
@@ -232,7 +250,7 @@ class Reminding:
             asks = items[place].asks
             if not room[asks] or now < self._held.get(place, (0.0, 0.0))[0]:
                 continue
-            due = await self._found(place, items[place])
+            due = await self._found_or_none(place, items[place])
             if due is None:
                 self._hold(place)
             else:
@@ -251,7 +269,7 @@ class Reminding:
         try:
             is_said = await self._is_said(due)
         except Exception as error:  # noqa: BLE001 - one reminder's failure is not that of all others
-            self._log("a reminder waits", due, error, action="reminder.waits")
+            self._log("a reminder waits", due.session_id, error, action="reminder.waits")
         for saying in self._saying.values():
             saying.discard(due.place)
         if is_said:
@@ -260,6 +278,15 @@ class Reminding:
             self._hold(due.place)
             self._given_up.append(due.place)
         self._look_now()
+
+    async def _found_or_none(self, place: Place, item: Item) -> Due | None:
+        """As `_found`; None also where that fails, which is a warning, once."""
+        try:
+            return await self._found(place, item)
+        except Exception as error:  # noqa: BLE001 - one chat's failure is not that of all others
+            if place not in self._held:
+                self._log("a reminder waits", item.session_id, error, action="reminder.waits")
+            return None
 
     async def _found(self, place: Place, item: Item) -> Due | None:
         """What an item is about; None: it is for another gateway, or its time has not come all the same."""
@@ -280,6 +307,8 @@ class Reminding:
         """The chat's session, also from the archive; None: it was deleted."""
         try:
             return await self._manager.find(session_id)
+        except InvalidKey:  # any program may write metadata
+            return None
         except SessionNotFound:
             try:
                 return await self._manager.restore(session_id)
@@ -332,7 +361,7 @@ class Reminding:
             return False
         if isinstance(last, NotAnswered):
             if last.reason is Reason.FAILED:
-                self._log("a reminder was not answered", due, last.error, action="reminder.failed")
+                self._log("a reminder was not answered", due.session_id, last.error, action="reminder.failed")
             return True
         if isinstance(last, Answered) and _is_silent(reminder, last):
             return True
@@ -358,13 +387,13 @@ class Reminding:
                 with ending_only_itself():
                     await channel.announce(chat_id, text, key)
             except Exception as error:  # noqa: BLE001 - a channel's own code; it is tried again
-                self._log("a reminder was not sent, and is sent again", due, error, action="reminder.not_sent")
+                sentence = "a reminder was not sent, and is sent again"
+                self._log(sentence, due.session_id, error, action="reminder.not_sent")
             else:
                 return True
         return False
 
-    def _log(self, sentence: str, due: Due, error: Exception, *, action: str) -> None:
-        session_id = "" if due.session is None else due.session.session_id
+    def _log(self, sentence: str, session_id: str, error: Exception, *, action: str) -> None:
         log.warning(sentence, action=action, session_id=session_id, error_type=type(error).__name__)
 
     async def _answerer(self, session: Session, reminder: Reminder) -> tuple[Answerer, str | None]:

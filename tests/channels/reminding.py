@@ -77,9 +77,9 @@ class Gateway(NamedTuple):
     model: Doors
     reminding: Reminding
 
-    async def reply(self, text: str, message_id: str | None = None) -> str:
-        """The reply to what a person says in the room's chat."""
-        return (await self.room.ended(self.room.say(text, message_id=message_id)))[0].text
+    async def reply(self, text: str, message_id: str | None = None, *, chat_id: str = "1") -> str:
+        """The reply to what a person says in a chat of the room."""
+        return (await self.room.ended(self.room.say(text, chat_id, message_id=message_id)))[0].text
 
     async def after(self, seconds: float, step: float = 600.0) -> list[str]:
         """What the gateway says by itself while this time passes, in steps, with all that is due said after each."""
@@ -110,9 +110,10 @@ class Lives:
         tools: Sequence[Tool] = (),
         hears: bool = True,
         budget: BudgetSettings | None = None,
+        max_sessions: int = 1_000,
     ) -> AsyncIterator[Gateway]:
         model = Doors()
-        sessions = SessionSettings(flush_interval_s=HOUR, sweep_interval_s=DAY, ttl_days=2.0)
+        sessions = SessionSettings(flush_interval_s=HOUR, sweep_interval_s=DAY, ttl_days=2.0, max_sessions=max_sessions)
         manager = SessionManager(self.path, settings=sessions, store=self.store, clock=self.clock)
         reminders = Reminders(manager, settings, schedules, networks=["room"])
         budgets = None if budget is None else Budgets(budget, manager, clock=self.clock)

@@ -19,10 +19,21 @@ import msgspec
 from miniclaw_sessions.core.protocol.json_values import in_utc
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.session import Session
-from miniclaw_sessions.errors import LeafMoved, SessionDeleted
+from miniclaw_sessions.errors import (
+    InvalidKey,
+    LeafMoved,
+    SessionDeleted,
+    SessionHeld,
+    SessionsError,
+    SessionUnavailable,
+    StoreUnavailable,
+)
+from miniclaw_sessions.log import get_logger
 
 if TYPE_CHECKING:
     from miniclaw_sessions.core.manager import SessionManager
+
+log = get_logger(__name__)
 
 CHANNEL = "reminders"
 """The channel of the agenda's sessions; lists of sessions leave it out unless they name it."""
@@ -91,6 +102,7 @@ class Agenda:
         self._clock = manager.clock
         self._owner = self._clock.new_id()
         self._hours: set[str] = set()  # that are past or current, and not known to be over
+        self._unread: set[str] = set()
         self._look_at = self._renew_at = 0.0
         self._seen: dict[Place, tuple[Item, float]] = {}  # what others have taken, and since when it looks so
         self.taken: dict[Place, Item] = {}
@@ -128,11 +140,9 @@ class Agenda:
         wait = 3_600.0 - (now.minute * 60 + now.second + now.microsecond / 1e6)
         hours = self._hours | {now.strftime(_HOUR), (now - _LATE).strftime(_HOUR)}
         for hour in sorted(hours):
-            journal = await self._manager.source.load(SessionKey.of(CHANNEL, hour).session_id)
-            if journal is None:
+            if (session := await self._session(hour)) is None:
                 self._hours.discard(hour)
                 continue
-            session = Session.of(journal)
             items = _items(session)
             for reminder_id, item in items.items():
                 place = Place(hour, reminder_id)
@@ -226,7 +236,18 @@ class Agenda:
     # --- the sessions ------------------------------------------------------------------------------------------------
 
     async def _session(self, hour: str) -> Session | None:
-        journal = await self._manager.source.load(SessionKey.of(CHANNEL, hour).session_id)
+        """The session of an hour; None: there is none, or it cannot be read, while the others can: a warning, once."""
+        try:
+            journal = await self._manager.source.load(SessionKey.of(CHANNEL, hour).session_id)
+        except SessionsError as error:
+            if isinstance(error, StoreUnavailable) and not isinstance(error, SessionUnavailable):
+                raise  # what is over must not be forgotten
+            if hour not in self._unread:
+                sentence, kind = "an hour of the agenda cannot be read; its reminders wait", type(error).__name__
+                log.warning(sentence, action="reminder.waits", hour=hour, error_type=kind)
+            self._unread.add(hour)
+            return None
+        self._unread.discard(hour)
         return None if journal is None else Session.of(journal)
 
     async def _put(self, session: Session, changes: Mapping[str, Item | None]) -> None:
@@ -253,29 +274,30 @@ class Agenda:
         if self._clock.monotonic() < self._look_at:
             return
         this = self._clock.now().strftime(_HOUR)
-        ids = [one.session_id for one in await self._manager.source.newest(channel=CHANNEL)]
-        hours = [SessionKey.parse(one).chat_id for one in ids]
-        self._hours |= {hour for hour in hours if hour <= this and _is_hour(hour)}
+        hours = [_hour_of(one.session_id) for one in await self._manager.source.newest(channel=CHANNEL)]
+        self._hours |= {hour for hour in hours if hour and hour <= this}
         if self._clock.monotonic() >= self._renew_at:
             for hour in hours:
-                if hour > this and _is_hour(hour):
+                if hour > this and await self._session(hour) is not None:
                     await self._manager.get_or_create(CHANNEL, hour)
             self._renew_at = self._clock.monotonic() + _RENEW_S
         self._look_at = self._clock.monotonic() + LOOK_S
 
     async def _close(self, session: Session) -> None:
         """Delete an hour that is over, unless something came just now."""
-        with suppress(LeafMoved):
+        with suppress(LeafMoved, SessionHeld):
             await self._manager.delete(session.session_id, if_sequence=session.last_sequence)
             self._hours.discard(session.key.chat_id)
 
 
-def _is_hour(text: str) -> bool:
+def _hour_of(session_id: str) -> str:
+    """The chat id of a session of the agenda; empty: it is none, for any program may make sessions of this channel."""
     try:
-        datetime.strptime(text, _HOUR)  # noqa: DTZ007 - only its form is asked for
-    except ValueError:  # any program may make sessions of this channel
-        return False
-    return True
+        hour = SessionKey.parse(session_id).chat_id
+        datetime.strptime(hour, _HOUR)  # noqa: DTZ007 - only its form is asked for
+    except (InvalidKey, ValueError):
+        return ""
+    return hour
 
 
 def _items(session: Session) -> dict[str, Item]:

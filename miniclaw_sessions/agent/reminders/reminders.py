@@ -260,33 +260,34 @@ class Reminders:
 
         await self._change(session, change, None)
 
-    async def adopt_schedules(self) -> None:
-        """Give the chats what the settings have for them; what is there and is the same goes on, or stays paused.
+    async def adopt_schedule(self, name: str) -> None:
+        """Give a chat what the settings have for it; what is there and is the same goes on, or stays paused.
+
+        Args:
+            name: of the settings' table.
 
         Raises:
+            SnapshotUnreadable, SessionLimit: the chat's session cannot be had.
             StoreError: it cannot be saved.
         """
-        for name, schedule in self.schedules.items():
-            key = SessionKey.parse(schedule.chat)
-            session = await self._manager.get_or_create(key.channel, key.chat_id)
-            wanted_id, now, zone = f"settings.{name}", self._clock.now(), self._zone_of_schedule(session, schedule)
-            known = reminder_in(session, wanted_id)
-            when = _when(schedule, now, zone)
-            text = schedule.text or schedule.prompt or f"the open points of {name}"
-            if known is not None and (known.cron, known.every_s, known.text) == (when.cron, when.every_s, text):
-                await self.agenda.add(wanted_id, session.session_id, known.at, asks=known.asks)
-                continue
-            await self.agenda.add(wanted_id, session.session_id, when.at, asks=not schedule.text)
-            fields = {"id": wanted_id, "schedule": name, "asks": not schedule.text, "text": text}
+        schedule = self.schedules[name]
+        key = SessionKey.parse(schedule.chat)
+        session = await self._manager.get_or_create(key.channel, key.chat_id)
+        wanted_id, now, zone = f"settings.{name}", self._clock.now(), self._zone_of_schedule(session, schedule)
+        known = reminder_in(session, wanted_id)
+        when = _when(schedule, now, zone)
+        text = schedule.text or schedule.prompt or f"the open points of {name}"
+        if known is not None and (known.cron, known.every_s, known.text) == (when.cron, when.every_s, text):
+            await self.agenda.add(wanted_id, session.session_id, known.at, asks=known.asks)
+            return
+        await self.agenda.add(wanted_id, session.session_id, when.at, asks=not schedule.text)
+        fields: dict[str, Any] = {"id": wanted_id, "schedule": name, "asks": not schedule.text, "text": text}
 
-            def change(
-                found: list[Reminder], session: Session = session, when: When = when, fields: dict[str, Any] = fields
-            ) -> tuple[Mapping[str, Any], str]:
-                others = [one for one in found if one.id != fields["id"]]
-                number = max((one.number for one in others), default=0) + 1
-                return stored(self._new(session, when, number=number, **fields)), ""
+        def change(found: list[Reminder]) -> tuple[Mapping[str, Any], str]:
+            number = max((one.number for one in found if one.id != wanted_id), default=0) + 1
+            return stored(self._new(session, when, number=number, **fields)), ""
 
-            await self._change(session, change, None)
+        await self._change(session, change, None)
 
     # --- for people --------------------------------------------------------------------------------------------------
 

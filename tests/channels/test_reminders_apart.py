@@ -1,0 +1,81 @@
+"""What one chat, one schedule or one session of the agenda cannot do to the reminders of all others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from structlog.testing import capture_logs
+
+from miniclaw_sessions.agent.reminders.agenda import CHANNEL
+from miniclaw_sessions.config import ScheduleSettings
+from miniclaw_sessions.testing import FakeClock
+from tests.channels.reminding import BEGINNING, DAY, HOUR, MINUTE, Lives
+from tests.channels.rooms import PATIENCE_S
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def lives(tmp_path: Path) -> Lives:
+    return Lives(tmp_path / "w", FakeClock(BEGINNING))
+
+
+async def test_a_chat_that_cannot_be_read_holds_up_no_other_one(lives: Lives) -> None:
+    async with lives.gateway() as one:
+        await one.reply("/remind 4d the contract ends")
+        gone = anyio.Event()
+        one.manager.events.ended.subscribe(lambda _: gone.set())
+        await one.after(3 * DAY, step=DAY / 4)
+        with anyio.fail_after(PATIENCE_S):
+            await gone.wait()
+        for file in (lives.path / "archive").glob("*room_1*"):
+            file.write_bytes(bytes(10))
+        await one.reply("/remind every day 8:30 drink", chat_id="2")
+        with capture_logs() as logs:
+            assert await one.after(2 * DAY, step=HOUR / 4) == ["Reminder: drink"] * 2
+        waiting = [line for line in logs if line["action"] == "reminder.waits"]
+        assert [(line["session_id"], line["error_type"]) for line in waiting] == [("room_1", "ImportRefused")]
+
+
+@pytest.mark.parametrize(
+    ("chat_id", "metadata"),
+    [
+        ("x" * 300, {}),
+        ("2026-03-02T07", {"x": "2026-03-02T08:00:00+00:00 0 - 0 nothing"}),
+        ("2026-03-02T07", {"x": "2026-03-02T08:00:00+00:00 0 - 0 room_gone"}),
+        ("2026-13-02T08", {"x": "2026-03-02T08:00:00+00:00 0 - 0 room_1"}),
+    ],
+)
+async def test_what_another_program_writes_into_the_agenda_holds_up_nothing(
+    lives: Lives, chat_id: str, metadata: dict[str, Any]
+) -> None:
+    async with lives.gateway() as one:
+        await one.reply("/remind every day 8:30 drink")
+        await one.manager.get_or_create(CHANNEL, chat_id, metadata=metadata)
+        assert await one.after(2 * DAY, step=HOUR / 2) == ["Reminder: drink"] * 2
+
+
+async def test_an_hour_that_must_not_be_deleted_holds_up_nothing(lives: Lives) -> None:
+    async with lives.gateway() as one:
+        await one.reply("/remind every day 8:30 drink")
+        await one.manager.hold((await one.manager.list(channel=CHANNEL))[0].session_id, "a lawsuit")
+        assert await one.after(2 * DAY, step=HOUR / 2) == ["Reminder: drink"] * 2
+
+
+async def test_a_schedule_whose_chat_cannot_be_made_holds_up_no_other_one(lives: Lives) -> None:
+    standup = ScheduleSettings(chat="room_1", cron="30 8 * * *", text="stand up")
+    schedules = {"bins": ScheduleSettings(chat="room_2", cron="31 8 * * *", text="the bins"), "standup": standup}
+    async with lives.gateway() as one:
+        await one.reply("/remind 30m tea")
+        for chat_id in ("3", "4"):
+            await one.manager.get_or_create("room", chat_id)
+    async with lives.gateway(schedules=schedules, max_sessions=4) as two:
+        with capture_logs() as logs:
+            assert sorted(await two.after(30 * MINUTE + 1)) == ["Reminder: stand up", "Reminder: tea"]
+        assert "room_2" in [line["session_id"] for line in logs if line["action"] == "reminder.waits"]
+        for session_id in ("room_3", "room_4"):
+            await two.manager.delete(session_id)
+        assert "the bins" in "".join(await two.after(DAY))
