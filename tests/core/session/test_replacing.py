@@ -12,7 +12,8 @@ from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.entries import LeafMove, MessageEntry, SessionInfo, original_id
 from miniclaw_sessions.core.protocol.messages import Message, Usage
 from miniclaw_sessions.core.session import Session
-from miniclaw_sessions.errors import EntryNotFound, TranscriptNotKept
+from miniclaw_sessions.core.session.unit import Unit
+from miniclaw_sessions.errors import EntryNotFound, InvalidMessage, LeafMoved, TranscriptNotKept
 
 pytestmark = pytest.mark.anyio
 
@@ -124,3 +125,38 @@ async def test_without_a_transcript_nothing_is_left_out(tmp_path: Path) -> None:
         with pytest.raises(TranscriptNotKept):
             await session.tree.replace(said[0].id)
         assert [message.text for message in session.messages()] == ["a", "b"]
+
+
+async def test_later_entries_are_left_out_too_where_they_are_named(session: Session) -> None:
+    said = await session.add_messages([Message.user(f"{number}") for number in range(5)])
+    await session.tree.replace(said[1].id, [Message.user("one")], without=[said[2].id, said[4].id])
+    assert await texts(session) == ["0", "one", "3"]
+
+
+async def test_nothing_is_replaced_where_the_session_went_on_meanwhile(session: Session) -> None:
+    first = await session.add_message(Message.user("a"))
+    await session.add_message(Message.user("b"))
+    with pytest.raises(LeafMoved):
+        await session.tree.replace(first.id, if_leaf=first.id)
+    assert await texts(session) == ["a", "b"]
+
+
+async def test_entries_of_any_kind_come_with_a_move_or_the_leaf_stays(session: Session) -> None:
+    first = await session.add_message(Message.user("a"))
+    await session.add_message(Message.user("b"))
+    sequence = session.last_sequence
+
+    def add(unit: Unit) -> None:
+        unit.add_custom("kept", {"n": 1})
+        unit.add_message(Message.user("c"))
+
+    def fail(unit: Unit) -> None:
+        add(unit)
+        unit.add_custom("metadata")
+
+    with pytest.raises(InvalidMessage):
+        await session.tree.branch_with_entries(first.id, fail)
+    assert (await texts(session), session.last_sequence) == (["a", "b"], sequence)
+    added = await session.tree.branch_with_entries(first.id, add)
+    assert await texts(session) == ["a", "c"]
+    assert [entry.id for entry in added] == [entry.id for entry in (await session.tree.get_branch())[1:]]
