@@ -236,7 +236,7 @@ class Agenda:
     # --- the sessions ------------------------------------------------------------------------------------------------
 
     async def _session(self, hour: str) -> Session | None:
-        """The session of an hour; None: there is none, or it cannot be read, while the others can: a warning, once."""
+        """The session of an hour; None: it is not there, or alone cannot be read, which is a warning, once."""
         try:
             journal = await self._manager.source.load(SessionKey.of(CHANNEL, hour).session_id)
         except SessionsError as error:
@@ -291,7 +291,7 @@ class Agenda:
 
 
 def _hour_of(session_id: str) -> str:
-    """The chat id of a session of the agenda; empty: it is none, for any program may make sessions of this channel."""
+    """The hour of a session of the agenda; empty: another program made it, as any may in this channel."""
     try:
         hour = SessionKey.parse(session_id).chat_id
         datetime.strptime(hour, _HOUR)  # noqa: DTZ007 - only its form is asked for
