@@ -8,6 +8,8 @@ what a crash interrupts then is not run again unless a person agrees once more.
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -187,6 +189,8 @@ class ToolRunner:
         arguments = parse_json(chosen.arguments.encode()) if chosen.arguments.strip() else {}
         if not isinstance(arguments, dict):
             raise _UncallableError("the arguments were not a JSON object; call the tool again with one")
+        if (name := _given_twice(chosen.arguments)) is not None:
+            raise _UncallableError(f"the arguments name {name[:100]!r} twice; call the tool again with each name once")
         asked = {FINGERPRINT: tool.fingerprint, "name": chosen.name, "arguments": chosen.arguments}
         if tool.needs_approval and approved is None:
             raise SuspendTurn(f"may {tool.name} be called?", asked)
@@ -200,6 +204,19 @@ class ToolRunner:
         if scope.cancelled_caught:
             raise _UncallableError(f"no answer within {timeout_s:g} seconds")
         raise _UncallableError("the tool ended without a result")
+
+
+def _given_twice(arguments: str) -> str | None:
+    """A name that the arguments give twice: the question to a person would show one value, and the other would run."""
+    twice: list[str] = []
+
+    def see(pairs: list[tuple[str, Any]]) -> None:
+        names = [name for name, _ in pairs]
+        twice.extend(name for name, times in Counter(names).items() if times > 1)
+
+    if arguments.strip():
+        json.loads(arguments, object_pairs_hook=see)
+    return twice[0] if twice else None
 
 
 class _UncallableError(Exception):

@@ -242,3 +242,14 @@ async def test_tools_that_come_and_go_are_offered_as_they_are_now(session: Sessi
     there.append(deletions.tool())
     await agent.answer(HELLO, session=session)
     assert provider.tools == ["delete"]
+
+
+async def test_arguments_that_give_a_name_twice_are_not_asked_about_for_one_would_be_shown_and_the_other_run(
+    session: Session,
+) -> None:
+    deletions = Deletions()
+    twice = calls("delete", arguments='{"path": "/tmp/old.log", "why": {}, "path": "/home/ada"}')
+    end = await agent_of(deletions, twice, "I see.").answer(HELLO, session=session)
+    assert isinstance(end, TurnFinished)
+    assert deletions.made == []
+    assert any("'path' twice" in text for text in texts(session))

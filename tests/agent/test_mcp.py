@@ -172,6 +172,28 @@ async def test_a_server_that_cannot_be_used_is_told_in_a_sentence_and_tried_agai
     assert (failed["server"], failed["detail"]) == ("bad", problem)
 
 
+async def test_what_a_server_says_is_logged_by_its_code_alone_once_it_was_called() -> None:
+    with capture_logs() as logs:
+        async with open_servers({"bad": bad("quotes")}, backoff_s=AT_ONCE) as servers:
+            await called(servers, path="my diagnosis")
+            await until(lambda: any(one["action"] == "mcp.failed" for one in logs))
+    assert "diagnosis" not in str(logs)
+    (failed, *_) = (one for one in logs if one["action"] == "mcp.failed")
+    assert failed["detail"] == "it answers with the error -32099"
+
+
+@pytest.mark.parametrize("order", [("bad", "bad_other"), ("bad_other", "bad")])
+async def test_no_server_takes_the_name_of_another_ones_tool(order: tuple[str, str]) -> None:
+    """A yes to the tool of one server ran that of another one, which had taken its name."""
+    settings = {"bad": bad("shadows"), "bad_other": bad("well")}
+    with capture_logs() as logs:
+        async with open_servers({name: settings[name] for name in order}) as servers:
+            assert sorted(tool.name for tool in servers()) == ["bad_other_delete", "bad_other_echo"]
+            assert await called(servers, "bad_other_echo", path="x") == 'echo {"path": "x"}'
+    (problem,) = (one for one in logs if one["action"] == "mcp.tools")
+    assert problem["detail"] == "its tool bad_other_echo has a name of another server's, and is left out"
+
+
 async def test_a_server_that_dies_each_time_is_left_alone_for_longer_and_longer() -> None:
     def delays() -> list[float]:
         return [one["retry_in_s"] for one in logs if one["action"] == "mcp.failed"]

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
@@ -61,6 +61,7 @@ class MCPServer:
         name: its name in the settings.
         settings: where it is, and what of it may be used.
         chosen: which of its tools are offered, by their names here; `*` stands for anything.
+        others: the names of the other servers.
         backoff_s: how long it is left alone when it failed, at first and at most.
 
     Attributes:
@@ -78,6 +79,7 @@ class MCPServer:
         settings: MCPSettings,
         *,
         chosen: Sequence[str] = ("*",),
+        others: Iterable[str] = (),
         backoff_s: tuple[float, float] = BACKOFF_S,
     ) -> None:
         if not _NAME.fullmatch(name):
@@ -92,6 +94,8 @@ class MCPServer:
         self.settled = anyio.Event()
         self._settings = settings
         self._chosen = chosen
+        self._foreign = tuple(f"{other}_" for other in others if other.startswith(f"{name}_"))
+        self._was_called = False
         self._backoff_s = backoff_s
         self._token: Secret | None = read_secret(settings.token_file, f"mcp_{name}_token", os.environ)
         files = {one: read_secret(path, "", {}) for one, path in settings.env_files.items()}
@@ -158,7 +162,9 @@ class MCPServer:
                         await anyio.sleep(_LOOK_PAUSE_S)
                         patience.deadline = anyio.current_time() + timeout_s
             except Exception as error:
-                said = program.last_words if program is not None and self._client is None else ""  # later: of chats
+                if self._was_called:  # what it says may be of chats from then on
+                    raise ServerEnded(_why(program, _without_words(first_cause(error)))) from error
+                said = program.last_words if program is not None else ""
                 raise ServerEnded(_why(program, first_cause(error), said)) from error
         raise ServerEnded(f"it did not answer within {timeout_s:g} seconds; is it an MCP server?")
 
@@ -173,9 +179,14 @@ class MCPServer:
     def _offer(self, listed: list[mcp.types.Tool]) -> None:
         found: Offer = offer(self.name, self._settings, listed, self._call, chosen=self._chosen)
         former = {tool.name: tool.fingerprint for tool in self.tools}
-        changed = [tool.name for tool in found.tools if former.get(tool.name, tool.fingerprint) != tool.fingerprint]
-        self.tools = found.tools
-        problems = (*found.problems, *(f"its tool {name} is another one than before" for name in changed))
+        foreign = [tool.name for tool in found.tools if tool.name.startswith(self._foreign)]
+        self.tools = tuple(tool for tool in found.tools if tool.name not in foreign)
+        changed = [tool.name for tool in self.tools if former.get(tool.name, tool.fingerprint) != tool.fingerprint]
+        problems = (
+            *found.problems,
+            *(f"its tool {name} has a name of another server's, and is left out" for name in foreign),
+            *(f"its tool {name} is another one than before" for name in changed),
+        )
         for sentence in (one for one in problems if one not in self._reported):
             log.warning(
                 "an MCP server's tools are not all right", action="mcp.tools", server=self.name, detail=sentence
@@ -191,6 +202,7 @@ class MCPServer:
         client = self._client
         if client is None:
             raise AgentError(f"the MCP server {self.name} is not there; it is tried again. {self.problem}")
+        self._was_called = True
         asked = mcp.types.CallToolRequest(params=mcp.types.CallToolRequestParams(name=name, arguments=arguments))
         try:
             # not `call_tool`: that checks the result against a schema of the server, whose patterns may take for ever
@@ -238,6 +250,13 @@ def _why(program: Program | None, error: Exception, said: str = "") -> str:
     return f"{why}; it last wrote: {printable(said)}"[:_MAX_SENTENCE] if said else why
 
 
+def _without_words(error: Exception) -> Exception:
+    """An error of a server's own, by its code alone."""
+    if isinstance(error, MCPError) and error.error.code not in (*_MEANT, mcp.types.CONNECTION_CLOSED):
+        return ServerEnded(f"it answers with the error {error.error.code}")
+    return error
+
+
 def _sentence(error: Exception) -> str:
     """The error's text for log and model: nothing that a person has written."""
     match error:
@@ -267,12 +286,8 @@ class MCPServers:
         self.servers = servers
 
     def __call__(self) -> tuple[Tool, ...]:
-        """What they offer now; where two have a tool of one name, it is the first one's."""
-        found: dict[str, Tool] = {}
-        for server in self.servers:
-            for tool in server.tools:
-                found.setdefault(tool.name, tool)
-        return tuple(found.values())
+        """What they offer now; no two have a tool of one name."""
+        return tuple(tool for server in self.servers for tool in server.tools)
 
 
 @asynccontextmanager
@@ -294,7 +309,9 @@ async def open_servers(
     Raises:
         ConfigError: the settings of one are wrong.
     """
-    servers = [MCPServer(name, one, chosen=chosen, backoff_s=backoff_s) for name, one in settings.items()]
+    servers = [
+        MCPServer(name, one, chosen=chosen, others=settings, backoff_s=backoff_s) for name, one in settings.items()
+    ]
 
     @asynccontextmanager
     async def connected() -> AsyncGenerator[MCPServers, None]:
