@@ -10,7 +10,7 @@ import msgspec
 
 from miniclaw_sessions.adapters.openai_agents import KEPT
 from miniclaw_sessions.adapters.verbatim import as_shape
-from miniclaw_sessions.core.protocol.entries import Custom, Entry, LeafMove, MessageEntry, original_id
+from miniclaw_sessions.core.protocol.entries import Custom, Entry, LeafMove, MessageEntry, moves_leaf, original_id
 from miniclaw_sessions.files.formats.histories import presented
 from miniclaw_sessions.files.formats.openai_items import to_items
 
@@ -73,6 +73,8 @@ class BranchLog:
 
     def add(self, entry: Entry) -> None:
         """The next entry."""
+        if not moves_leaf(entry):
+            return  # metadata are on no branch, and no branch goes on behind them
         announced, self._announced = self._announced, None
         self.began.setdefault(MAIN, entry.timestamp)
         if isinstance(entry, LeafMove):

@@ -272,3 +272,23 @@ async def test_usage_counts_once_though_its_turn_is_repeated_without_an_entry_be
         await ours.tree.append_custom_entry(USAGE, counts)
         await ours.tree.replace((await ours.tree.get_branch())[0].id)
         assert await session.get_session_usage() == {**counts, "total_turns": 1}
+
+
+async def test_branches_are_switched_whatever_the_session_notes_of_itself_between(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path) as manager:
+        held = await manager.get_or_create("telegram", 1)
+        ours = MiniclawBranchingSession(held)
+        await say(ours, "one", "two")
+        held.update(topic="first")
+        await ours.create_branch_from_turn(2, "other")
+        held.update(topic="second")
+        await say(ours, "three")
+        held.update(topic="third")
+        await ours.switch_to_branch("main")
+        assert await said(ours) == ["one", "two"]
+        held.update(topic="fourth")
+        await ours.switch_to_branch("other")
+        assert await said(ours) == ["one", "three"]
+        await say(ours, "four")
+        fork = await held.fork(leaf_id=held.leaf_id)
+        assert await said(MiniclawBranchingSession(fork)) == ["one", "three", "four"]
