@@ -125,6 +125,9 @@ def test_a_mail_of_very_many_parts_is_not_read() -> None:
         ("mx.example.org; dkim=fail (; dmarc=pass)", False),
         ("mx.example.org; dmarc=pass; dmarc=fail", False),
         ("other.example.org; dmarc=pass", False),
+        ("mx.example.org; spf=pass smtp.mailfrom==?utf-8?q?x=3Bdmarc=3Dpass=3By?=@evil.example", False),
+        ("mx.example.org; spf=pass smtp.mailfrom==?utf-8?q?=3Bdmarc=3Dpass=3B=22?=@x; dmarc=fail header.d=x", False),
+        ('mx.example.org; spf=pass smtp.mailfrom="a\\";dmarc=pass;\\""@evil.example; dmarc=fail', False),
         ("", False),
     ],
 )

@@ -176,8 +176,8 @@ def is_authenticated(data: bytes, server: str) -> bool:
     Only what this server says counts: the topmost `Authentication-Results` (RFC 8601) that begins with its name and
     speaks of DMARC. It must remove those that came from outside under its name, as the RFC demands.
     """
-    for field in _parsed(data).get_all("authentication-results", []):
-        plain = re.sub(r"\"[^\"]*\"", "", str(field))
+    for field in _unparsed(_parsed(data), "authentication-results"):  # encoded words in it are a sender's own
+        plain = re.sub(r'"(?:[^"\\]|\\.)*"', "", field)
         for _ in range(_NESTED_COMMENTS):
             plain = re.sub(r"\([^()]*\)", " ", plain)
         name, *results = plain.split(";")
