@@ -73,10 +73,14 @@ class Plugin(NamedTuple):
             PluginFailed: it cannot be made, or lacks a part.
         """
         arguments = (self.table.name,) if self.settings is None else (self.table.name, self.settings)
-        one = in_time(lambda: self.factory(*arguments), f"{self.title} cannot be made")
-        if lacking := [part for part in parts if not hasattr(one, part)]:
-            raise PluginFailed(f"{self.title} is none: it has no {', '.join(lacking)}")
-        return one
+
+        def make() -> Any:
+            one = self.factory(*arguments)
+            if lacking := [part for part in parts if not hasattr(one, part)]:  # a property is a stranger's code, too
+                raise PluginFailed(f"{self.title} is none: it has no {', '.join(lacking)}")
+            return one
+
+        return in_time(make, f"{self.title} cannot be made")
 
 
 def declared(kind: str) -> dict[str, list[EntryPoint]]:

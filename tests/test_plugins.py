@@ -88,6 +88,29 @@ class Renamed(Plain):
     def __init__(self, name):
         self.name = "other"
 
+class Unnamed(Plain):
+    def __init__(self, name):
+        self.name = []
+
+class Broken(Plain):
+    @property
+    def typing(self):
+        raise RuntimeError("my own mistake")
+
+class Speechless(Plain):
+    @property
+    def announce(self):
+        raise RuntimeError("my own mistake")
+
+class Patient(Plain):
+    send_timeout_s = None
+
+class Wordy(Plain):
+    send_timeout_s = "60"
+
+class Hasty(Plain):
+    send_timeout_s = 0.0
+
 class Odd(Letters):
     Settings = dict
 
@@ -244,6 +267,12 @@ def test_what_is_wrong_in_the_environment_is_refused_by_its_name(
         ("some_parts:Raises", "cannot be made: OSError: no such box"),
         ("some_parts:Ends", "cannot be made: SystemExit: 3"),
         ("some_parts:Renamed", "calls itself 'other'"),
+        ("some_parts:Unnamed", "calls itself []"),
+        ("some_parts:Broken", "cannot be made: RuntimeError: my own mistake"),
+        ("some_parts:Speechless", "cannot be used: RuntimeError: my own mistake"),
+        ("some_parts:Patient", "a send_timeout_s that is no number of seconds: None"),
+        ("some_parts:Wordy", "a send_timeout_s that is no number of seconds: '60'"),
+        ("some_parts:Hasty", "a send_timeout_s that is no number of seconds: 0.0"),
         ("some_parts:Odd", "Settings that are no struct"),
         ("some_parts:Unreadable", "Settings that are no struct"),
         ("some_parts:Typed", "has a setting `type`"),

@@ -205,8 +205,6 @@ class Dispatcher:
         tasks = self._running_tasks()
         if self._cut_off_at < math.inf:
             raise ManagerClosed("the dispatcher is stopping and takes no further channels")
-        if hasattr(channel, "attach"):
-            channel.attach(OwnChats(self._manager, self._assistant, channel.name))
         scope = anyio.CancelScope()
         self._channels.append(channel)
         self._listening.add(scope)
@@ -280,12 +278,15 @@ class Dispatcher:
         """Take what a channel hands over; where it fails, try it again, each time after a longer while."""
         delay, longest = self._backoff_s
         refusals = anyio.Semaphore(_REFUSALS)
-        tasks = self._running_tasks()
+        tasks, is_attached = self._running_tasks(), False
         with scope:
             while True:
                 self.states[channel.name] = "listening"
                 try:
                     with ending_only_itself():
+                        if not is_attached and hasattr(channel, "attach"):
+                            channel.attach(OwnChats(self._manager, self._assistant, channel.name))
+                        is_attached = True
                         async with aclosing(channel.receive()) as received:
                             async for incoming in received:
                                 delay = self._backoff_s[0]
@@ -574,16 +575,14 @@ class Dispatcher:
         return is_reached
 
     async def _put(self, channel: Channel, delivery: Delivery, outgoing: Outgoing) -> bool:
-        patience_s = getattr(channel, "send_timeout_s", self._send_timeout_s)
-        kind, why = TimeoutError.__name__, f"it took longer than {patience_s:g} s"
-        with anyio.move_on_after(patience_s):
-            try:
-                with ending_only_itself():
-                    await channel.send(delivery.incoming.chat_id, outgoing)
-            except Exception as error:  # noqa: BLE001 - a channel's own code; the chat goes on
-                kind, why = type(error).__name__, reason_of(error)
-            else:
+        try:
+            patience_s = getattr(channel, "send_timeout_s", self._send_timeout_s)
+            kind, why = TimeoutError.__name__, f"it took longer than {patience_s:g} s"
+            with ending_only_itself(), anyio.move_on_after(patience_s):
+                await channel.send(delivery.incoming.chat_id, outgoing)
                 return True
+        except Exception as error:  # noqa: BLE001 - a channel's own code; the chat goes on
+            kind, why = type(error).__name__, reason_of(error)
         log.warning(
             "a channel did not send what it was given",
             action="channel.send_failed",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from miniclaw_sessions.channels.base import Channel
 from miniclaw_sessions.config import Settings
 from miniclaw_sessions.errors import PluginFailed
-from miniclaw_sessions.plugins import load
+from miniclaw_sessions.plugins import in_time, load
+
+_OPTIONAL = ("aclose", "announce", "attach", "shows_twice", "webhook")
 
 
 def make_channels(settings: Settings) -> tuple[list[Channel], list[PluginFailed]]:
@@ -22,12 +26,26 @@ def make_channels(settings: Settings) -> tuple[list[Channel], list[PluginFailed]
     failed: list[PluginFailed] = []
     for table in tables.values():
         try:
-            channel: Channel = load(table).made("name", "receive", "send", "typing")
+            plugin = load(table)
+            channel: Channel = plugin.made("name", "receive", "send", "typing")
+            in_time(partial(_check, channel, table.name), f"{plugin.title} cannot be used")
         except PluginFailed as error:
             failed.append(error)
-            continue
-        if channel.name in tables:
+        else:
             channels.append(channel)
-        else:  # two of them would write into one chat
-            failed.append(PluginFailed(f"a channel calls itself {channel.name!r}, and not by its table's name"))
     return channels, failed
+
+
+def _check(channel: Channel, name: str) -> None:
+    """Look once at what is looked at later, where a stranger's mistake would end more than the channel.
+
+    Raises:
+        PluginFailed: something is wrong.
+    """
+    if channel.name != name:  # two of them would write into one chat
+        raise PluginFailed(f"a channel calls itself {channel.name!r}, and not by its table's name")
+    for part in _OPTIONAL:
+        getattr(channel, part, None)
+    timeout_s = getattr(channel, "send_timeout_s", 1)
+    if not isinstance(timeout_s, int | float) or not timeout_s > 0:
+        raise PluginFailed(f"the channel {name!r} has a send_timeout_s that is no number of seconds: {timeout_s!r}")

@@ -35,6 +35,7 @@ from miniclaw_sessions.channels.base import (
 )
 from miniclaw_sessions.channels.delivery import Delivery
 from miniclaw_sessions.channels.dispatcher import Dispatcher
+from miniclaw_sessions.channels.own_chats import OwnChats
 from miniclaw_sessions.channels.unseen import file_in
 from miniclaw_sessions.config import ChannelSettings
 from miniclaw_sessions.core.protocol.messages import TextPart
@@ -473,6 +474,53 @@ async def test_a_send_that_hangs_is_given_up(manager: SessionManager, model: Doo
     details = {record["detail"] for record in records if record["action"] == "channel.send_failed"}
     assert details == {"it took longer than 0.01 s"}
     stuck.close()
+
+
+@pytest.mark.parametrize("timeout_s", [None, "60"])
+async def test_a_channel_that_gives_no_number_of_seconds_for_sending_stops_only_itself(
+    manager: SessionManager, model: Doors, timeout_s: Any
+) -> None:
+    class Wrong(Room):
+        send_timeout_s = timeout_s
+
+    wrong, room = Wrong("wrong"), Room()
+    with capture_logs() as records:
+        async with Dispatcher(manager, Assistant(Agent(model))) as dispatcher:
+            dispatcher.serve(wrong)
+            dispatcher.serve(room)
+            wrong.say("hello")
+            await model.was_asked("hello")
+            await dispatcher.finished()
+            assert (await room.ended(room.say("hello")))[0].text == "echo: hello"
+            wrong.hang_up()
+            room.hang_up()
+    assert {record["channel"] for record in records if record["action"] == "channel.send_failed"} == {"wrong"}
+    wrong.close()
+    room.close()
+
+
+async def test_a_channel_that_cannot_look_at_its_chats_is_tried_again_and_stops_only_itself(
+    manager: SessionManager, model: Doors
+) -> None:
+    class Blind(Room):
+        tries = 0
+
+        def attach(self, _: OwnChats) -> None:
+            self.tries += 1
+            if self.tries == 1:
+                raise SystemExit("my own mistake")
+
+    blind, room = Blind("blind"), Room()
+    async with Dispatcher(manager, Assistant(Agent(model)), backoff_s=(0.001, 0.001)) as dispatcher:
+        dispatcher.serve(blind)
+        dispatcher.serve(room)
+        assert (await room.ended(room.say("hello")))[0].text == "echo: hello"
+        assert (await blind.ended(blind.say("hello")))[0].text == "echo: hello"
+        blind.hang_up()
+        room.hang_up()
+    assert blind.tries == 2
+    blind.close()
+    room.close()
 
 
 async def test_a_channel_may_say_how_long_sending_takes_and_is_closed_when_all_is_sent(
