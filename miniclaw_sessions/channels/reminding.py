@@ -5,9 +5,10 @@
 
 A reminder is a message like any other: the dispatcher takes it in its turn among the chat's messages, under the key
 `reminder:ID:TIME`, so that the session has it and its answer once. Then the chat's channel sends the answer, and only
-then the reminder is noted as over. A gateway that dies in between has its place taken by another one, or by its own
-next start: what the session has is sent, and not made again. So a reminder is never lost; it is shown twice only where
-a gateway dies between the network's reply and the note of it.
+then the session notes the reminder as said; last of all, the agenda has its next time in place of this one. A gateway
+that dies in between has its place taken by another one, or by its own next start: what the session has is sent, and not
+made again. So a reminder is never lost; it is shown twice only where a gateway dies between the network's reply and the
+note of it.
 """
 
 from __future__ import annotations
@@ -323,7 +324,7 @@ class Reminding:
         if session is None or reminder is None or reminder.paused:
             return True
         now = self._clock.now()
-        if reminder.at != due.at:  # it was said, or moved: the agenda has its new time
+        if reminder.at != due.at:  # it was said, or moved: only its next time may be missing in the agenda
             await self._agenda.add(reminder.id, session.session_id, reminder.at, asks=reminder.asks)
             return True
         if reminder.at > now:  # the clock was set back just now

@@ -9,7 +9,8 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from miniclaw_sessions.agent.reminders.agenda import CHANNEL
+from miniclaw_sessions.agent.reminders import agenda
+from miniclaw_sessions.agent.reminders.agenda import CHANNEL, LEASE_S
 from miniclaw_sessions.config import ScheduleSettings
 from miniclaw_sessions.testing import FakeClock
 from tests.channels.reminding import BEGINNING, DAY, HOUR, MINUTE, Lives
@@ -75,7 +76,58 @@ async def test_a_schedule_whose_chat_cannot_be_made_holds_up_no_other_one(lives:
     async with lives.gateway(schedules=schedules, max_sessions=4) as two:
         with capture_logs() as logs:
             assert sorted(await two.after(30 * MINUTE + 1)) == ["Reminder: stand up", "Reminder: tea"]
-        assert "room_2" in [line["session_id"] for line in logs if line["action"] == "reminder.waits"]
+        assert {line["session_id"] for line in logs if line["action"] == "reminder.waits"} == {"room_2"}
         for session_id in ("room_3", "room_4"):
             await two.manager.delete(session_id)
         assert "the bins" in "".join(await two.after(DAY + HOUR))
+
+
+# --- the agenda is full ----------------------------------------------------------------------------------------------
+
+
+async def test_at_the_limit_of_sessions_what_comes_again_is_said_once_each_time(lives: Lives) -> None:
+    async with lives.gateway(max_sessions=3) as one:
+        await one.reply("/remind every day 8:05 drink")
+        await one.manager.get_or_create("room", "2")
+        assert await one.after(30 * MINUTE, step=MINUTE) == ["Reminder: drink"]
+        assert "tea" in await one.reply("/remind 2h tea")
+    async with lives.gateway(max_sessions=3) as two:
+        assert await two.after(3 * HOUR, step=HOUR / 2) == ["Reminder: tea"]
+        await two.manager.delete("room_2")
+        assert await two.after(2 * DAY, step=HOUR / 12) == ["Reminder: drink"] * 2
+
+
+async def test_an_hour_has_room_for_any_number_of_reminders(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agenda, "ROOM", 3)
+    async with lives.gateway() as one:
+        await one.reply("/remind every day 9:30 drink")
+        for number in range(8):
+            await one.reply(f"/remind tomorrow 9:30 {number}", chat_id="2")
+        assert await one.after(2 * HOUR) == ["Reminder: drink"]
+        assert len(await one.manager.list(channel=CHANNEL)) == 4  # of today, and three of tomorrow
+        assert await one.after(DAY - HOUR / 2 - 30) == []
+        assert sorted(await one.after(30)) == [*(f"Reminder: {number}" for number in range(8)), "Reminder: drink"]
+        await one.after(12 * HOUR)
+        assert len(await one.manager.list(channel=CHANNEL)) == 1
+
+
+async def test_what_was_said_is_not_said_again_where_its_next_time_was_not_booked(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with lives.gateway() as one:
+        await one.reply("/remind every day 8:05 drink")
+        is_booking = anyio.Event()
+
+        async def hang(*_: object, **__: object) -> None:
+            is_booking.set()
+            await anyio.sleep_forever()
+
+        monkeypatch.setattr(one.reminders.agenda, "add", hang)
+        await one.clock.advance(5 * MINUTE)
+        with anyio.fail_after(PATIENCE_S):
+            await is_booking.wait()
+        assert one.room.texts()[1:] == ["Reminder: drink"]
+        one.reminders.agenda.taken.clear()  # it is killed: it gives nothing back
+    async with lives.gateway() as two:
+        assert await two.after(2 * LEASE_S, step=LEASE_S) == []
+        assert await two.after(DAY) == ["Reminder: drink"]

@@ -1,17 +1,19 @@
 """The agenda: which reminders of all chats are due, without a look at all chats.
 
-For each hour in which something is due there is a session of the reserved channel `reminders`, on a shared store for
-all gateways together. Its metadata has an item for each reminder: its chat, its time, and which gateway is saying it. A
-gateway takes items by a commit that demands that nothing came between, so that of several gateways one has them. The
-truth about a reminder is in its chat's session; an item only says where to look, and may be out of date.
+For each hour in which something is due there is a session of the reserved channel `reminders`, or several where there
+is much; on a shared store they are those of all gateways together. Their metadata has an item for each reminder: its
+chat, its time, and which gateway is saying it. A gateway takes items by a commit that demands that nothing came
+between, so that of several gateways one has them. The truth about a reminder is in its chat's session; an item only
+says where to look, and may be out of date.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -44,7 +46,12 @@ LEASE_S = 30.0
 LOOK_S = 60.0
 """Seconds between two looks for hours that are not over, beside the current one."""
 
+ROOM = 1_000
+"""How many items a session has; the next one of the hour takes more, so that nobody can fill an hour."""
+
 _HOUR = "%Y-%m-%dT%H"
+_HOUR_LENGTH = 13
+_ITEM_BYTES = 500  # at most
 _LATE = timedelta(minutes=2)  # what is set just then may still come to the hour before
 _KEPT_FOR = timedelta(hours=1)
 _RENEW_S = 21_600.0
@@ -72,6 +79,10 @@ class Item(msgspec.Struct, frozen=True):
         """The value of the metadata: one text, because all values of a session are checked with each change."""
         return f"{self.at.isoformat()} {self.asks:d} {self.taken_by or '-'} {self.beat} {self.session_id}"
 
+    def free(self) -> Item:
+        """The same, taken by no gateway."""
+        return Item(self.session_id, self.at, self.asks)
+
     @classmethod
     def read(cls, value: Any) -> Item | None:
         """From its text; None: it is none."""
@@ -82,7 +93,7 @@ class Place(msgspec.Struct, frozen=True):
     """Where an item is.
 
     Attributes:
-        hour: the chat id of the agenda's session.
+        hour: the chat id of the agenda's session: the hour, and from the second session of an hour on its number.
         reminder_id: whose item it is.
     """
 
@@ -114,11 +125,12 @@ class Agenda:
         """Have a reminder of a chat found when it is due; returns when that is acknowledged.
 
         Raises:
+            SessionLimit: there are too many sessions for one more, and no hour that has begun has room.
             StoreError: it cannot be written.
         """
         hour = max(at, self._clock.now()).astimezone(UTC).strftime(_HOUR)
         while True:
-            session = await self._manager.get_or_create(CHANNEL, hour)
+            session = await self._with_room(hour, reminder_id)
             known = _items(session).get(reminder_id)
             if known is not None and known.at == at:
                 return
@@ -136,26 +148,24 @@ class Agenda:
         """
         now = self._clock.now()
         await self._look()
-        found = dict[Place, Item]()
         wait = 3_600.0 - (now.minute * 60 + now.second + now.microsecond / 1e6)
-        hours = self._hours | {now.strftime(_HOUR), (now - _LATE).strftime(_HOUR)}
-        for hour in sorted(hours):
-            if (session := await self._session(hour)) is None:
-                self._hours.discard(hour)
-                continue
+        begun = await self._begun()
+        found, taken = dict[tuple[str, Item], tuple[Place, Item]](), set[tuple[str, Item]]()
+        for hour, session in sorted(begun.items()):
             items = _items(session)
             for reminder_id, item in items.items():
-                place = Place(hour, reminder_id)
+                place, what = Place(hour, reminder_id), (reminder_id, item.free())
                 if item.at > now:
                     wait = min(wait, (item.at - now).total_seconds())
                 elif self._is_free(place, item):
-                    found[place] = item
+                    found.setdefault(what, (place, item))  # where two places have it, two tasks would say it
                 else:
                     wait = min(wait, LEASE_S)
-            if not items and now - _KEPT_FOR > datetime.strptime(hour, _HOUR).replace(tzinfo=UTC) + _KEPT_FOR:
+                    taken.add(what)
+            if not items and now - 2 * _KEPT_FOR > _beginning_of(hour):
                 await self._close(session)
-        self._seen = {place: seen for place, seen in self._seen.items() if place.hour in hours}
-        return found, wait
+        self._seen = {place: seen for place, seen in self._seen.items() if place.hour in begun}
+        return dict(found[what] for what in found if what not in taken), wait
 
     async def take(self, wanted: Mapping[Place, Item]) -> list[Place]:
         """Take items for this gateway, and return those that it has now; the others are another's, or gone.
@@ -226,7 +236,7 @@ class Agenda:
                 for place in wanted:
                     item = known.get(place.reminder_id) if place.hour == hour else None
                     if item is not None and item.taken_by == self._owner:
-                        changes[place.reminder_id] = None if is_over else Item(item.session_id, item.at, item.asks)
+                        changes[place.reminder_id] = None if is_over else item.free()
                 with suppress(LeafMoved):
                     await self._put(session, changes)
                     break
@@ -234,6 +244,42 @@ class Agenda:
             self.taken.pop(place, None)
 
     # --- the sessions ------------------------------------------------------------------------------------------------
+
+    async def _begun(self) -> dict[str, Session]:
+        """The sessions of the hours that have begun, and are not known to be over."""
+        now, found = self._clock.now(), dict[str, Session]()
+        for hour in {now.strftime(_HOUR), (now - _LATE).strftime(_HOUR)}:
+            for part in _parts(hour):
+                if (session := await self._session(part)) is None:
+                    break
+                found[part] = session
+        for hour in self._hours - {*found}:
+            if (session := await self._session(hour)) is not None:
+                found[hour] = session
+        self._hours = {*found}
+        return found
+
+    async def _with_room(self, hour: str, reminder_id: str) -> Session:
+        """The session that takes an item; where none can be made, one of an hour that has begun, which is looked at."""
+        try:
+            return await self._first_with_room(hour, reminder_id)
+        except SessionsError:
+            begun = sorted((await self._begun()).items(), reverse=True)
+            for _, session in sorted(begun, key=lambda one: reminder_id not in _items(one[1])):
+                if self._has_room(session, reminder_id):
+                    return session
+            raise
+
+    async def _first_with_room(self, hour: str, reminder_id: str) -> Session:
+        parts = _parts(hour)
+        while True:
+            session = await self._manager.get_or_create(CHANNEL, next(parts))
+            if self._has_room(session, reminder_id):
+                return session
+
+    def _has_room(self, session: Session, reminder_id: str) -> bool:
+        known, room = _items(session), min(ROOM, self._manager.settings.max_metadata_bytes // _ITEM_BYTES)
+        return reminder_id in known or len(known) < room
 
     async def _session(self, hour: str) -> Session | None:
         """The session of an hour; None: it is not there, or alone cannot be read, which is a warning, once."""
@@ -275,10 +321,10 @@ class Agenda:
             return
         this = self._clock.now().strftime(_HOUR)
         hours = [_hour_of(one.session_id) for one in await self._manager.source.newest(channel=CHANNEL)]
-        self._hours |= {hour for hour in hours if hour and hour <= this}
+        self._hours |= {hour for hour in hours if hour and hour[:_HOUR_LENGTH] <= this}
         if self._clock.monotonic() >= self._renew_at:
             for hour in hours:
-                if hour > this and await self._session(hour) is not None:
+                if hour[:_HOUR_LENGTH] > this and await self._session(hour) is not None:
                     await self._manager.get_or_create(CHANNEL, hour)
             self._renew_at = self._clock.monotonic() + _RENEW_S
         self._look_at = self._clock.monotonic() + LOOK_S
@@ -294,10 +340,21 @@ def _hour_of(session_id: str) -> str:
     """The hour of a session of the agenda; empty: another program made it, as any may in this channel."""
     try:
         hour = SessionKey.parse(session_id).chat_id
-        datetime.strptime(hour, _HOUR)  # noqa: DTZ007 - only its form is asked for
+        _beginning_of(hour)
     except (InvalidKey, ValueError):
         return ""
     return hour
+
+
+def _parts(hour: str) -> Iterator[str]:
+    """The chat ids of the sessions of an hour, without end."""
+    yield hour
+    for number in count(2):
+        yield f"{hour}.{number}"
+
+
+def _beginning_of(hour: str) -> datetime:
+    return datetime.strptime(hour[:_HOUR_LENGTH], _HOUR).replace(tzinfo=UTC)
 
 
 def _items(session: Session) -> dict[str, Item]:

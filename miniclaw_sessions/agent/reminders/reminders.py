@@ -244,13 +244,13 @@ class Reminders:
     async def advance(self, session: Session, said: Reminder) -> None:
         """A reminder was said, or is not said any more: let it come again, or remove it.
 
+        The session has it first: however the agenda fails then, it is not said again, and its item stays to be tried.
+
         Raises:
             StoreError: it cannot be saved; it is said again then.
+            SessionLimit, StoreError: it is saved, and the agenda cannot have its next time.
         """
-        now = self._clock.now()
-        at = next_time(said.when, now, self.zone_of(session, said))
-        if at is not None:
-            await self.agenda.add(said.id, session.session_id, at, asks=said.asks)
+        at = next_time(said.when, self._clock.now(), self.zone_of(session, said))
 
         def change(known: list[Reminder]) -> tuple[Mapping[str, Any], str]:
             current = next((one for one in known if one.id == said.id), None)
@@ -259,6 +259,8 @@ class Reminders:
             return (removed(current) if at is None else stored(msgspec.structs.replace(current, at=at))), ""
 
         await self._change(session, change, None)
+        if (current := reminder_in(session, said.id)) is not None:
+            await self.agenda.add(current.id, session.session_id, current.at, asks=current.asks)
 
     async def adopt_schedule(self, name: str) -> None:
         """Give a chat what the settings have for it; what is there and is the same goes on, or stays paused.
