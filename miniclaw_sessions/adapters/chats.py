@@ -100,6 +100,9 @@ class Chat(Protocol):
 
         A daemon takes only messages together with the move. Where others are among them, they come in a second request,
         and the session goes on where it was if that fails.
+
+        Returns:
+            What was appended; without its sequences where a daemon was only given messages.
         """
         ...
 

@@ -37,7 +37,7 @@ from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.tree import SessionTree
 from miniclaw_sessions.core.stores import open_store
 from miniclaw_sessions.core.stores.base import Store
-from miniclaw_sessions.errors import InvalidMessage, SessionsError
+from miniclaw_sessions.errors import InvalidMessage, SessionsError, StoreUnavailable
 from miniclaw_sessions.service.client import Client, ClientSession
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.adapters.examples import run_example
@@ -294,6 +294,22 @@ def test_states_stay_though_a_message_before_them_is_redacted(repository: Minicl
     assert agent.state == {"mood": "new"}
 
 
+def test_session_goes_on_where_it_was_where_a_daemon_takes_half_of_a_redaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any, **__: Any) -> None:
+        raise StoreUnavailable("as the test wants")
+
+    with opened(tmp_path, "asked", "sqlite:") as repository:
+        repository.create_message("s", "a", said("secret", 0))
+        repository.create_agent("s", SessionAgent("b", {}, {}))
+        monkeypatch.setattr(chats._RemoteChat, "append", fail)
+        with pytest.raises(StoreUnavailable):
+            repository.update_message("s", "a", said("[redacted]", 0))
+        assert shown(repository) == ["secret"]
+        assert repository.read_agent("s", "b") is not None
+
+
 @pytest.mark.parametrize("place", ["held", "asked"])
 @pytest.mark.parametrize("commits", [0, 1])
 def test_conversation_is_whole_after_each_commit_of_a_redaction(tmp_path: Path, place: str, commits: int) -> None:
@@ -301,6 +317,7 @@ def test_conversation_is_whole_after_each_commit_of_a_redaction(tmp_path: Path, 
     with suppress(SessionsError), opened(tmp_path, place, store) as repository:
         for number, text in enumerate(("secret", "two", "three")):
             repository.create_message("s", "a", said(text, number))
+            repository.create_agent("s", SessionAgent("b", {}, {}))  # a state is no message: a daemon is asked twice
         store.commits = commits
         with suppress(SessionsError):
             repository.update_message("s", "a", said("[redacted]", 0))
