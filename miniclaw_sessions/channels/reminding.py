@@ -14,7 +14,7 @@ note of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import anyio
 from anyio import to_thread
 from anyio.abc import TaskGroup
-from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.agent.agent import AgentEvent, MessageAccepted, TurnFinished
 from miniclaw_sessions.agent.events import TurnEnd
@@ -47,10 +46,10 @@ from miniclaw_sessions.channels.contained import ending_only_itself
 from miniclaw_sessions.channels.dispatcher import SEND_TIMEOUT_S, Dispatcher
 from miniclaw_sessions.clock import sleep_unless
 from miniclaw_sessions.core.manager import SessionManager
-from miniclaw_sessions.core.protocol.entries import COMMAND, Custom
+from miniclaw_sessions.core.protocol.entries import COMMAND, Custom, MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message, Role, Usage
 from miniclaw_sessions.core.session import Session
-from miniclaw_sessions.core.session.turn import Opening
+from miniclaw_sessions.core.session.turn import Opening, begins_turn
 from miniclaw_sessions.errors import (
     DuplicateMessage,
     InvalidKey,
@@ -476,11 +475,22 @@ class _Looking:
         on_event: Callable[[AgentEvent], None],
     ) -> TurnEnd:
         """As `Assistant.answer`."""
-        before = session.leaf_id
-        end = await self._assistant.answer(session, message, idempotency_key=idempotency_key, on_event=on_event)
-        if isinstance(end, TurnFinished) and end.message.text.strip().strip(".") == SILENT:
-            try:
-                await session.tree.branch(before, if_leaf=session.leaf_id or "")
-            except (LeafMoved, TranscriptNotKept):  # something was said meanwhile, or the store keeps no other branch
-                await checkpoint()
+        heard: list[MessageEntry] = []
+
+        def on_heard(event: AgentEvent) -> None:
+            if isinstance(event, MessageAccepted):
+                heard.append(event.entry)
+            on_event(event)
+
+        end = await self._assistant.answer(session, message, idempotency_key=idempotency_key, on_event=on_heard)
+        if heard and isinstance(end, TurnFinished) and end.message.text.strip().strip(".") == SILENT:
+            await _leave_out(session, heard[0])
         return end
+
+
+async def _leave_out(session: Session, heard: MessageEntry) -> None:
+    """Let the conversation go on from before a message, unless something else was said since."""
+    leaf, newest = session.leaf_id, next((one for one in reversed(session.entries()) if begins_turn(one)), None)
+    if newest is not None and newest.id == heard.id:
+        with suppress(LeafMoved, TranscriptNotKept):  # or the store keeps no other branch
+            await session.tree.branch(heard.parent_id, if_leaf=leaf or "")

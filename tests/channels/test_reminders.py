@@ -336,6 +336,24 @@ async def test_schedules_of_the_settings_are_said_and_asked(lives: Lives, tmp_pa
         assert "(paused)" in await two.reply("/reminders")
 
 
+async def test_what_was_answered_meanwhile_stays_where_the_heartbeat_is_silent(lives: Lives, tmp_path: Path) -> None:
+    points = tmp_path / "points.md"
+    points.write_text("- call Ann back")
+    schedules = {"look": ScheduleSettings(chat="room_1", every_s=HOUR, points_file=str(points))}
+    async with lives.gateway(schedules=schedules) as one:
+        one.model.replies[_POINTS + "- call Ann back"] = Message.assistant("SILENT")
+        session = await one.manager.get("room", "1")
+        async with session.turn(
+            Message.user("book the flight")
+        ) as turn:  # as another chat does that has joined the conversation
+            await one.clock.advance(HOUR)
+            await anyio.wait_all_tasks_blocked()
+            turn.append(Message.assistant("it is booked"))
+        await one.reminding.finished()
+        assert len(one.model.asked) == 1
+        assert [message.text for message in session.messages()] == ["book the flight", "it is booked"]
+
+
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [

@@ -47,7 +47,7 @@ LOOK_S = 60.0
 """Seconds between two looks for hours that are not over, beside the current one."""
 
 ROOM = 1_000
-"""How many items a session has; the next one of the hour takes more, so that nobody can fill an hour."""
+"""How many items a session has; the next one of the hour takes more, so that no chat can fill an hour."""
 
 _HOUR = "%Y-%m-%dT%H"
 _HOUR_LENGTH = 13
