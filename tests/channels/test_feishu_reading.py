@@ -35,6 +35,8 @@ def text_of(kind: str, content: Any, *mentions: Mention) -> str:
         ("@_user_1, hello", "hello"),
         ("hello @_user_1", "hello"),
         ("/stop @_user_1 ", "/stop"),
+        ("hello  @_user_1 \n @_user_1", "hello"),
+        (" hello @_user_10 @_user_1", " hello @Ann"),
         ("@_user_1 /new what is 1 < 2?", "/new what is 1 < 2?"),
         ("@_user_1 ask @_user_10, and @_user_1 too, now", "ask @Ann, and @Claw too, now"),
         ("@_all and @_user_10: hello", "@all and @Ann: hello"),
@@ -44,6 +46,12 @@ def text_of(kind: str, content: Any, *mentions: Mention) -> str:
 )
 def test_a_text_has_the_names_of_people_and_not_the_bots_own_at_its_ends(text: str, understood: str) -> None:
     assert text_of("text", {"text": text}, BOT, ANN) == understood
+
+
+@pytest.mark.parametrize("hostile", [" " * 1_000_000, " @_user_1" * 100_000])
+def test_a_hostile_text_takes_no_longer_than_it_is_long(hostile: str) -> None:
+    text = f"@_user_1 a{hostile}b"  # a quadratic reading takes hours
+    assert text_of("text", {"text": text}, BOT).startswith("a")
 
 
 POST = {
@@ -128,11 +136,19 @@ def test_no_answer_mentions_people(text: str) -> None:
     ("text", "shown"),
     [
         ("see ![a cat](https://a.example/cat.png)!", "see [a cat](https://a.example/cat.png)!"),
+        ("![Wow! [1](https://a.example/?a!b)", "[Wow! [1](https://a.example/?a!b)"),
+        ("![a ![b](c)", "![a [b](c)"),
         ("`vec![1, 2]` and <b>", "`vec![1, 2]` and <b>"),
     ],
 )
 def test_a_picture_that_feishu_does_not_have_is_a_link(text: str, shown: str) -> None:
     assert shown_in(post(text, is_markdown=True)) == shown
+
+
+@pytest.mark.parametrize("hostile", ["![", "![](", "![a](b"])
+def test_hostile_markdown_takes_no_longer_than_it_is_long(hostile: str) -> None:
+    text = hostile * 300_000  # a quadratic reading takes half an hour
+    assert shown_in(post(text, is_markdown=True)) == text
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=30))

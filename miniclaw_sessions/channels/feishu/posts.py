@@ -21,7 +21,7 @@ MAX_QUESTION_BYTES = 12_000
 
 _MAX_CARRIED_BYTES = 4_000  # in each of two buttons, where it is JSON once more and at most twice as large
 _MENTION = re.compile(r"<(?=/?at\b)", re.IGNORECASE)
-_PICTURE = re.compile(r"!(\[[^\]\n]*\]\([^)\n]*\))")
+_PICTURE = re.compile(r"!(\[(?:[^\]\n!]|!(?!\[))*\]\((?:[^)\n!]|!(?!\[))*\))")  # ends before the next one begins
 _ANSWERS = {"yes": True, "no": False}
 
 

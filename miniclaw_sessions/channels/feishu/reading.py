@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import msgspec
@@ -224,10 +225,12 @@ def _words(element: Mapping[str, Any]) -> str:
 
 def _named(text: str, message: Sent, bot_id: str) -> str:
     """The text with people's names in place of the keys that mention them; the bot's own is left out at both ends."""
-    own = [re.escape(one.key) + r"\b" for one in message.mentions or () if one.id.open_id == bot_id]
+    own = [one.key for one in message.mentions or () if one.id.open_id == bot_id]
     if own:
-        keys = "|".join(own)
-        text = re.sub(rf"^\s*(?:(?:{keys})\s*)+[,:]?\s*|\s*(?:\s(?:{keys}))+\s*$", "", text)
+        keys = "|".join(re.escape(key) + r"\b" for key in own)
+        text = re.sub(rf"^\s*(?:(?:{keys})\s*)+[,:]?\s*", "", text)
+        last = list(takewhile(own.__contains__, reversed(text.split())))  # a regular expression would try every space
+        text = text.rsplit(maxsplit=len(last))[0] if last else text
     names = {one.key: one.name for one in message.mentions or ()} | {"@_all": "all"}
     return _MENTION.sub(lambda found: f"@{name}" if (name := names.get(found[0])) else found[0], text)
 
