@@ -75,6 +75,7 @@ def test_what_people_write_is_a_time_of_their_chat_and_a_text(words: str, at: st
         ),
         *("2025-01-01 x", "2026-13-01 x", "9999-12-31 x", "999999w x", "every 999999w x", "cron * * * *", "someday x"),
         *("cron 0 9 30 2 * x", "cron @daily x y z a b", "cron 0 0 9 * * *", "in tea", "tomorrow 25:00 x", "²m x"),
+        *("5\u017f tea", "in 3 \u017f tea", "every 90\u017f tea"),  # a long s, whose capital is S
     ],
 )
 def test_what_is_no_time_is_refused_with_a_sentence(words: str) -> None:

@@ -30,7 +30,8 @@ EXAMPLES = (
 """What people may write, one of each kind."""
 
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-_UNIT = r"(?:s(?:ec(?:ond)?s?)?|m(?:in(?:ute)?s?)?|h(?:(?:ou)?rs?)?|d(?:ays?)?|w(?:eeks?)?)"
+# A long s is an s to IGNORECASE, and no key of _UNITS.
+_UNIT = r"(?-i:(?!\u017f))(?:s(?:ec(?:ond)?s?)?|m(?:in(?:ute)?s?)?|h(?:(?:ou)?rs?)?|d(?:ays?)?|w(?:eeks?)?)"
 _SPAN = re.compile(rf"(?:in\s+)?((?:\d{{1,6}}\s*{_UNIT}\b[\s,]*|\d{{1,6}}{_UNIT}(?=\d))+)", re.IGNORECASE)
 _PART = re.compile(rf"(\d{{1,6}})\s*({_UNIT})", re.IGNORECASE)
 _CLOCK = r"(?:at\s+)?(?:(\d{1,2}):(\d{2})\s*([ap]m)?|(\d{1,2})\s*([ap]m))\b"
