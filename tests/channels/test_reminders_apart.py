@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
+from miniclaw_sessions import SessionManager
 from miniclaw_sessions.agent.reminders import agenda
 from miniclaw_sessions.agent.reminders.agenda import CHANNEL, LEASE_S
 from miniclaw_sessions.config import ScheduleSettings
@@ -131,3 +133,16 @@ async def test_what_was_said_is_not_said_again_where_its_next_time_was_not_booke
     async with lives.gateway() as two:
         assert await two.after(2 * LEASE_S, step=LEASE_S) == []
         assert await two.after(DAY) == ["Reminder: drink"]
+
+
+async def test_a_reminder_that_two_hours_have_is_said_by_one_task(lives: Lives) -> None:
+    at = BEGINNING + timedelta(minutes=1)
+    async with SessionManager(lives.path, store=lives.store, clock=lives.clock) as manager:
+        here, there = agenda.Agenda(manager), agenda.Agenda(manager)
+        await here.add("settings.bins", "room_1", at)
+        lives.clock.jump(2 * HOUR)  # no gateway ran; the next one gives the chat its schedule
+        await here.add("settings.bins", "room_1", at)
+        due, _ = await here.due()
+        assert len(due) == 1
+        assert await here.take(due) == [*due]
+        assert await here.due() == await there.due() == ({}, LEASE_S)
