@@ -411,7 +411,7 @@ class Linking:
             if (link := change(link_of(session))) is None:
                 return None
             unit = session.unit()
-            unit.add_own_metadata(link.as_metadata())
+            unit.add_metadata(**link.as_metadata())
             if mark is not None:
                 with suppress(TranscriptNotKept):
                     unit.add_custom(COMMAND, mark, idempotency_key=key)

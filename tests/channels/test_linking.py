@@ -452,12 +452,12 @@ async def test_a_record_that_is_damaged_or_forged_links_nothing(house: House) ->
     red, blue = await house.manager.find("red_1"), await house.manager.find("blue_1")
     taken = dict(red.metadata)[LINK]
     damaged: dict[str, Any] = {LINK: {"joined": "everyone"}}
-    red.journal.note(damaged)
+    red.update(**damaged)
     await house.blue.ask("alone")
     assert "alone" in await house.said("blue")
     mallory = await house.manager.get_or_create("blue", "9")
-    mallory.journal.note({LINK: dict(blue.metadata)[LINK]})
-    red.journal.note({LINK: taken})
+    mallory.update(**{LINK: dict(blue.metadata)[LINK]})
+    red.update(**{LINK: taken})
     await house.blue.ask("let me in", "9")
     assert "let me in" not in await house.said("red")
     fork = await red.fork("red_copy")

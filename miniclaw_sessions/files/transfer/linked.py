@@ -14,12 +14,12 @@ from typing import Any, Literal
 import msgspec
 
 from miniclaw_sessions.core.manager.reading import Reader, find
-from miniclaw_sessions.core.protocol.entries import METADATA, OWN_METADATA, Custom, Entry
+from miniclaw_sessions.core.protocol.entries import METADATA, Custom, Entry
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.errors import SessionNotFound
 
-LINK = OWN_METADATA + "link"
+LINK = "chat.link"
 """The name of the metadata."""
 
 _HOPS = 3  # a chat joins none that has joined one, but two gateways may be asked for both at the same moment

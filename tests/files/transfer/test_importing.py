@@ -37,7 +37,6 @@ from miniclaw_sessions.files.formats.codec import Outcome
 from miniclaw_sessions.files.formats.registry import all_formats, format_named
 from miniclaw_sessions.files.transfer.exporting import export_session
 from miniclaw_sessions.files.transfer.importing import fork_from, import_file, import_stream
-from miniclaw_sessions.files.transfer.linked import LINK
 from miniclaw_sessions.testing import FakeClock, FaultyStore
 from tests.files.formats.test_contract import EXAMPLES
 from tests.legality import is_legal
@@ -679,18 +678,18 @@ async def once(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
-async def test_neither_a_caller_nor_a_file_sets_a_reminder_or_a_link(tmp_path: Path) -> None:
+async def test_neither_a_caller_nor_a_file_sets_a_reminder(tmp_path: Path) -> None:
     """Who may change one chat's metadata could speak in another chat by it, and read what a schedule looks at."""
-    for name in (f"{REMINDER}x", LINK):
-        async with opened(tmp_path) as manager:
-            session = await manager.get_or_create("web", "1")
-            with pytest.raises(InvalidMessage, match="cannot be set"):
-                session.update(**{name: {"channel": "telegram", "chat_id": "42"}})
-            lines: list[dict[str, Any]] = [
-                {"type": "session", "id": "x", "version": 1, "metadata": {name: {"chat_id": "42"}}},
-                {"type": "message", "id": "e1", "parent_id": None, "message": {"role": "user", "content": "hi"}},
-                {"type": "custom", "id": "e2", "parent_id": "e1", "custom_type": "metadata", "data": {name: {}}},
-            ]
-            data = b"".join(json.dumps({"timestamp": "2026-01-01T00:00:00Z", **one}).encode() + b"\n" for one in lines)
-            await import_stream(manager, once(data), name="x", key=SessionKey("import", name))
-            assert name not in (await manager.get("import", name)).metadata
+    name = f"{REMINDER}x"
+    async with opened(tmp_path) as manager:
+        session = await manager.get_or_create("web", "1")
+        with pytest.raises(InvalidMessage, match="cannot be set"):
+            session.update(**{name: {"channel": "telegram", "chat_id": "42"}})
+        lines: list[dict[str, Any]] = [
+            {"type": "session", "id": "x", "version": 1, "metadata": {name: {"chat_id": "42"}}},
+            {"type": "message", "id": "e1", "parent_id": None, "message": {"role": "user", "content": "hi"}},
+            {"type": "custom", "id": "e2", "parent_id": "e1", "custom_type": "metadata", "data": {name: {}}},
+        ]
+        data = b"".join(json.dumps({"timestamp": "2026-01-01T00:00:00Z", **one}).encode() + b"\n" for one in lines)
+        await import_stream(manager, once(data), name="x", key=SessionKey("import", name))
+        assert name not in (await manager.get("import", name)).metadata
