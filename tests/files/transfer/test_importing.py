@@ -681,10 +681,11 @@ async def once(data: bytes) -> AsyncIterator[bytes]:
 async def test_neither_a_caller_nor_a_file_sets_a_reminder(tmp_path: Path) -> None:
     """Who may change one chat's metadata could speak in another chat by it, and read what a schedule looks at."""
     name = f"{REMINDER}x"
+    wrong: dict[str, Any] = {name: {"channel": "telegram", "chat_id": "42"}}
     async with opened(tmp_path) as manager:
         session = await manager.get_or_create("web", "1")
         with pytest.raises(InvalidMessage, match="cannot be set"):
-            session.update(**{name: {"channel": "telegram", "chat_id": "42"}})
+            session.update(**wrong)
         lines: list[dict[str, Any]] = [
             {"type": "session", "id": "x", "version": 1, "metadata": {name: {"chat_id": "42"}}},
             {"type": "message", "id": "e1", "parent_id": None, "message": {"role": "user", "content": "hi"}},
