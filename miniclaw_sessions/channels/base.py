@@ -77,6 +77,7 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
         obeys: whether the words of `channels.commands` are obeyed, or said to the model; `/stop` always is.
         is_private: whether only one person and the bot read along there: only such a chat can be linked, and one that
             others read is parted. None: the channel does not say, such as of a button.
+        follows_links: whether it goes to the conversation that its chat has joined, though no network hands it over.
     """
 
     chat_id: str
@@ -95,6 +96,7 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
     obeys: bool = True
     unseen: Sequence[Unseen] = ()
     is_private: bool | None = None
+    follows_links: bool = False
 
 
 # --- what becomes of it ----------------------------------------------------------------------------------------------

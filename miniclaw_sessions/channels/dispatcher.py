@@ -456,7 +456,7 @@ class Dispatcher:
             own = await self._manager.find(key.session_id)
         else:
             own = await self._manager.get_or_create(key.channel, key.chat_id)
-        if delivery.channel is None:
+        if delivery.channel is None and not incoming.follows_links:
             return Conversation(own, own, incoming, frozenset((own.session_id,)))
         return await self._linking.conversation(own, incoming)
 

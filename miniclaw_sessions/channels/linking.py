@@ -41,6 +41,7 @@ from miniclaw_sessions.files.transfer.linked import (
     holds,
     link_of,
     linked_sessions,
+    prefix_of,
 )
 from miniclaw_sessions.printable import printable
 
@@ -136,8 +137,8 @@ class Linking:
         other = await self._conversation_of(own)
         said = msgspec.structs.replace(
             incoming,
-            message_id=key and _prefix(own.session_id) + key,
-            replaces=incoming.replaces and _prefix(own.session_id) + incoming.replaces,
+            message_id=key and prefix_of(own.session_id) + key,
+            replaces=incoming.replaces and prefix_of(own.session_id) + incoming.replaces,
         )
         if other is not None:
             session = await self._manager.get_or_create(other.key.channel, other.key.chat_id)  # it is used
@@ -468,16 +469,11 @@ def _digest(salt: str, text: str) -> str:
     return hashlib.pbkdf2_hmac("sha256", text.encode(), salt.encode(), _ROUNDS).hex()
 
 
-def _prefix(own_id: str) -> str:
-    """The beginning of the ids of a chat's messages in another chat's session, by the id of the chat's own one."""
-    return f"{own_id} "
-
-
 def _own_key(own: Session, session: Session, key: str) -> str | None:
     """The id that a message of a session has on the network of this chat; None: another chat has said it."""
     if session is own:
-        return None if key.startswith(tuple(_prefix(one.chat.session_id) for one in link_of(own).joined)) else key
-    prefix = _prefix(own.session_id)
+        return None if key.startswith(tuple(prefix_of(one.chat.session_id) for one in link_of(own).joined)) else key
+    prefix = prefix_of(own.session_id)
     return key.removeprefix(prefix) if key.startswith(prefix) else None
 
 

@@ -29,6 +29,7 @@ from miniclaw_sessions.agent.reminders.agenda import Item, Place
 from miniclaw_sessions.agent.reminders.records import Reminder, reminder_in
 from miniclaw_sessions.agent.reminders.reminders import Reminders
 from miniclaw_sessions.agent.reminders.times import shown
+from miniclaw_sessions.channels.asked import note_asked
 from miniclaw_sessions.channels.base import (
     ANNOUNCED,
     Answered,
@@ -47,6 +48,7 @@ from miniclaw_sessions.channels.dispatcher import SEND_TIMEOUT_S, Dispatcher
 from miniclaw_sessions.clock import sleep_unless
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.entries import COMMAND, Custom, MessageEntry
+from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message, Role, Usage
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.turn import Opening, begins_turn
@@ -59,6 +61,7 @@ from miniclaw_sessions.errors import (
     SessionsError,
     TranscriptNotKept,
 )
+from miniclaw_sessions.files.transfer.linked import conversation_of
 from miniclaw_sessions.log import get_logger
 
 log = get_logger(__name__)
@@ -95,12 +98,14 @@ class Due(NamedTuple):
         at: when that says that it is due.
         session: its chat's; None: it is gone, or the reminder is.
         reminder: as the session has it.
+        own: the own session of the chat in which it is said; None: it is not said.
     """
 
     place: Place
     at: datetime
     session: Session | None = None
     reminder: Reminder | None = None
+    own: Session | None = None
 
     @property
     def session_id(self) -> str:
@@ -296,12 +301,26 @@ class Reminding:
         reminder = reminder_in(session, place.reminder_id)
         if reminder is None:
             return None if self._clock.now() - item.at < _SETTING else Due(place, item.at)
-        if reminder.network and (reminder.channel or session.key.channel) not in self._channels:
+        own = await self._own(session, reminder)
+        was_parted = bool(reminder.channel) and own is session
+        needs_network = self._reminders.is_network(own.key.channel) if was_parted else reminder.network
+        if needs_network and own.key.channel not in self._channels:
             return None  # a gateway that is connected to the network says it
-        due = Due(place, item.at, session, reminder)
-        if due.asks and self._clock.now() - item.at < _PATIENCE and await open_question(session):
+        conversation = await conversation_of(self._manager, own) or own
+        if reminder.asks and self._clock.now() - item.at < _PATIENCE and await open_question(conversation):
             return None  # another question would take the place of the one that the person is being asked
-        return due
+        return Due(place, item.at, session, reminder, own)
+
+    async def _own(self, session: Session, reminder: Reminder) -> Session:
+        """The own session of the chat in which a reminder is said: where it was set, unless that was parted since.
+
+        A chat that was parted could not delete it.
+        """
+        if not reminder.channel:
+            return session
+        own = await self._session(SessionKey(reminder.channel, reminder.chat_id).session_id)
+        joined = None if own is None else await conversation_of(self._manager, own)
+        return session if own is None or joined is None or joined.session_id != session.session_id else own
 
     async def _session(self, session_id: str) -> Session | None:
         """The chat's session, also from the archive; None: it was deleted."""
@@ -319,8 +338,8 @@ class Reminding:
 
     async def _is_said(self, due: Due) -> bool:
         """Say a reminder; whether it is over, for this time."""
-        session, reminder = due.session, due.reminder
-        if session is None or reminder is None or reminder.paused:
+        session, reminder, own = due.session, due.reminder, due.own
+        if session is None or reminder is None or own is None or reminder.paused:
             return True
         now = self._clock.now()
         if reminder.at != due.at:  # it was said, or moved: only its next time may be missing in the agenda
@@ -328,7 +347,7 @@ class Reminding:
             return True
         if reminder.at > now:  # the clock was set back just now
             return False
-        if self._is_wanted(reminder, now) and not await self._say(due, session, reminder):
+        if self._is_wanted(reminder, now) and not await self._say(due, session, reminder, own):
             return False
         await self._reminders.advance(session, reminder)
         return True
@@ -340,21 +359,22 @@ class Reminding:
             return False
         return late <= _ON_TIME or (settings.missed == "late" and late.total_seconds() <= settings.missed_within_s)
 
-    async def _say(self, due: Due, session: Session, reminder: Reminder) -> bool:
+    async def _say(self, due: Due, session: Session, reminder: Reminder, own: Session) -> bool:
         """Let the session have it, and the channel send it; whether that is done."""
         answerer, asked = await self._answerer(session, reminder)
         if asked is None:
             return True
         incoming = Incoming(
-            session.key.chat_id,
+            own.key.chat_id,
             Message(Role.USER, asked, name=AUTHOR),
             message_id=reminder.key,
-            channel=session.key.channel,
+            channel=own.key.channel,
             answerer=answerer,
             must_exist=True,
             answer_again=True,
             is_addressed=False,
             obeys=False,
+            follows_links=True,
         )
         last = await self._last_of(incoming)
         if comes_again(last) or (isinstance(last, NotAnswered) and last.reason is Reason.BUSY):
@@ -365,8 +385,11 @@ class Reminding:
             return True
         if isinstance(last, Answered) and _is_silent(reminder, last):
             return True
-        chat = (reminder.channel, reminder.chat_id) if reminder.channel else (incoming.channel, incoming.chat_id)
-        return await self._sent(due, *chat, last.text, reminder.key)
+        if not await self._sent(due, own.key, last.text, reminder.key):
+            return False
+        if own.key.channel in self._channels:
+            await note_asked(own, last)  # else a yes there would not answer it
+        return True
 
     async def _last_of(self, incoming: Incoming) -> Last:
         delivery = self._dispatcher.ask(incoming)
@@ -378,14 +401,14 @@ class Reminding:
             delivery.abandon(0.0)
         raise SessionsError("a message ended without an outcome")
 
-    async def _sent(self, due: Due, channel_name: str, chat_id: str, text: str, key: str) -> bool:
+    async def _sent(self, due: Due, chat: SessionKey, text: str, key: str) -> bool:
         """Let the channel say it, if it is connected; whether its network has confirmed that."""
-        if (channel := self._channels.get(channel_name)) is None or not text:
+        if (channel := self._channels.get(chat.channel)) is None or not text:
             return True
         with anyio.move_on_after(getattr(channel, "send_timeout_s", SEND_TIMEOUT_S)):
             try:
                 with ending_only_itself():
-                    await channel.announce(chat_id, text, key)
+                    await channel.announce(chat.chat_id, text, key)
             except Exception as error:  # noqa: BLE001 - a channel's own code; it is tried again
                 sentence = "a reminder was not sent, and is sent again"
                 self._log(sentence, due.session_id, error, action="reminder.not_sent")

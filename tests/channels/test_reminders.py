@@ -23,7 +23,6 @@ from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.channels.reminding import _POINTS, TOGETHER
 from miniclaw_sessions.config import BudgetSettings, ReminderSettings, ScheduleSettings
 from miniclaw_sessions.core.protocol.entries import MessageEntry
-from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import ToolCall, Usage
 from miniclaw_sessions.errors import ConfigError, InvalidReminder
 from miniclaw_sessions.testing import FakeClock
@@ -104,16 +103,6 @@ async def test_a_chat_has_a_bound(lives: Lives) -> None:
         for _ in range(2):
             await one.reply("/remind 1h tea")
         assert "2 reminders already" in await one.reply("/remind 1h tea")
-
-
-async def test_a_chat_that_is_linked_hears_what_it_has_set(lives: Lives) -> None:
-    async with lives.gateway() as one:
-        session = await one.manager.get_or_create("room", "1")
-        await one.reminders.set(session, "20m tea", chat=SessionKey.of("room", "2"))
-        await one.reminders.set(session, "30m more tea")
-        assert await one.after(HOUR) == ["Reminder: tea", "Reminder: more tea"]
-        assert one.room.announced_in == ["2", "1"]
-        assert session.message_count == 4
 
 
 async def test_a_network_that_only_takes_answers_gets_no_reminder(manager: SessionManager) -> None:

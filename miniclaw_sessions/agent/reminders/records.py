@@ -36,7 +36,8 @@ class Reminder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         paused: whether it says nothing until that ends.
         schedule: the name of the settings' table that it comes from; empty: from the chat.
         network: whether a chat network must deliver it; else it is enough that the session has it.
-        channel, chat_id: the chat in which it is said, where that is another one that is linked with the session's.
+        channel, chat_id: the chat in which it is said, where that is another one, for as long as that is linked with
+            the session's.
     """
 
     id: str

@@ -108,6 +108,10 @@ class Reminders:
                     continue
         return zone_of("UTC")
 
+    def is_network(self, channel: str) -> bool:
+        """Whether a channel is a chat network that can be spoken to first."""
+        return channel in self._networks
+
     def list(self, session: Session) -> list[Reminder]:
         """Those of a chat, in the order of their numbers."""
         return reminders_in(session)
@@ -334,7 +338,7 @@ class Reminders:
             at=when.at,
             cron=when.cron,
             every_s=when.every_s,
-            network=own.channel in self._networks,
+            network=self.is_network(own.channel),
             **fields,
         )
 

@@ -8,7 +8,11 @@ from miniclaw_sessions.agent.hooks import current_generation
 from miniclaw_sessions.agent.reminders.reminders import Reminders
 from miniclaw_sessions.agent.reminders.words import listed
 from miniclaw_sessions.agent.tools import Tool
+from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.session import Session
+from miniclaw_sessions.core.session.turn import begins_turn
 from miniclaw_sessions.errors import InvalidReminder
+from miniclaw_sessions.files.transfer.linked import speaker_of
 
 NAME = "reminders"
 
@@ -26,6 +30,13 @@ _PARAMETERS = {
     },
     "number": {"type": "integer", "description": "To delete one: its number in the list."},
 }
+
+
+def _asking(session: Session) -> SessionKey:
+    """The chat whose message is being answered: the session's own, or one that has joined it."""
+    asked = next((one for one in reversed(session.entries()) if begins_turn(one)), None)
+    chat = speaker_of(session, (asked and asked.idempotency_key) or "")
+    return SessionKey(chat.channel, chat.chat_id)
 
 
 def reminder_tool(reminders: Reminders) -> Tool:
@@ -47,7 +58,7 @@ def reminder_tool(reminders: Reminders) -> Tool:
         if action != "set":
             raise InvalidReminder("the action is one of set, list and delete")
         words = f"{arguments.get('when', '')} {arguments.get('text', '')}"
-        _, reply = await reminders.set(session, words, asks=arguments.get("ask") is True)
+        _, reply = await reminders.set(session, words, asks=arguments.get("ask") is True, chat=_asking(session))
         return reply
 
     return Tool(

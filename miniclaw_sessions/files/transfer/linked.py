@@ -134,6 +134,17 @@ def link_set_by(entry: Entry) -> Link:
     return link_in(entry.data) if isinstance(entry, Custom) and entry.custom_type == METADATA else _NONE
 
 
+def prefix_of(own_id: str) -> str:
+    """The beginning of the ids of a chat's messages in another chat's session, by the id of the chat's own one."""
+    return f"{own_id} "
+
+
+def speaker_of(session: Session, key: str) -> Chat:
+    """The chat that has said a message in a session, by the message's id there: one that joined it, or its own."""
+    joined = (one.chat for one in link_of(session).joined)
+    return next((one for one in joined if key.startswith(prefix_of(one.session_id))), Chat.of(session))
+
+
 def holds(own: Session, other: Session) -> bool:
     """Whether a chat is linked with the conversation of another one: both of their sessions say so."""
     joining = link_of(own).joining
