@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import re
+import secrets
 import shutil
 import signal
 import sys
@@ -68,6 +69,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_configure(config: pytest.Config) -> None:
     """A few examples of each property in the round of minutes, in memory; hundreds of the proofs', on the disk."""
+    os.environ.setdefault("CROSSING_ANY_SEED", str(secrets.randbelow(2**32)))  # the same for all workers
     is_round = config.option.markexpr == "not proof"
     settings.load_profile("round" if is_round else "proof")
     if is_round and has_memory():
