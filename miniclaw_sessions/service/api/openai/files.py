@@ -115,7 +115,7 @@ async def create_file(context: Context, request: CreateFile) -> File:
     file, purpose = await _file_of(context, request.body)
     digits = secrets.token_hex(16)
     if key is not None:  # always the same for a client's key
-        digits = hashlib.sha256(f"{context.caller.name} {key}".encode()).hexdigest()[:32]
+        digits = hashlib.sha256(f"{context.caller.name}\0{key}".encode()).hexdigest()[:32]
     session = await context.find_or_create(SessionKey.of(CHANNEL, digits).session_id)
     if not session.last_sequence:  # or else the key is known
         about = About(file.name, purpose, file.size)
