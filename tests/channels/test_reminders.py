@@ -102,7 +102,8 @@ async def test_a_chat_has_a_bound(lives: Lives) -> None:
     async with lives.gateway(ReminderSettings(max_per_chat=2)) as one:
         for _ in range(2):
             await one.reply("/remind 1h tea")
-        assert "2 reminders already" in await one.reply("/remind 1h tea")
+        assert "2 reminders already" in await one.reply("/remind 2h tea")
+        assert len(await one.manager.list(channel=CHANNEL)) == 1  # what is refused leaves nothing there
 
 
 async def test_a_network_that_only_takes_answers_gets_no_reminder(manager: SessionManager) -> None:

@@ -10,7 +10,7 @@ says where to look, and may be out of date.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import count
@@ -113,7 +113,7 @@ class Agenda:
         self._clock = manager.clock
         self._owner = self._clock.new_id()
         self._hours: set[str] = set()  # that are past or current, and not known to be over
-        self._unread: set[str] = set()
+        self._troubled: set[str] = set()
         self._look_at = self._renew_at = 0.0
         self._seen: dict[Place, tuple[Item, float]] = {}  # what others have taken, and since when it looks so
         self.taken: dict[Place, Item] = {}
@@ -154,10 +154,11 @@ class Agenda:
         for hour, session in sorted(begun.items()):
             items = _items(session)
             for reminder_id, item in items.items():
-                place, what = Place(hour, reminder_id), (reminder_id, item.free())
                 if item.at > now:
                     wait = min(wait, (item.at - now).total_seconds())
-                elif self._is_free(place, item):
+                    continue
+                place, what = Place(hour, reminder_id), (reminder_id, item.free())
+                if self._is_free(place, item):
                     found.setdefault(what, (place, item))  # where two places have it, two tasks would say it
                 else:
                     wait = min(wait, LEASE_S)
@@ -175,7 +176,7 @@ class Agenda:
         """
         mine = list[Place]()
         for hour in {place.hour for place in wanted}:
-            with suppress(SessionDeleted, LeafMoved):  # another gateway was first: the next look says what is left
+            with self._apart(hour), suppress(SessionDeleted, LeafMoved):  # another gateway was first: see the next look
                 session = await self._session(hour)
                 items = {} if session is None else _items(session)
                 free = [
@@ -198,19 +199,23 @@ class Agenda:
             StoreError: it cannot be written.
         """
         for hour in {place.hour for place in self.taken}:
-            while (session := await self._session(hour)) is not None:
-                known = _items(session)
-                beats = {
-                    place: msgspec.structs.replace(item, beat=item.beat + 1)
-                    for place, item in self.taken.items()
-                    if place.hour == hour and known.get(place.reminder_id) == item
-                }
-                if not beats:
-                    break
-                with suppress(LeafMoved):
-                    await self._put(session, {place.reminder_id: item for place, item in beats.items()})
-                    self.taken |= {place: item for place, item in beats.items() if place in self.taken}
-                    break
+            with self._apart(hour):
+                await self._show_life_in(hour)
+
+    async def _show_life_in(self, hour: str) -> None:
+        while (session := await self._session(hour)) is not None:
+            known = _items(session)
+            beats = {
+                place: msgspec.structs.replace(item, beat=item.beat + 1)
+                for place, item in self.taken.items()
+                if place.hour == hour and known.get(place.reminder_id) == item
+            }
+            if not beats:
+                break
+            with suppress(LeafMoved):
+                await self._put(session, {place.reminder_id: item for place, item in beats.items()})
+                self.taken |= {place: item for place, item in beats.items() if place in self.taken}
+                break
 
     async def remove(self, places: Iterable[Place]) -> None:
         """These are over.
@@ -231,17 +236,18 @@ class Agenda:
     async def _settle(self, places: Iterable[Place], *, is_over: bool) -> None:
         wanted = list(places)
         for hour in {place.hour for place in wanted}:
-            while (session := await self._session(hour)) is not None:
-                known, changes = _items(session), dict[str, Item | None]()
-                for place in wanted:
-                    item = known.get(place.reminder_id) if place.hour == hour else None
-                    if item is not None and item.taken_by == self._owner:
-                        changes[place.reminder_id] = None if is_over else item.free()
-                with suppress(LeafMoved):
-                    await self._put(session, changes)
-                    break
+            with self._apart(hour):
+                await self._settle_in(hour, [place.reminder_id for place in wanted if place.hour == hour], is_over)
         for place in wanted:
             self.taken.pop(place, None)
+
+    async def _settle_in(self, hour: str, reminder_ids: Iterable[str], is_over: bool) -> None:
+        while (session := await self._session(hour)) is not None:
+            known = {one: item for one, item in _items(session).items() if item.taken_by == self._owner}
+            mine = {one: known[one] for one in reminder_ids if one in known}
+            with suppress(LeafMoved):
+                await self._put(session, {one: None if is_over else item.free() for one, item in mine.items()})
+                break
 
     # --- the sessions ------------------------------------------------------------------------------------------------
 
@@ -253,10 +259,11 @@ class Agenda:
                 if (session := await self._session(part)) is None:
                     break
                 found[part] = session
-        for hour in self._hours - {*found}:
+        known = self._hours - {*found}
+        for hour in known:
             if (session := await self._session(hour)) is not None:
                 found[hour] = session
-        self._hours = {*found}
+        self._hours = self._hours - known | {*found}
         return found
 
     async def _with_room(self, hour: str, reminder_id: str) -> Session:
@@ -278,23 +285,28 @@ class Agenda:
                 return session
 
     def _has_room(self, session: Session, reminder_id: str) -> bool:
-        known, room = _items(session), min(ROOM, self._manager.settings.max_metadata_bytes // _ITEM_BYTES)
-        return reminder_id in known or len(known) < room
+        known, limit = _items(session), self._manager.settings.max_metadata_bytes // _ITEM_BYTES
+        return reminder_id in known or len(known) < min(ROOM, max(1, limit))
 
     async def _session(self, hour: str) -> Session | None:
-        """The session of an hour; None: it is not there, or alone cannot be read, which is a warning, once."""
-        try:
+        """The session of an hour; None: it is not there, or it alone cannot be read."""
+        journal = None
+        with self._apart(hour):
             journal = await self._manager.source.load(SessionKey.of(CHANNEL, hour).session_id)
+        return None if journal is None else Session.of(journal)
+
+    @contextmanager
+    def _apart(self, hour: str) -> Iterator[None]:
+        """What fails with one session of the agenda is a warning, once, and holds up no other one."""
+        try:
+            yield
         except SessionsError as error:
             if isinstance(error, StoreUnavailable) and not isinstance(error, SessionUnavailable):
                 raise  # what is over must not be forgotten
-            if hour not in self._unread:
-                sentence, kind = "an hour of the agenda cannot be read; its reminders wait", type(error).__name__
+            if hour not in self._troubled:
+                sentence, kind = "an hour of the agenda cannot be used; its reminders wait", type(error).__name__
                 log.warning(sentence, action="reminder.waits", hour=hour, error_type=kind)
-            self._unread.add(hour)
-            return None
-        self._unread.discard(hour)
-        return None if journal is None else Session.of(journal)
+            self._troubled.add(hour)
 
     async def _put(self, session: Session, changes: Mapping[str, Item | None]) -> None:
         """Change items, provided that no other gateway was first."""
@@ -331,9 +343,10 @@ class Agenda:
 
     async def _close(self, session: Session) -> None:
         """Delete an hour that is over, unless something came just now."""
-        with suppress(LeafMoved, SessionHeld):
+        hour = session.key.chat_id
+        with self._apart(hour), suppress(LeafMoved, SessionHeld):
             await self._manager.delete(session.session_id, if_sequence=session.last_sequence)
-            self._hours.discard(session.key.chat_id)
+            self._hours.discard(hour)
 
 
 def _hour_of(session_id: str) -> str:

@@ -153,16 +153,21 @@ class Reminders:
         made: list[Reminder] = []
 
         def change(known: list[Reminder]) -> tuple[Mapping[str, Any], str]:
-            if len(known) >= self.settings.max_per_chat:
-                raise InvalidReminder(f"this chat has {len(known)} reminders already; delete one: /reminders")
+            self._check_room(known)
             number = max((one.number for one in known), default=0) + 1
             made[:] = [self._new(session, when, chat, text=text, id=new_id, number=number, asks=asks)]
             return stored(made[0]), f"Reminder {self.described(session, made[0])}\n/reminders lists them."
 
+        self._check_room(reminders_in(session))  # else what is refused would fill the agenda
         await self.agenda.add(new_id, session.session_id, when.at, asks=asks)  # what is only there does no harm
         reply = await self._change(session, change, mark)
         self.on_set()
         return made[0], reply
+
+    def _check_room(self, known: Collection[Reminder]) -> None:
+        """Raise InvalidReminder where a chat has as many reminders as it may have."""
+        if len(known) >= self.settings.max_per_chat:
+            raise InvalidReminder(f"this chat has {len(known)} reminders already; delete one: /reminders")
 
     async def pause(self, session: Session, number: int, *, paused: bool, mark: Mark | None = None) -> str:
         """Let a reminder say nothing until it is resumed, or resume it; the sentence about it for people.
