@@ -60,8 +60,8 @@ def unseen_files(provider: object, message: Message) -> list[Attached]:
     if isinstance(message.content, str):
         return []
     in_words = files_in_words(message.content)
-    files = (_not_taken(provider, part) for part in message.content)
-    return [file for file in files if file is not None and not file.is_text and file.name not in in_words]
+    files = [(place, _not_taken(provider, part)) for place, part in enumerate(message.content)]
+    return [file for place, file in files if file is not None and not file.is_text and place not in in_words]
 
 
 def as_taken(provider: object, messages: Sequence[Message]) -> Sequence[Message]:
@@ -76,11 +76,13 @@ def _shown(provider: object, message: Message) -> Message:
     if isinstance(message.content, str) or not any(_not_taken(provider, part) for part in message.content):
         return message
     in_words = files_in_words(message.content)
-    parts = tuple(_shown_part(provider, part, in_words) for part in message.content)
+    parts = tuple(
+        _shown_part(provider, part, is_in_words=place in in_words) for place, part in enumerate(message.content)
+    )
     return msgspec.structs.replace(message, content=parts)
 
 
-def _shown_part(provider: object, part: Part, in_words: Collection[str]) -> Part:
+def _shown_part(provider: object, part: Part, *, is_in_words: bool) -> Part:
     if (file := _not_taken(provider, part)) is None:
         return part
     data = in_bytes(file) if file.is_text else None
@@ -88,7 +90,7 @@ def _shown_part(provider: object, part: Part, in_words: Collection[str]) -> Part
     if isinstance(text, TextPart):
         return text
     name = printable(file.name)
-    if file.name in in_words:
+    if is_in_words:
         return TextPart(f"\n[said aloud, in {name}]\n" if file.is_sound else f"\n[end of {name}]\n")
     return TextPart(f"\n[{name}, {kind_of(file)}: you cannot be shown it]\n")
 

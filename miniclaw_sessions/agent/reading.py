@@ -50,10 +50,10 @@ async def in_words(message: Message, takes: Collection[str], readers: Sequence[F
         return message
     parts: list[Part] = []
     known = files_in_words(message.content)
-    for part in message.content:
+    for place, part in enumerate(message.content):
         file = attached(part)
         reader = None if file is None else next((one for one in readers if file.media_type in one.kinds), None)
-        if file is not None and reader is not None and file.media_type not in takes and file.name not in known:
+        if file is not None and reader is not None and file.media_type not in takes and place not in known:
             try:
                 words = await reader.words(file)
             except (ModelError, FileNotTaken) as error:

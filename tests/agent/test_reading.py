@@ -11,9 +11,11 @@ from structlog.testing import capture_logs
 
 from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.agent.agent import Agent
+from miniclaw_sessions.agent.attachments import as_taken, unseen_files
 from miniclaw_sessions.agent.earlier_turns import reworded
 from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted
 from miniclaw_sessions.agent.provider import ModelEvent
+from miniclaw_sessions.agent.reading import in_words
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.core.protocol.messages import Part, TextPart
 from miniclaw_sessions.errors import DuplicateMessage, FileNotTaken, ModelUnavailable
@@ -160,3 +162,18 @@ async def test_a_repeated_delivery_is_not_heard_twice(tmp_path: Path) -> None:
         with pytest.raises(DuplicateMessage):
             await agent.answer(spoken(), session=session, idempotency_key="7")
     assert len(ears.heard) == 1
+
+
+async def test_of_two_files_of_one_name_each_is_read_or_named_for_itself() -> None:
+    class HearsOnce(Ears):
+        async def words(self, file: Attached) -> str:
+            if self.heard:
+                raise ModelUnavailable("busy")
+            return await super().words(file)
+
+    both = tuple(part for _ in range(2) for part in spoken().content)
+    said = await in_words(Message.user(both), (), [HearsOnce()])
+    model = ScriptedProvider([])
+    assert [file.name for file in unseen_files(model, said)] == ["voice.ogg"]
+    (sent,) = as_taken(model, [said])
+    assert sent.text == "buy milk\n[said aloud, in voice.ogg]\n\n[voice.ogg, OGG sound: you cannot be shown it]\n"

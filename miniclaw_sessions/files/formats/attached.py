@@ -175,12 +175,17 @@ def words_in(file: Attached, words: str, *, is_first: bool) -> TextPart:
     return TextPart(_LINE.format(name=file.name) + written, extra=extra)
 
 
-def files_in_words(content: str | tuple[Part, ...]) -> frozenset[str]:
-    """The names of the files of a content that stand there in words too."""
+def files_in_words(content: str | tuple[Part, ...]) -> frozenset[int]:
+    """The places of the files of a content whose words stand right before them; two files may have one name."""
     if isinstance(content, str):
         return frozenset()
-    found = ((part.extra or {}).get(_IN_WORDS) for part in content if isinstance(part, TextPart))
-    return frozenset(str(of.get("filename")) for of in found if isinstance(of, dict))
+    return frozenset(place for place in range(1, len(content)) if _are_words_of(content[place - 1], content[place]))
+
+
+def _are_words_of(part: Part, file_part: Part) -> bool:
+    found = (part.extra or {}).get(_IN_WORDS) if isinstance(part, TextPart) else None
+    file = attached(file_part)
+    return file is not None and isinstance(found, dict) and found.get("filename") == file.name
 
 
 @overload
