@@ -171,8 +171,9 @@ async def test_of_two_files_of_one_name_each_is_read_or_named_for_itself() -> No
                 raise ModelUnavailable("busy")
             return await super().words(file)
 
-    both = tuple(part for _ in range(2) for part in spoken().content)
-    said = await in_words(Message.user(both), (), [HearsOnce()])
+    file = part_of("voice.ogg", OGG)
+    assert file is not None
+    said = await in_words(Message.user((file, file)), (), [HearsOnce()])
     model = ScriptedProvider([])
     assert [file.name for file in unseen_files(model, said)] == ["voice.ogg"]
     (sent,) = as_taken(model, [said])
