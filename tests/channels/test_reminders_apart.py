@@ -36,9 +36,9 @@ async def test_a_chat_that_cannot_be_read_holds_up_no_other_one(lives: Lives) ->
             await gone.wait()
         for file in (lives.path / "archive").glob("*room_1*"):
             file.write_bytes(bytes(10))
-        await one.reply("/remind every day 8:30 drink", chat_id="2")
+        await one.reply("/remind every day 9:00 drink", chat_id="2")
         with capture_logs() as logs:
-            assert await one.after(2 * DAY, step=HOUR / 4) == ["Reminder: drink"] * 2
+            assert await one.after(2 * DAY, step=HOUR) == ["Reminder: drink"] * 2
         waiting = [line for line in logs if line["action"] == "reminder.waits"]
         assert [(line["session_id"], line["error_type"]) for line in waiting] == [("room_1", "ImportRefused")]
 
