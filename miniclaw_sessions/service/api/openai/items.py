@@ -84,7 +84,7 @@ PAGE_BYTES = 8 * 1024 * 1024
 _AT_ONCE = 128
 _INDEXED_AT_ONCE = 1_024
 _MARKS = tuple(b'"%s"' % name.encode() for name in (KEPT, WHOLE_ITEM, WHOLE_CONTENT, COPY_OF))
-_IDS = re.compile(rb'\\*"(?:id|%s)\\*":\s?\\*"([^"\\]{1,200})' % COPY_OF.encode())
+_IDS = re.compile(rb'"(?:id|%s)\\*":\s?\\*"([^"\\]{1,200})' % COPY_OF.encode())
 
 Stretches = Sequence[tuple[int, int]]
 """The places of a branch, from the leaf to the root: first and last of each run."""
