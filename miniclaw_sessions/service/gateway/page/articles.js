@@ -7,9 +7,10 @@ import { make } from "./elements.js";
 import { fragment } from "./fragments.js";
 
 const PAGE = 40;
+const STEP = 16; // while it is scrolled: what one frame can take in
 const FIRST = 12; // fills a screen; what comes before it is read at once, too, but behind it
 const MOST = 400;
-const NEAR_PX = 900;
+const NEAR_PX = 1500;
 const AT_END_PX = 60;
 
 /**
@@ -254,7 +255,7 @@ export class Articles {
   async earlier() {
     const first = this.shown[0];
     if (!first || this.behind === null) return;
-    const page = await this.page({ before: first.sequence, limit: PAGE });
+    const page = await this.page({ before: first.sequence, limit: STEP });
     const top = first.node.getBoundingClientRect().top;
     const made = page.articles.map((/** @type {Article} */ one) => this.made(one));
     this.box.prepend(...made.map((/** @type {Article} */ one) => one.node));
@@ -273,7 +274,7 @@ export class Articles {
   async after() {
     const last = this.shown.at(-1);
     if (!last) return;
-    const page = await this.page({ after: last.last, limit: PAGE });
+    const page = await this.page({ after: last.last, limit: STEP });
     if (page.behind !== last.last) return this.replace(await this.page({ limit: PAGE }));
     this.join(page);
     if (this.shown.length > MOST) {
