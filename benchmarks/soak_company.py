@@ -62,6 +62,7 @@ _PAUSES_S = {
     "page": 1.0,
     "back up": 20.0,
 }
+_TREE, _WHOLE_TREE = "soak-tree_1", 50
 _PAGE = ("/", "/v1/sessions?limit=100&last_words=true", "/v1/sessions/talk_0/outline", "/health", "/v1/tokens")
 
 
@@ -140,8 +141,11 @@ class Company:
 
     async def _branch(self, client: Client) -> None:
         """A message on a branch of its own, with a label, and a copy of the session that is deleted again."""
-        session = await client.get_or_create("soak-tree", "1")
-        entry = await session.add_message({"role": "user", "content": f"branch {next(self._numbers)}"})
+        number = next(self._numbers)
+        if number % _WHOLE_TREE == 0:  # what is read and copied whole must not grow
+            await client.delete(_TREE)
+        session = await client.open(_TREE)
+        entry = await session.add_message({"role": "user", "content": f"branch {number}"})
         await session.tree.set_label(entry.id, "tried")
         with suppress(SessionExists):  # a copy of a time before the daemon was killed
             await session.fork("soak-tree_copy")
@@ -180,7 +184,8 @@ class Company:
         context = await session.get_context()
         self._expect(context.messages, "a context is empty")
         await session.history(limit=50, before=100)
-        await session.tree.shape()
+        with suppress(SessionNotFound):  # it has just been deleted
+            await client.session(_TREE).tree.shape()
 
     async def _page(self, client: Client) -> None:
         """What the page asks for, each time by a connection of its own."""
