@@ -30,11 +30,11 @@ async def note_asked(own: Session, outgoing: Outgoing) -> None:
 
 def asks_something_else(own: Session) -> None:
     """A question of another kind is shown now: a bare word answers that one."""
-    if ASKED in own.metadata:
+    if ASKED in own.journal.conversation.state.metadata:
         own.journal.note({ASKED: None})
 
 
 def shown_in(own: Session, question: Collection[str] | None) -> Collection[str]:
     """The calls of an open question, by their `approval_id`s, that this chat was asked about last."""
-    asked = own.metadata.get(ASKED)
+    asked = own.journal.conversation.state.metadata.get(ASKED)  # `Session.metadata` copies all of it
     return [one for one in question or () if isinstance(asked, list) and one in asked]

@@ -131,9 +131,8 @@ async def forget_sessions(context: Context, request: ForgetRequest) -> ForgetRep
         held = [one for one in found if one.held is not None]
         done = forgetting.Forgotten(gone=[one for one in found if one.held is None], held=held)
     else:
-        done = await forgetting.forget(
-            context.manager, found, context.also_about.append
-        )  # it may be cut off between two of them
+        gone = context.also_about.append  # at once: it may be cut off between two of them
+        done = await forgetting.forget(context.manager, found, gone)
     return ForgetReply(
         dry_run=asked.dry_run,
         sessions=[MeantRow.of(one) for one in done.gone],
