@@ -131,7 +131,8 @@ def test_a_soak_finds_everything_and_draws_it(daemon: Daemon, tmp_path: Path) ->
 
     database = daemon.workspace / "sessions.db"
     with closing(sqlite3.connect(database)) as connection, connection:
-        connection.execute("DELETE FROM entries WHERE position = (SELECT max(position) FROM entries)")
+        of_a_writer = "SELECT max(position) FROM entries JOIN sessions ON entries.session = sessions.id"
+        connection.execute(f"DELETE FROM entries WHERE position = ({of_a_writer} WHERE session_id = 'soak_0')")
     found, problems = faults_in_database(run.book, database)
     assert found == report.acknowledged - 1
     assert len(problems) == 1
