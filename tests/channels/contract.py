@@ -190,7 +190,7 @@ async def serving(
     tools: Sequence[Tool] = (),
     watch: Watch | None = None,
     **more: Any,
-) -> AsyncIterator[None]:
+) -> AsyncIterator[Dispatcher]:
     """A channel is served as by the daemon; what is under way at the end is cut off.
 
     Args:
@@ -209,6 +209,6 @@ async def serving(
         await stack.enter_async_context(dispatcher)
         dispatcher.serve(channel)
         try:
-            yield
+            yield dispatcher
         finally:
             dispatcher.cut_off(anyio.current_time())

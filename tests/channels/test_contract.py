@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +65,12 @@ class Bot:
         self.made: list[dict[str, Any]] = []
         """What the tool that asks first was called with."""
 
-    def serving(self, watch: Watch | None = None) -> AbstractAsyncContextManager[None]:
+    @asynccontextmanager
+    async def serving(self, watch: Watch | None = None) -> AsyncIterator[None]:
         self.channel: Any = self.network.channel(self.directory)  # each may say things by itself
-        return serving(self.channel, self.manager, self.model, [deleting_tool(self.made)], watch)
+        tools = [deleting_tool(self.made)]
+        async with serving(self.channel, self.manager, self.model, tools, watch) as self.dispatcher:
+            yield
 
     async def session(self) -> Session:
         """The only conversation that there is."""
@@ -83,6 +86,7 @@ class Bot:
         before = len(self.network.shown(chat))
         await self.network.say(text, by, **where)
         await self.network.until(lambda: self.network.is_done and len(self.network.shown(chat)) > before)
+        await self.dispatcher.finished()  # a word that comes before the network's reply is not said to what it shows
         return self.network.shown(chat)[-1]
 
 
