@@ -283,6 +283,8 @@ async def _trees(recorder: Recorder) -> None:
     root = tree["roots"][0]
     await ask("set_label", "a bookmark", session_id=web, body={"entry_id": root, "label": "the beginning"})
     await ask("go_to", "go back", session_id=web, body={"entry_id": root})
+    again = {"entry_id": root, "messages": [{"role": "user", "content": "Good evening"}]}
+    await ask("replace_entry", "said differently", session_id=web, body=again)
     await ask("compact_session", "with a summary", session_id=web, body={"summary": "They said good morning."})
     await ask("fork_session", "another session", session_id=web, body={}, headers={"Idempotency-Key": "fork-1"})
     await ask("clear_session", "start over", session_id=web)

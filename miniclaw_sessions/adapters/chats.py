@@ -7,34 +7,35 @@ manager or the client itself. An adapter is written against `Chat` and `Chats` a
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any, NamedTuple, Protocol
-
-import msgspec
-from anyio import CancelScope
 
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.core.history.branch import Branch, BranchCollector, shown_message
+from miniclaw_sessions.core.history.branch import Branch, BranchCollector
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.encoding import message_to_dict
-from miniclaw_sessions.core.protocol.entries import METADATA, Compaction, Custom, Entry, MessageEntry
+from miniclaw_sessions.core.protocol.entries import METADATA, Custom, Entry, MessageEntry
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.unit import Unit
 from miniclaw_sessions.core.stores.base import StoredEntry, stored_entry
 from miniclaw_sessions.core.stores.reading import close_together
-from miniclaw_sessions.errors import EntryNotFound, LeafMoved, SessionsError
 from miniclaw_sessions.service.api.messages import key_of_entries
-from miniclaw_sessions.service.api.shapes import AppendedEntry, NewCustom, NewMessage, NewMetadata, SessionReply
+from miniclaw_sessions.service.api.shapes import (
+    AppendedEntry,
+    NewCustom,
+    NewEntry,
+    NewMessage,
+    NewMetadata,
+    SessionReply,
+)
 from miniclaw_sessions.service.client import Client, ClientSession
 
 PAGE = 256
 """How many entries are read at a time."""
 
-
-_IN_PLACE = "langgraph."  # such entries count the messages right in front of them; elsewhere they would be wrong
 
 New = Message | NewCustom | NewMetadata
 """An entry to append. A message that is not a user's belongs to the turn of the one before it."""
@@ -96,13 +97,10 @@ class Chat(Protocol):
     async def go_to(
         self, entry_id: str | None, *, then: Sequence[New] = (), if_leaf: str | None = None
     ) -> list[AppendedEntry]:
-        """Go back to an entry, None is the root, and append something there; see `SessionTree.branch`.
-
-        A daemon takes only messages together with the move. Where others are among them, they come in a second request,
-        and the session goes on where it was if that fails.
+        """Go back to an entry, None is the root, and append something there; see `SessionTree.branch_with_entries`.
 
         Returns:
-            What was appended; without its sequences where a daemon was only given messages.
+            What was appended.
         """
         ...
 
@@ -112,26 +110,9 @@ class Chat(Protocol):
         messages: Sequence[Message],
         *,
         without: Collection[str] = (),
-        shown: Sequence[Message] | None = None,
         if_leaf: str | None = None,
     ) -> None:
-        """Let messages stand in an entry's place, and repeat what follows it; see `SessionTree.replace`.
-
-        A daemon takes no copies and no compaction: what follows is repeated as messages without usage, and custom
-        entries behind them, in a second request.
-
-        Args:
-            entry_id: of the current branch.
-            messages: what stands in its place.
-            without: the ids of later entries that are left out, too.
-            shown: what a model is shown before the entry. Where a compaction that follows cannot be repeated, this is
-                said again in its place, from the root; None: everything before is shown again.
-            if_leaf: only if this is the leaf; None: what is said meanwhile follows, too.
-
-        Raises:
-            EntryNotFound: the current branch has no such entry.
-            LeafMoved: the leaf is another one; nothing was changed.
-        """
+        """Let messages stand in an entry's place, and repeat what follows it; see `SessionTree.replace`."""
         ...
 
     async def clear(self) -> None:
@@ -252,15 +233,8 @@ class _HeldChat(Chat):
         )
 
     async def replace(
-        self,
-        entry_id: str,
-        messages: Sequence[Message],
-        *,
-        without: Collection[str] = (),
-        shown: Sequence[Message] | None = None,
-        if_leaf: str | None = None,
+        self, entry_id: str, messages: Sequence[Message], *, without: Collection[str] = (), if_leaf: str | None = None
     ) -> None:
-        del shown
         await self.session.tree.replace(entry_id, messages, without=without, if_leaf=if_leaf)
 
     async def clear(self) -> None:
@@ -355,76 +329,19 @@ class _RemoteChat(Chat):
         one_turn: bool = False,
         idempotency_key: str | None = None,
     ) -> list[AppendedEntry]:
-        wire: list[NewMessage | NewCustom | NewMetadata] = []
-        for place, one in enumerate(new):
-            if isinstance(one, Message):
-                continues = _continues(one, place, one_turn=one_turn)
-                wire.append(NewMessage(message=message_to_dict(one), continues=continues))
-            else:
-                wire.append(one)
+        wire = _on_wire(new, one_turn=one_turn)
         return (await self.session.append(wire, if_leaf=if_leaf, idempotency_key=idempotency_key)).entries
 
     async def go_to(
         self, entry_id: str | None, *, then: Sequence[New] = (), if_leaf: str | None = None
     ) -> list[AppendedEntry]:
-        messages = [one for one in then if isinstance(one, Message)]
-        if len(messages) == len(then):
-            moved = await self.session.tree.branch(entry_id, then=messages, if_leaf=if_leaf)
-            return [AppendedEntry(id=one, sequence=0) for one in moved.entries]
-        while True:
-            left = await self.session.leaf_id() if if_leaf is None else if_leaf
-            try:
-                moved = await self.session.tree.branch(entry_id, if_leaf=left or "")
-            except LeafMoved:
-                if if_leaf is not None:
-                    raise
-                continue  # another entry came meanwhile, which is left behind, too
-            return await self._append_behind(moved.leaf_id, then, left=left)
+        moved = await self.session.tree.branch_with_entries(entry_id, _on_wire(then, one_turn=True), if_leaf=if_leaf)
+        return moved.entries
 
     async def replace(
-        self,
-        entry_id: str,
-        messages: Sequence[Message],
-        *,
-        without: Collection[str] = (),
-        shown: Sequence[Message] | None = None,
-        if_leaf: str | None = None,
+        self, entry_id: str, messages: Sequence[Message], *, without: Collection[str] = (), if_leaf: str | None = None
     ) -> None:
-        while True:
-            leaf_id = await self.session.leaf_id() if if_leaf is None else if_leaf
-            replaced, *later = await self._and_following(entry_id)
-            following = [entry for entry in later if entry.id not in without]
-            place, again = replaced.parent_id, [*messages, *_said_again(following)]
-            if shown is not None and any(isinstance(entry, Compaction) for entry in following):
-                place, again = None, [*map(_unpaid, shown), *again]
-            try:
-                moved = await self.session.tree.branch(place, then=again, if_leaf=leaf_id or "")
-            except LeafMoved:
-                if if_leaf is not None:
-                    raise
-                continue  # another entry came meanwhile, which follows it, too
-            if custom := _custom_again(following):
-                await self._append_behind(moved.leaf_id, custom, left=leaf_id)
-            return
-
-    async def _append_behind(self, leaf_id: str | None, new: Sequence[New], *, left: str | None) -> list[AppendedEntry]:
-        """Append where the session has just gone; it goes on where it was if that fails."""
-        try:
-            return await self.append(new)
-        except BaseException:
-            with CancelScope(shield=True), suppress(SessionsError):
-                await self.session.tree.branch(left or None, if_leaf=leaf_id or "")
-            raise
-
-    async def _and_following(self, entry_id: str) -> list[Entry]:
-        """An entry of the current branch, and what follows it there."""
-        found: list[Entry] = []
-        async with aclosing(self.session.tree.walk()) as entries:
-            async for entry in entries:
-                found.append(entry)
-                if entry.id == entry_id:
-                    return found[::-1]
-        raise EntryNotFound(self.session_id, entry_id)
+        await self.session.tree.replace(entry_id, messages, without=without, if_leaf=if_leaf)
 
     async def clear(self) -> None:
         await self.session.clear()
@@ -492,20 +409,13 @@ def _continues(message: Message, place: int, *, one_turn: bool) -> bool:
     return place > 0 if one_turn else not message.is_user
 
 
-def _said_again(entries: Sequence[Entry]) -> list[Message]:
-    """What entries say, once more: it was paid for."""
-    return [_unpaid(message) for entry in entries if (message := shown_message(entry)) is not None]
-
-
-def _unpaid(message: Message) -> Message:
-    return msgspec.structs.replace(message, usage=None)
-
-
-def _custom_again(entries: Sequence[Entry]) -> list[NewCustom]:
+def _on_wire(new: Sequence[New], *, one_turn: bool) -> list[NewEntry]:
+    """The same entries as a daemon takes them."""
     return [
-        NewCustom(custom_type=entry.custom_type, data=entry.data)
-        for entry in entries
-        if isinstance(entry, Custom) and not entry.custom_type.startswith(_IN_PLACE)
+        NewMessage(message=message_to_dict(one), continues=_continues(one, place, one_turn=one_turn))
+        if isinstance(one, Message)
+        else one
+        for place, one in enumerate(new)
     ]
 
 

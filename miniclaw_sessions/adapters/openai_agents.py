@@ -147,12 +147,10 @@ class MiniclawSession:
             kept, dropped = _without_newest(branch, items)
             again = _to_messages(left[len(to_items(presented(kept, KEPT))) :])
             with suppress(LeafMoved):  # another writer came in between: other objects may stand for the same session
-                await self._go_back(branch, kept, dropped, again, leaf_id or "")
+                await self._go_back(branch, dropped, again, leaf_id or "")
                 return taken
 
-    async def _go_back(
-        self, branch: Branch, kept: list[Message], dropped: Sequence[Entry], again: list[Message], leaf_id: str
-    ) -> None:
+    async def _go_back(self, branch: Branch, dropped: Sequence[Entry], again: list[Message], leaf_id: str) -> None:
         """Let the conversation go on without entries, and with what is left of them."""
         if not dropped:
             await self._chat.go_to(None, then=again, if_leaf=leaf_id)
@@ -162,7 +160,7 @@ class MiniclawSession:
             await self._chat.go_to(first.parent_id, then=again, if_leaf=leaf_id)
         else:  # a leaf before the compaction would undo it
             ids = [entry.id for entry in further]
-            await self._chat.replace(first.id, again, without=ids, shown=kept, if_leaf=leaf_id)
+            await self._chat.replace(first.id, again, without=ids, if_leaf=leaf_id)
 
 
 def _without_newest(branch: Branch, items: Sequence[dict[str, Any]]) -> tuple[list[Message], list[Entry]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from datetime import UTC
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +25,7 @@ from miniclaw_sessions.core.protocol.entries import (
     ThinkingLevelChange,
     moves_leaf,
 )
-from miniclaw_sessions.core.protocol.messages import Message, message_from_dict, message_of
+from miniclaw_sessions.core.protocol.messages import Message, dated, message_from_dict, message_of
 from miniclaw_sessions.errors import InvalidMessage, StoreCorrupt
 from miniclaw_sessions.service.api.error_table import invalid
 from miniclaw_sessions.service.api.operation import (
@@ -362,10 +362,7 @@ async def append_entries(context: Context, request: AppendEntries) -> EntriesApp
     body = shaped(request.body, shape)
     wanted: list[NewEntry] = [body] if is_one else body.entries
     session = await context.find(request.session_id)
-    for label in wanted:
-        if isinstance(label, NewLabel):
-            await session.tree.get_entry(label.target_id)
-    made = [_made(one) for one in wanted]
+    made = await checked_entries(session, wanted)
     known = None if key is None else await session.journal.find_by_key(key)
     unit = session.unit()
     if known is not None:
@@ -395,10 +392,24 @@ def _entries_appended(session: Session, places: Sequence[tuple[str, int]], unit:
     return EntriesAppendedReply(id=entries[-1].id, entries=entries, leaf_id=leaf_id, etag=etag)
 
 
-def _made(wanted: NewEntry) -> tuple[type[Entry], dict[str, Any]]:  # noqa: PLR0911 - one for each kind
+async def checked_entries(session: Session, wanted: Sequence[NewEntry]) -> list[tuple[type[Entry], dict[str, Any]]]:
+    """What `Unit.add` takes of new entries, in order.
+
+    Raises:
+        EntryNotFound: a label is for an entry that the session does not have.
+        InvalidMessage: something is no message, or no metadata.
+    """
+    for label in wanted:
+        if isinstance(label, NewLabel):
+            await session.tree.get_entry(label.target_id)
+    now = session.journal.now()
+    return [_made(one, now) for one in wanted]
+
+
+def _made(wanted: NewEntry, now: datetime) -> tuple[type[Entry], dict[str, Any]]:  # noqa: PLR0911 - one for each kind
     match wanted:
         case NewMessage():
-            return MessageEntry, {"message": checked_message(wanted.message), "continues": wanted.continues}
+            return MessageEntry, {"message": dated(checked_message(wanted.message), now), "continues": wanted.continues}
         case NewModelChange():
             return ModelChange, {"provider": wanted.provider, "model_id": wanted.model_id}
         case NewThinkingLevel():

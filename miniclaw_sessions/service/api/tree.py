@@ -12,22 +12,25 @@ from msgspec import Meta
 from miniclaw_sessions.core.history.compaction import KEEP_TOKENS, count_tokens, tokens_of
 from miniclaw_sessions.core.history.transcript import Transcript
 from miniclaw_sessions.core.protocol.encoding import encode_entry, message_document
-from miniclaw_sessions.core.protocol.entries import Custom, Label, LeafMove
+from miniclaw_sessions.core.protocol.entries import Custom, Label, LeafMove, moves_leaf
 from miniclaw_sessions.service.api.error_table import RequestError, invalid
-from miniclaw_sessions.service.api.messages import checked_message
+from miniclaw_sessions.service.api.messages import checked_entries, checked_message
 from miniclaw_sessions.service.api.operation import Stream, document_in_pieces, large_reply, operation
 from miniclaw_sessions.service.api.sessions import ONE, OneSession, session_reply
 from miniclaw_sessions.service.api.shapes import (
     MAX_MESSAGES_PER_REQUEST,
+    AppendedEntry,
     Body,
     Count,
     EncodedEntry,
     MessageDocument,
+    NewEntry,
     Reply,
     SessionReply,
 )
 
 if TYPE_CHECKING:
+    from miniclaw_sessions.core.session.unit import Unit
     from miniclaw_sessions.service.api.context import Context
 
 MAX_BRANCH = 10_000
@@ -66,11 +69,11 @@ class ContextReply(Reply, kw_only=True):
 
 
 class MovedReply(Reply, kw_only=True):
-    """Where the conversation goes on now; `entries` are those of the messages, or of the summary, that stand there."""
+    """Where the conversation goes on now; `entries` are those that were appended there, in order."""
 
     leaf_id: str | None
     session: SessionReply
-    entries: list[str] = []
+    entries: list[AppendedEntry] = []
 
 
 class EntryIdReply(Reply, kw_only=True):
@@ -90,11 +93,31 @@ class CompactionReply(Reply, kw_only=True):
 
 
 class GoTo(Body, kw_only=True):
-    """Go back to an entry, null is the root; `then` follows it there as one turn, `summary` says what was left."""
+    """Go back to an entry, null is the root, and append something there.
+
+    Attributes:
+        summary: what was left.
+        then: messages, as one turn.
+        entries: entries of any kind, as `POST .../entries` takes them.
+    """
 
     entry_id: str | None
     summary: str | None = None
     then: Annotated[list[Any], Meta(max_length=MAX_MESSAGES_PER_REQUEST)] = []
+    entries: Annotated[list[NewEntry], Meta(max_length=MAX_MESSAGES_PER_REQUEST)] = []
+
+
+class Replace(Body, kw_only=True):
+    """Go on without an entry of the current branch; what follows it there is appended again, as copies.
+
+    Attributes:
+        messages: what stands in its place.
+        without: the ids of later entries that are left out, too.
+    """
+
+    entry_id: str
+    messages: Annotated[list[Any], Meta(max_length=MAX_MESSAGES_PER_REQUEST)] = []
+    without: Annotated[list[str], Meta(max_length=MAX_MESSAGES_PER_REQUEST)] = []
 
 
 class SetLabel(Body, kw_only=True):
@@ -201,20 +224,58 @@ class GoToRequest(msgspec.Struct, frozen=True):
 
 @operation("POST", f"{ONE}/branch", GoToRequest, MovedReply, errors=("entry_not_found",))
 async def go_to(context: Context, request: GoToRequest) -> MovedReply:
-    """Go back to an entry, or to the root, with or without a summary of what is left, and say something there."""
+    """Go back to an entry, or to the root, and append something there, together with the move or not at all.
+
+    What is appended is a summary of what is left, messages, or entries of any kind.
+    """
     session = await context.find(request.session_id)
-    wanted = request.body
-    then = [checked_message(message) for message in wanted.then]
-    if wanted.summary and then:
-        raise invalid("send a summary or messages, not both", param="then")
+    wanted, tree = request.body, session.tree
+    if (wanted.then and wanted.entries) or (wanted.summary and (wanted.then or wanted.entries)):
+        param = "then" if wanted.then else "entries"
+        raise invalid("send a summary, messages or entries, only one of them", param=param)
     if wanted.summary and request.if_leaf is not None:
         raise invalid("if_leaf does not go with a summary", param="if_leaf")
     if wanted.summary:
-        entries = [await session.tree.branch_with_summary(wanted.entry_id, wanted.summary)]
+        appended = [await tree.get_entry(await tree.branch_with_summary(wanted.entry_id, wanted.summary))]
     else:
-        entries = await session.tree.branch(wanted.entry_id, then=then, if_leaf=request.if_leaf)
-    leaf_id = entries[-1] if entries else wanted.entry_id  # not the session's: others may have gone on from there
+        then = [checked_message(message) for message in wanted.then]
+        made = await checked_entries(session, wanted.entries)
+
+        def add(unit: Unit) -> None:
+            unit.add_messages(then, continues=(place > 0 for place in range(len(then))))
+            for kind, fields in made:
+                unit.add(kind, **fields)
+
+        appended = await tree.branch_with_entries(wanted.entry_id, add, if_leaf=request.if_leaf)
+    # not the session's leaf: others may have gone on from there
+    leaf_id = next((entry.id for entry in reversed(appended) if moves_leaf(entry)), wanted.entry_id)
+    entries = [AppendedEntry(id=entry.id, sequence=entry.sequence) for entry in appended]
     return MovedReply(leaf_id=leaf_id, session=session_reply(session), entries=entries)
+
+
+class ReplaceRequest(msgspec.Struct, frozen=True):
+    """What the conversation is to go on without.
+
+    Attributes:
+        if_leaf: only if this entry is the leaf; by default what is said meanwhile follows, too.
+    """
+
+    session_id: str
+    body: Replace
+    if_leaf: str | None = None
+
+
+@operation("POST", f"{ONE}/replace", ReplaceRequest, SessionReply, errors=("entry_not_found",), patient=True)
+async def replace_entry(context: Context, request: ReplaceRequest) -> SessionReply:
+    """Let messages stand in an entry's place, and append what follows it again, all of it or nothing.
+
+    A copy names the entry that it is one of, and does not repeat its usage. The transcript keeps what was left.
+    """
+    session = await context.find(request.session_id)
+    wanted = request.body
+    messages = [checked_message(message) for message in wanted.messages]
+    await session.tree.replace(wanted.entry_id, messages, without=wanted.without, if_leaf=request.if_leaf)
+    return session_reply(session)
 
 
 class SetLabelRequest(msgspec.Struct, frozen=True):
@@ -269,4 +330,4 @@ async def compact_session(context: Context, request: CompactRequest) -> Compacti
     return CompactionReply(status="done", entry_id=entry_id, tokens_before=before, tokens_after=after)
 
 
-OPERATIONS = (show_tree, show_branch, go_to, show_context, set_label, compact_session)
+OPERATIONS = (show_tree, show_branch, go_to, replace_entry, show_context, set_label, compact_session)

@@ -16,7 +16,6 @@ import msgspec
 from msgspec import UNSET
 
 from miniclaw_sessions.core.history.compaction import KEEP_TOKENS
-from miniclaw_sessions.core.history.transcript import Transcript, TreeNode
 from miniclaw_sessions.core.protocol.encoding import decode_entry, message_to_dict
 from miniclaw_sessions.core.protocol.entries import Entry
 from miniclaw_sessions.core.protocol.keys import SessionKey
@@ -32,13 +31,9 @@ from miniclaw_sessions.service.api.shapes import (
     ChatRequest,
     EntriesAppendedReply,
     Fork,
-    NewCustom,
     NewEntries,
     NewEntry,
     NewMessage,
-    NewModelChange,
-    NewSessionInfo,
-    NewThinkingLevel,
     SaveTurn,
     SessionReply,
     ShownReply,
@@ -46,20 +41,17 @@ from miniclaw_sessions.service.api.shapes import (
     UpdateSession,
     UsageReply,
 )
-from miniclaw_sessions.service.api.tree import Compact, CompactionReply, GoTo, MovedReply, SetLabel, TreeReply
+from miniclaw_sessions.service.api.tree import Compact, CompactionReply
 from miniclaw_sessions.service.client.following import resumed, said_by
+from miniclaw_sessions.service.client.said import Said, as_dict
 from miniclaw_sessions.service.client.transport import Transport
+from miniclaw_sessions.service.client.tree import PAGE, ClientTree
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from miniclaw_sessions.core.session.session import SessionContext
 
-Said = Message | Mapping[str, Any]
-"""A message, or one as JSON has it, such as {"role": "user", "content": "hello"}."""
-
-PAGE = 256
-_FIRST_PAGE = 16
 T = TypeVar("T")
 
 
@@ -445,134 +437,9 @@ class ClientSession:
         return (await self._transport.call(chat.stop_turn, sessions.OneSession(self.session_id))).stopped
 
 
-class ClientTree:
-    """The tree of a client's session, in the Go manager's words."""
-
-    def __init__(self, session: ClientSession, transport: Transport) -> None:
-        self._session = session
-        self._transport = transport
-
-    async def branch(
-        self, entry_id: str | None, *, then: Sequence[Said] = (), if_leaf: str | None = None
-    ) -> MovedReply:
-        """Go back to an entry, None is the root; `then` follows it there as one turn.
-
-        Raises:
-            EntryNotFound: the session has no such entry.
-            LeafMoved: the leaf is not `if_leaf` any more; nothing was changed.
-        """
-        body = GoTo(entry_id=entry_id, then=[as_dict(message) for message in then])
-        wanted = tree.GoToRequest(session_id=self._session.session_id, body=body, if_leaf=if_leaf)
-        return await self._transport.call(tree.go_to, wanted)
-
-    async def branch_with_summary(self, entry_id: str | None, summary: str) -> MovedReply:
-        """Go back to an entry, with a summary for the model of the branch that is left."""
-        wanted = tree.GoToRequest(session_id=self._session.session_id, body=GoTo(entry_id=entry_id, summary=summary))
-        return await self._transport.call(tree.go_to, wanted)
-
-    async def set_label(self, entry_id: str, label: str) -> str:
-        """Bookmark an entry, an empty label removes the bookmark; the label's own entry's id."""
-        wanted = tree.SetLabelRequest(self._session.session_id, SetLabel(entry_id=entry_id, label=label))
-        return (await self._transport.call(tree.set_label, wanted)).id
-
-    async def append_message(self, message: Said) -> str:
-        """Append a message; the id of its entry."""
-        return (await self._session.add_message(message)).id
-
-    async def append_model_change(self, provider: str, model_id: str) -> str:
-        """From here on this model answers; the entry's id."""
-        return (await self._session.append([NewModelChange(provider=provider, model_id=model_id)])).id
-
-    async def append_thinking_level_change(self, level: str) -> str:
-        """From here on the model thinks this hard; the entry's id."""
-        return (await self._session.append([NewThinkingLevel(thinking_level=level)])).id
-
-    async def append_session_info(self, name: str) -> str:
-        """Set the display name; the entry's id."""
-        return (await self._session.append([NewSessionInfo(name=name)])).id
-
-    async def append_custom_entry(self, custom_type: str, data: Mapping[str, Any] | None = None) -> str:
-        """Keep anything else; it never reaches a model. The entry's id."""
-        return (await self._session.append([NewCustom(custom_type=custom_type, data=dict(data or {}))])).id
-
-    async def append_compaction(self, summary: str, first_kept_entry_id: str | None, tokens_before: int = 0) -> str:
-        """Let a summary stand for what comes before an entry; the compaction's id.
-
-        Raises:
-            UnsafeCompaction, EntryNotFound: the cut is not possible.
-        """
-        body = Compact(summary=summary, first_kept_entry_id=first_kept_entry_id, tokens_before=tokens_before)
-        reply = await self._transport.call(tree.compact_session, tree.CompactRequest(self._session.session_id, body))
-        return reply.entry_id or ""
-
-    async def get_entry(self, entry_id: str) -> Entry:
-        """One entry.
-
-        Raises:
-            EntryNotFound: the session has no such entry.
-        """
-        wanted = messages.OneEntry(self._session.session_id, entry_id)
-        encoded: msgspec.Raw = await self._transport.call(messages.show_entry, wanted)
-        return decode_entry(bytes(encoded))
-
-    async def get_branch(self, entry_id: str | None = None, *, limit: int | None = None) -> list[Entry]:
-        """The entries from the root to one of them, to the leaf if none is named; `limit`: only the newest."""
-        found: list[Entry] = []
-        async for entry in self.walk(entry_id, page=min(limit or PAGE, PAGE)):
-            found.append(entry)
-            if len(found) == limit:
-                break
-        return found[::-1]
-
-    async def walk(self, entry_id: str | None = None, *, page: int = PAGE) -> AsyncGenerator[Entry, None]:
-        """The entries of the branch that ends at an entry, or at the leaf, newest first; read as far as it is asked.
-
-        The first pages are short: many want only the newest entries.
-        """
-        limit = min(page, _FIRST_PAGE)
-        while True:
-            wanted = tree.ShowBranch(self._session.session_id, entry_id, limit=limit)
-            limit = min(page, 4 * limit)
-            reply = await self._transport.call(tree.show_branch, wanted)
-            entries = [decode_entry(bytes(encoded)) for encoded in reply.entries]
-            for entry in reversed(entries):
-                yield entry
-            if not reply.truncated or not entries or entries[0].parent_id is None:
-                return
-            entry_id = entries[0].parent_id
-
-    async def shape(self) -> TreeReply:
-        """Which entries follow which, the labels and the leaf; the messages are in the transcript."""
-        return await self._transport.call(tree.show_tree, sessions.OneSession(self._session.session_id))
-
-    async def get_transcript(self) -> Transcript:
-        """The whole tree, in memory."""
-        found = Transcript(session_id=self._session.session_id)
-        async for encoded in self._session.transcript():
-            found.add(decode_entry(encoded))
-        return found
-
-    async def get_tree(self) -> list[TreeNode]:
-        """The roots of the tree with everything that follows them, and the labels."""
-        return (await self.get_transcript()).tree()
-
-    async def get_children(self, entry_id: str | None) -> list[Entry]:
-        """The entries that follow one directly; None gives the roots."""
-        return (await self.get_transcript()).children(entry_id)
-
-    async def get_label(self, entry_id: str) -> str | None:
-        """The bookmark of an entry; None when it has none."""
-        return (await self.get_transcript()).labels.get(entry_id)
-
-
 def new_key() -> str:
     """An idempotency key for one request."""
     return os.urandom(16).hex()
-
-
-def as_dict(message: Said) -> dict[str, Any]:
-    """A message as it is sent."""
-    return message_to_dict(message) if isinstance(message, Message) else dict(message)
 
 
 def _shown(document: dict[str, Any]) -> ShownMessage:

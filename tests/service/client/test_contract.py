@@ -362,6 +362,33 @@ async def test_the_tree_is_branched_labelled_and_told(client: Client) -> None:
         await session.tree.branch(None, if_leaf=first)
 
 
+async def test_a_move_takes_entries_of_any_kind_with_it(client: Client) -> None:
+    session = await a_chat(client, "root", "left")
+    first = (await session.history()).messages[0].id
+    new = [NewMessage(message={"role": "user", "content": "right"}), NewCustom(custom_type="note", data={"n": 1})]
+    moved = await session.tree.branch_with_entries(first, new)
+    assert await texts(session) == ["root", "right"]
+    assert [one.id for one in moved.entries] == [one.id for one in (await session.tree.get_branch())[1:]]
+    assert [one.sequence for one in moved.entries] == [4, 5]
+    assert moved.leaf_id == moved.entries[-1].id == await session.leaf_id()
+
+
+async def test_an_entry_is_replaced_and_what_follows_is_said_again_without_its_cost(client: Client) -> None:
+    session = await a_chat(client, "secret", "two")
+    secret, two = (message.id for message in (await session.history()).messages)
+    await session.add_message(Message(Role.ASSISTANT, "three", usage=Usage(input_tokens=7)))
+    await session.tree.append_custom_entry("note", {"n": 1})
+    leaf_id = await session.leaf_id()
+    with pytest.raises(LeafMoved):
+        await session.tree.replace(secret, [Message.user("redacted")], if_leaf=two)
+    await session.tree.replace(secret, [Message.user("redacted")], without=[two], if_leaf=leaf_id)
+    assert await texts(session) == ["redacted", "three"]
+    assert [entry.data for entry in await session.tree.get_branch() if isinstance(entry, Custom)] == [{"n": 1}]
+    assert (await session.total_usage()).input_tokens == 7
+    with pytest.raises(EntryNotFound):
+        await session.tree.replace(two)
+
+
 async def test_the_tree_of_a_session_with_an_agent_and_of_its_fork_has_one_root(client: Client) -> None:
     session = await client.get_or_create("telegram", 7, agent_id="bot")
     entry = await session.add_message(Message.user("hello"))

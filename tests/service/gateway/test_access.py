@@ -44,6 +44,7 @@ BODIES: dict[str, Any] = {
     "update_session": {"title": "another"},
     "fork_session": {},
     "go_to": {"entry_id": "<entry>"},
+    "replace_entry": {"entry_id": "<entry>", "messages": [{"role": "user", "content": "hello"}]},
     "set_label": {"entry_id": "<entry>", "label": "here"},
     "compact_session": {"summary": "they talked", "first_kept_entry_id": "<last entry>"},
     "back_up": {"directory": "<directory>"},

@@ -28,6 +28,8 @@ from tests.service.gateway.bodies import check_refusal, user
 pytestmark = pytest.mark.anyio
 
 ONE = "/v1/sessions/a_1"
+SAID = {"role": "user", "content": "there"}
+NOTE = {"type": "custom", "custom_type": "note", "data": {"n": 1}}
 
 
 def assistant(text: str) -> dict[str, Any]:
@@ -114,7 +116,7 @@ async def test_an_empty_session_has_an_empty_tree_and_branch(served: Any) -> Non
     assert await shown(served, "branch") == {"entries": [], "truncated": False}
 
 
-@pytest.mark.parametrize("more", [{}, {"then": [{"role": "user", "content": "there"}]}, {"summary": "what was left"}])
+@pytest.mark.parametrize("more", [{}, {"then": [SAID]}, {"entries": [NOTE]}, {"summary": "left"}])
 async def test_going_somewhere_says_where_that_was_and_not_what_others_say_meanwhile(served: Any, more: Any) -> None:
     first, _ = await say(served, user("one"), user("two"))
     session, moved = await served.manager.find("a_1"), dict[str, Any]()
@@ -130,8 +132,45 @@ async def test_going_somewhere_says_where_that_was_and_not_what_others_say_meanw
         session.append(Message.user("another's"))
         served.faults.heal()
     assert moved["leaf_id"] == mine
-    assert moved["entries"] == ([mine] if more else [])
+    assert [entry["id"] for entry in moved["entries"]] == ([mine] if more else [])
     assert mine == first or more
+
+
+NOBODY = {"type": "label", "target_id": "nobody", "label": "x"}
+
+
+@pytest.mark.parametrize(
+    ("more", "status"),
+    [
+        ({"entries": [NOTE, NOBODY]}, 404),
+        ({"entries": [NOTE, {"type": "message", "message": {"content": "no role"}}]}, 422),
+        ({"entries": [NOTE], "then": [SAID]}, 422),
+        ({"entries": [NOTE], "summary": "left"}, 422),
+        ({"entries": [NOTE] * 1001}, 422),
+    ],
+    ids=["label", "message", "then", "summary", "many"],
+)
+async def test_where_something_is_wrong_with_what_follows_nothing_moves(served: Any, more: Any, status: int) -> None:
+    first, second = await say(served, user("one"), user("two"))
+    reply = await post(served, "branch", {"entry_id": first, **more})
+    assert reply.status_code == status, reply.text
+    assert [(await shown(served))[name] for name in ("entries", "leaf_id")] == [2, second]
+
+
+async def test_a_move_and_a_replacement_are_one_commit_each(served: Any) -> None:
+    first, _ = await say(served, user("one"), user("two"))
+    commits: list[int] = []
+    append = served.faults.append
+
+    async def counted(appends: Any) -> Any:
+        commits.append(sum(len(one.entries) for one in appends))
+        return await append(appends)
+
+    served.faults.append = counted
+    await accepted(served, "branch", {"entry_id": first, "entries": [NOTE, {"type": "message", "message": SAID}]})
+    assert commits == [3]
+    await accepted(served, "replace", {"entry_id": first, "messages": [user("another")]})
+    assert commits == [3, 4]  # the move, the message, and both copies
 
 
 async def test_a_branch_is_its_entries_from_the_root_as_they_are_stored(served: Any) -> None:
