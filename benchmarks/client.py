@@ -27,7 +27,8 @@ from miniclaw_sessions.service.api.messages import AddMessages
 from miniclaw_sessions.service.api.operation import Operation
 from miniclaw_sessions.service.client import connect
 from miniclaw_sessions.service.client.client import Client
-from miniclaw_sessions.service.client.session import as_dict, new_key
+from miniclaw_sessions.service.client.said import as_dict
+from miniclaw_sessions.service.client.session import new_key
 
 CALLERS = (1, 100)
 TARGET = 0.5

@@ -71,7 +71,7 @@ def settings(mailbox: LocalMailbox, outbox: Outbox, tmp_path: Path) -> EmailSett
     )
 
 
-def serving(manager: SessionManager, model: Doors, settings: EmailSettings) -> AbstractAsyncContextManager[None]:
+def serving(manager: SessionManager, model: Doors, settings: EmailSettings) -> AbstractAsyncContextManager[object]:
     """The channel as the daemon serves it."""
     return contract.serving(EmailChannel("email", settings), manager, model)
 

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.anyio
 CHAT = "oc_ann"
 CALL = Message.assistant("", (ToolCall("call_0", "delete", '{"path": "x"}'),))
 QUESTION = 'May I do this?\n- delete {"path": "x"}\nAnswer yes or no.'
-Serving = Callable[..., AbstractAsyncContextManager[None]]
+Serving = Callable[..., AbstractAsyncContextManager[object]]
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def bot(
 ) -> Serving:
     """The bot as the daemon serves it; each time a channel that knows nothing of the one before."""
 
-    def served(**settings: Any) -> AbstractAsyncContextManager[None]:
+    def served(**settings: Any) -> AbstractAsyncContextManager[object]:
         return serving(channel_of(feishu, clock, **settings), manager, model, [deleting_tool(made)])
 
     return served

@@ -87,7 +87,7 @@ def settings(synapse: Synapse, people: tuple[Person, Person, Person], tmp_path: 
     return MatrixSettings(homeserver=synapse.url, token_file=str(token), allow=(alice.user_id,))
 
 
-def serving(manager: SessionManager, model: Doors, settings: MatrixSettings) -> AbstractAsyncContextManager[None]:
+def serving(manager: SessionManager, model: Doors, settings: MatrixSettings) -> AbstractAsyncContextManager[object]:
     return contract.serving(MatrixChannel("matrix", settings), manager, model)
 
 

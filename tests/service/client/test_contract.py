@@ -365,8 +365,8 @@ async def test_the_tree_is_branched_labelled_and_told(client: Client) -> None:
 async def test_a_move_takes_entries_of_any_kind_with_it(client: Client) -> None:
     session = await a_chat(client, "root", "left")
     first = (await session.history()).messages[0].id
-    new = [NewMessage(message={"role": "user", "content": "right"}), NewCustom(custom_type="note", data={"n": 1})]
-    moved = await session.tree.branch_with_entries(first, new)
+    said, note = NewMessage(message={"role": "user", "content": "right"}), NewCustom(custom_type="note", data={"n": 1})
+    moved = await session.tree.branch_with_entries(first, [said, note])
     assert await texts(session) == ["root", "right"]
     assert [one.id for one in moved.entries] == [one.id for one in (await session.tree.get_branch())[1:]]
     assert [one.sequence for one in moved.entries] == [4, 5]

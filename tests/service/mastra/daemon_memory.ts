@@ -208,21 +208,18 @@ export class DaemonMemory extends mastra.MemoryStorage {
       const stays = first < 0 ? before.length : first;
       const said = wanted.slice(stays).map(({ said: { usage: _, ...said } }) => said); // which was counted already
       const params = { path: { session_id }, query: { if_leaf: session.leaf_id ?? "" } };
-      const updated = { metadata: { mastra_updated: after(thread) } };
+      const updated = { type: "metadata", metadata: { mastra_updated: after(thread) } } as const;
+      const entries = [...said.map(entryOf), updated];
       const { error } =
         stays === before.length
-          ? await this.#daemon.POST("/v1/sessions/{session_id}/entries", {
-              params,
-              body: { entries: [...said.map(entryOf), { type: "metadata", ...updated }] },
-            })
+          ? await this.#daemon.POST("/v1/sessions/{session_id}/entries", { params, body: { entries } })
           : // it goes back to before the first change, and on from there; the transcript keeps what was said
             await this.#daemon.POST("/v1/sessions/{session_id}/branch", {
               params,
-              body: { entry_id: before[stays - 1]?.entry ?? null, then: said },
+              body: { entry_id: before[stays - 1]?.entry ?? null, entries },
             });
       if (error?.error.type === "leaf_moved") continue;
       if (error) throw failed(error);
-      if (stays < before.length) await this.#patch(session_id, updated);
       for (const { message } of wanted) if (message) remember(this.#places, message.id, threadId, 100_000);
       return;
     }
