@@ -54,6 +54,7 @@ from miniclaw_sessions.service.gateway.admission import access_policy, make_toke
 from miniclaw_sessions.service.gateway.exit_status import ExitStatus
 from miniclaw_sessions.service.gateway.http import Gateway, make_app
 from miniclaw_sessions.service.gateway.listeners import AddressInUseError, Listener, inherited, listen_tcp, listen_unix
+from miniclaw_sessions.service.gateway.memory import share_one_heap
 from miniclaw_sessions.service.gateway.notify import Notifier, watchdog
 from miniclaw_sessions.service.gateway.sampling import sample
 from miniclaw_sessions.service.gateway.server import HURRIED_S, Server
@@ -83,6 +84,7 @@ def run(loaded: LoadedSettings, reload: Callable[[], LoadedSettings] | None = No
         The exit status, an `ExitStatus`.
     """
     configure_logging(loaded.settings.log)
+    share_one_heap()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)  # worker threads hand the interpreter back to the loop sooner
     loop = {"use_uvloop": find_spec("uvloop") is not None}
     try:
