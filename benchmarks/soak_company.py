@@ -63,7 +63,7 @@ _PAUSES_S = {
     "back up": 20.0,
 }
 _TREE, _WHOLE_TREE = "soak-tree_1", 50
-_PAGE = ("/", "/v1/sessions?limit=100&last_words=true", "/v1/sessions/talk_0/outline", "/health", "/v1/tokens")
+_PAGE = ("/", "/v1/sessions?limit=100&last_words=true", "/health", "/v1/tokens")
 
 
 class Company:
@@ -191,7 +191,7 @@ class Company:
         """What the page asks for, each time by a connection of its own."""
         del client
         async with await Connection.open(self._socket) as connection:
-            for path in _PAGE:
+            for path in (*_PAGE, *["/v1/sessions/talk_0/outline"] * bool(self._said[0])):
                 reply = await connection.get(path)
                 if reply.status in NOT_NOW:
                     raise Unreachable
