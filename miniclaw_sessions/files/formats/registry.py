@@ -91,7 +91,11 @@ OURS = (
         "goose",
         "goose",
         "GOOSE",
-        ("description message_count", "name message_count", "name extension_data", "role created content"),
+        (
+            *("description message_count", "description extension_data", "description accumulated_total_tokens"),
+            *("name message_count", "name extension_data", "name accumulated_total_tokens"),
+            "role created content",
+        ),
         is_written=False,
     ),
     OwnFormat("goose-export", "goose", "GOOSE_EXPORT", ("id working_dir conversation",), is_written=False),

@@ -85,6 +85,12 @@ def test_what_only_the_document_has_says_nothing_of_its_lines() -> None:
     assert recognize(Sample(lines=[line], document={"parentId": 1, "x": line})).name == "jsonl"
 
 
+@pytest.mark.parametrize("title", ["description", "name"])
+@pytest.mark.parametrize("told", ["message_count", "extension_data", "accumulated_total_tokens"])
+def test_a_header_of_goose_is_known_by_its_title_and_one_more_name(title: str, told: str) -> None:
+    assert recognize(Sample(lines=[{"working_dir": "/home/ada", title: "Say hello", told: 7}])).name == "goose"
+
+
 @pytest.mark.parametrize("count", range(1, len(EVENTS) + 1))
 def test_an_event_stream_is_refused_as_what_it_is(count: int) -> None:
     with pytest.raises(ImportRefused, match="event stream"):
