@@ -74,7 +74,7 @@ async def test_session_is_whole_after_each_commit_of_a_step_that_goes_back(tmp_p
 async def test_graph_goes_on_where_it_was_after_a_step_back_that_failed(
     tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind, method = (_HeldChat, "go_to") if place == "held" else (_RemoteChat, "append")
+    kind = _HeldChat if place == "held" else _RemoteChat
 
     async def fail(*_: Any, **__: Any) -> None:
         raise StoreUnavailable("as the test wants")
@@ -85,7 +85,7 @@ async def test_graph_goes_on_where_it_was_after_a_step_back_that_failed(
         older = (await graph.aget_state(CONFIG)).config
         await graph.ainvoke({"messages": [HumanMessage("two")]}, CONFIG)
         with monkeypatch.context() as patched:
-            patched.setattr(kind, method, fail)
+            patched.setattr(kind, "go_to", fail)
             with pytest.raises(StoreUnavailable):
                 await graph.aupdate_state(older, {"messages": [HumanMessage("three")]}, as_node="answer")
         await graph.ainvoke({"messages": [HumanMessage("four")]}, CONFIG)

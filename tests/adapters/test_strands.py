@@ -23,7 +23,6 @@ from strands.types.exceptions import SessionException
 from strands.types.session import Session as StrandsSession
 from strands.types.session import SessionAgent, SessionMessage, SessionType
 
-from miniclaw_sessions.adapters import chats
 from miniclaw_sessions.adapters import strands as adapter
 from miniclaw_sessions.adapters.chats import read_messages
 from miniclaw_sessions.adapters.strands import MiniclawSessionRepository
@@ -35,9 +34,10 @@ from miniclaw_sessions.core.protocol.entries import Custom, Entry
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Role, TextPart, ToolCall, Usage
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.tree import SessionTree
+from miniclaw_sessions.core.session.unit import Unit
 from miniclaw_sessions.core.stores import open_store
 from miniclaw_sessions.core.stores.base import Store
-from miniclaw_sessions.errors import InvalidMessage, SessionsError, StoreUnavailable
+from miniclaw_sessions.errors import InvalidMessage, SessionsError
 from miniclaw_sessions.service.client import Client, ClientSession
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.adapters.examples import run_example
@@ -253,16 +253,17 @@ def test_what_others_say_while_a_message_is_redacted_stays_in_the_conversation(
 ) -> None:
     for number, text in enumerate(("secret", "two")):
         repository.create_message("s", "a", said(text, number))
-    kind: Any = SessionTree if isinstance(repository.manager, SessionManager) else chats._RemoteChat
-    look = kind._and_following
+    look = SessionTree._and_following
 
-    async def slow_look(self: Any, entry_id: str) -> list[Entry]:
-        monkeypatch.setattr(kind, "_and_following", look)
-        found: list[Entry] = await look(self, entry_id)
-        await (await repository.manager.get("strands", "s")).add_message(Message.user("by others"))
+    async def slow_look(self: SessionTree, entry_id: str) -> list[Entry]:
+        monkeypatch.setattr(SessionTree, "_and_following", look)
+        found = await look(self, entry_id)
+        others = Unit(self._journal)
+        others.add_message(Message.user("by others"))
+        await others.save()
         return found
 
-    monkeypatch.setattr(kind, "_and_following", slow_look)
+    monkeypatch.setattr(SessionTree, "_and_following", slow_look)  # the daemon is in this process, too
     repository.update_message("s", "a", said("[redacted]", 0))
     assert shown(repository) == ["[redacted]", "two", "by others"]
 
@@ -294,22 +295,6 @@ def test_states_stay_though_a_message_before_them_is_redacted(repository: Minicl
     assert agent.state == {"mood": "new"}
 
 
-def test_session_goes_on_where_it_was_where_a_daemon_takes_half_of_a_redaction(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def fail(*_: Any, **__: Any) -> None:
-        raise StoreUnavailable("as the test wants")
-
-    with opened(tmp_path, "asked", "sqlite:") as repository:
-        repository.create_message("s", "a", said("secret", 0))
-        repository.create_agent("s", SessionAgent("b", {}, {}))
-        monkeypatch.setattr(chats._RemoteChat, "append", fail)
-        with pytest.raises(StoreUnavailable):
-            repository.update_message("s", "a", said("[redacted]", 0))
-        assert shown(repository) == ["secret"]
-        assert repository.read_agent("s", "b") is not None
-
-
 @pytest.mark.parametrize("place", ["held", "asked"])
 @pytest.mark.parametrize("commits", [0, 1])
 def test_conversation_is_whole_after_each_commit_of_a_redaction(tmp_path: Path, place: str, commits: int) -> None:
@@ -317,7 +302,7 @@ def test_conversation_is_whole_after_each_commit_of_a_redaction(tmp_path: Path, 
     with suppress(SessionsError), opened(tmp_path, place, store) as repository:
         for number, text in enumerate(("secret", "two", "three")):
             repository.create_message("s", "a", said(text, number))
-            repository.create_agent("s", SessionAgent("b", {}, {}))  # a state is no message: a daemon is asked twice
+            repository.create_agent("s", SessionAgent("b", {}, {}))
         store.commits = commits
         with suppress(SessionsError):
             repository.update_message("s", "a", said("[redacted]", 0))
