@@ -448,19 +448,21 @@ def _is_list(data: dict[str, Any]) -> bool:
 
 def _incoming_message(data: Any) -> tuple[Message, str | None]:
     if not isinstance(data, dict):
-        raise InvalidMessage("a message must be a JSON object with role and content")
+        return checked_message(data), None
     fields = dict(data)
     key = checked_idempotency_key(fields.pop("idempotency_key", None))
     return checked_message(fields), key
 
 
-def checked_message(fields: dict[str, Any]) -> Message:
+def checked_message(given: Any) -> Message:
     """A message from JSON, with a time that every reader can parse.
 
     Raises:
         InvalidMessage: it is no message, or its time lies outside of the years 1 to 9999 in UTC.
     """
-    message = message_of(fields)
+    if not isinstance(given, dict):
+        raise InvalidMessage("a message must be a JSON object with role and content")
+    message = message_of(given)
     try:
         if message.timestamp is not None and message.timestamp.tzinfo is not None:
             message.timestamp.astimezone(UTC)

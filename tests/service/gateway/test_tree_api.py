@@ -157,6 +157,15 @@ async def test_where_something_is_wrong_with_what_follows_nothing_moves(served: 
     assert [(await shown(served))[name] for name in ("entries", "leaf_id")] == [2, second]
 
 
+@pytest.mark.parametrize("wrong", [None, 5, "hello", [SAID], {"content": "no role"}])
+@pytest.mark.parametrize(("route", "name"), [("branch", "then"), ("replace", "messages"), ("messages", "messages")])
+async def test_what_is_no_message_is_refused(served: Any, route: str, name: str, wrong: Any) -> None:
+    first, second = await say(served, user("one"), user("two"))
+    place = {} if route == "messages" else {"entry_id": first}
+    check_refusal(await post(served, route, {**place, name: [SAID, wrong]}), 422, "invalid_message")
+    assert [(await shown(served))[name] for name in ("entries", "leaf_id")] == [2, second]
+
+
 async def test_a_move_and_a_replacement_are_one_commit_each(served: Any) -> None:
     first, _ = await say(served, user("one"), user("two"))
     commits: list[int] = []
