@@ -28,7 +28,7 @@ from miniclaw_sessions.service.api.operation import Operation
 from miniclaw_sessions.service.client import connect
 from miniclaw_sessions.service.client.client import Client
 from miniclaw_sessions.service.client.said import as_dict
-from miniclaw_sessions.service.client.session import new_key
+from miniclaw_sessions.service.client.transport import new_key
 
 CALLERS = (1, 100)
 TARGET = 0.5

@@ -216,12 +216,9 @@ class _HeldChat(Chat):
         idempotency_key: str | None = None,
     ) -> list[AppendedEntry]:
         key = None if idempotency_key is None else key_of_entries(idempotency_key)
-        known = None if key is None else await self.session.journal.find_by_key(key)
         unit = self.session.unit()
-        if known is None:
-            _add(unit, new, one_turn=one_turn, idempotency_key=key)
-        else:
-            unit.wait_for(known)
+        if not await unit.repeats(key):
+            _add(unit, new, one_turn=one_turn)
         return _appended(await unit.save(if_leaf=if_leaf))
 
     async def go_to(
@@ -263,16 +260,14 @@ class _HeldChat(Chat):
         return await self.session.tree.read_at(sequences)
 
 
-def _add(unit: Unit, new: Sequence[New], *, one_turn: bool = False, idempotency_key: str | None = None) -> None:
-    """Add entries to a unit; the key stands for all of them."""
+def _add(unit: Unit, new: Sequence[New], *, one_turn: bool = False) -> None:
     for place, one in enumerate(new):
-        first = idempotency_key if place == 0 else None
         if isinstance(one, Message):
-            unit.add_message(one, continues=_continues(one, place, one_turn=one_turn), idempotency_key=first)
+            unit.add_message(one, continues=_continues(one, place, one_turn=one_turn))
         elif isinstance(one, NewCustom):
-            unit.add_custom(one.custom_type, one.data, idempotency_key=first)
+            unit.add_custom(one.custom_type, one.data)
         else:
-            unit.add(Custom, custom_type=METADATA, data=one.metadata, idempotency_key=first)
+            unit.add(Custom, custom_type=METADATA, data=one.metadata)
 
 
 def _appended(entries: Sequence[Entry]) -> list[AppendedEntry]:

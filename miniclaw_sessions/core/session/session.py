@@ -287,18 +287,10 @@ class Session:
             raise InvalidMessage("a turn without messages has nothing that its usage could stand with; add a message")
         if usage is not None and all(message.usage is None for message in turn):
             turn[-1] = msgspec.structs.replace(turn[-1], usage=usage)
-        known = None if idempotency_key is None else await self.journal.find_by_key(idempotency_key)
         unit, entries = self.unit(), list[MessageEntry]()
-        if known is not None:
-            unit.wait_for(known)
-        else:
-            keys = [idempotency_key if place == 0 else None for place in range(len(turn))]
-            entries = unit.add_messages(
-                turn, idempotency_keys=keys, continues=[place > 0 for place in range(len(turn))]
-            )
+        if not await unit.repeats(idempotency_key):
+            entries = unit.add_messages(turn, continues=(place > 0 for place in range(len(turn))))
         await unit.save(if_leaf=if_leaf, if_sequence=if_sequence)
-        if known is not None:
-            unit.as_stored(known)
         return [] if unit.known is not None else [unit.as_stored(entry) for entry in entries]
 
     def unit(self, *, has_one_key: bool = True) -> Unit:

@@ -32,7 +32,7 @@ from miniclaw_sessions.core.session.compacting import append_compaction
 from miniclaw_sessions.core.session.journal import Journal
 from miniclaw_sessions.core.session.owner import guarded
 from miniclaw_sessions.core.session.unit import Unit
-from miniclaw_sessions.core.stores.base import StoredEntry
+from miniclaw_sessions.core.stores.base import StoredEntry, decode_stored
 from miniclaw_sessions.errors import EntryNotFound, LeafMoved
 
 
@@ -97,8 +97,13 @@ class SessionTree:
         await unit.save()
         return entry.id
 
-    async def set_label(self, target_id: str, label: str) -> str:
+    async def set_label(self, target_id: str, label: str, *, idempotency_key: str | None = None) -> str:
         """Bookmark an entry; an empty label removes the bookmark, the last one set counts. The label's own entry's id.
+
+        Args:
+            target_id: the entry.
+            label: its new bookmark.
+            idempotency_key: the sender's own id of it; one whose key is known is not set again.
 
         Raises:
             EntryNotFound: the session has no such entry.
@@ -106,7 +111,11 @@ class SessionTree:
         """
         self._journal.require_transcript("a label")
         await self.get_entry(target_id)
-        return await self._append(Label, target_id=target_id, label=label)
+        unit = Unit(self._journal)
+        if not await unit.repeats(idempotency_key):
+            unit.add(Label, target_id=target_id, label=label)
+        await unit.save()
+        return (unit.known or unit.entries[0]).id
 
     async def append_compaction(  # noqa: PLR0913 - the fields of the Go manager and of what came after it
         self,
@@ -157,7 +166,12 @@ class SessionTree:
     # --- branching ---------------------------------------------------------------------------------------------------
 
     async def branch(
-        self, entry_id: str | None, *, then: Sequence[Message] = (), if_leaf: str | None = None
+        self,
+        entry_id: str | None,
+        *,
+        then: Sequence[Message] = (),
+        if_leaf: str | None = None,
+        idempotency_key: str | None = None,
     ) -> list[str]:
         """Go back to an entry: the conversation goes on from there. A restart remembers it.
 
@@ -168,6 +182,8 @@ class SessionTree:
             then: messages that follow it there, as one turn; they and the move are accepted together or not at all.
             if_leaf: go only if this is still the leaf, so that nothing that is said meanwhile is left behind; the
                 empty text stands for the root.
+            idempotency_key: the sender's own id of the move; one whose key is known is not done again, and demands
+                nothing.
 
         Returns:
             The ids of the messages' entries.
@@ -180,37 +196,56 @@ class SessionTree:
             TurnInProgress: this very task holds the session's turn.
             StoreFull, StoreUnavailable, UnsavedLimit, SessionDeleted: as for `Session.add_message`.
         """
-        added = await self.branch_with_entries(entry_id, lambda unit: _add_turn(unit, then), if_leaf=if_leaf)
+
+        def add(unit: Unit) -> None:
+            _add_turn(unit, then)
+
+        added = await self.branch_with_entries(entry_id, add, if_leaf=if_leaf, idempotency_key=idempotency_key)
         return [entry.id for entry in added]
 
     async def branch_with_entries(
-        self, entry_id: str | None, add: Callable[[Unit], object], *, if_leaf: str | None = None
+        self,
+        entry_id: str | None,
+        add: Callable[[Unit], object],
+        *,
+        if_leaf: str | None = None,
+        idempotency_key: str | None = None,
     ) -> list[Entry]:
         """Go back to an entry, and append what `add` adds to a unit: together with the move, or not at all.
 
         Args:
             entry_id: where to go on from; None is the root.
-            add: adds entries of any kind; it is called once, and may raise.
+            add: adds entries of any kind; it may raise.
             if_leaf: as for `branch`.
+            idempotency_key: as for `branch`.
 
         Returns:
-            The entries that stand there now, as they are stored.
+            The entries that stand there now, as they are stored; of a move that was known, those that came with it.
 
         Raises:
             EntryNotFound, LeafMoved, TranscriptNotKept, InvalidMessage, TurnInProgress, StoreFull, StoreUnavailable,
                 UnsavedLimit, SessionDeleted: as for `branch`.
         """
         async with self._journal.between_turns():
-            unit = await self._move_leaf(entry_id, add, if_leaf=if_leaf)
+            unit = Unit(self._journal)
+            if not await unit.repeats(idempotency_key):
+                await self._move_leaf(unit, entry_id, add, if_leaf=if_leaf)
         await unit.saved()
-        return unit.entries[1:]
+        if (move := unit.known) is None:
+            return unit.entries[1:]
+        again = Unit(self._journal)  # is never accepted: it says how many entries there were
+        add(again)
+        return [decode_stored(one) for one in await self.read_after(move.sequence, len(again))]
 
-    async def branch_with_summary(self, entry_id: str | None, summary: str) -> str:
+    async def branch_with_summary(
+        self, entry_id: str | None, summary: str, *, idempotency_key: str | None = None
+    ) -> str:
         """Go back to an entry, with a summary for the model of what happened on the branch that is left.
 
         Args:
             entry_id: where to go on from; None is the root.
             summary: what happened since.
+            idempotency_key: as for `branch`.
 
         Returns:
             The id of the summary's entry.
@@ -223,7 +258,7 @@ class SessionTree:
         def add(unit: Unit) -> None:
             unit.add(BranchSummary, summary=summary, from_id=self._journal.conversation.state.leaf_id or "root")
 
-        return (await self.branch_with_entries(entry_id, add))[-1].id
+        return (await self.branch_with_entries(entry_id, add, idempotency_key=idempotency_key))[-1].id
 
     async def replace(
         self,
@@ -232,6 +267,7 @@ class SessionTree:
         *,
         without: Collection[str] = (),
         if_leaf: str | None = None,
+        idempotency_key: str | None = None,
     ) -> None:
         """Go on without an entry of the current branch: what follows it is appended again, as copies, without it.
 
@@ -244,6 +280,7 @@ class SessionTree:
             messages: what stands in its place.
             without: the ids of later entries that are left out, too.
             if_leaf: as for `branch`; None: what is said meanwhile follows, too.
+            idempotency_key: as for `branch`.
 
         Raises:
             EntryNotFound: the current branch has no such entry.
@@ -256,6 +293,9 @@ class SessionTree:
         async with journal.between_turns():
             while True:
                 leaf_id = (journal.conversation.state.leaf_id or "") if if_leaf is None else if_leaf
+                unit = Unit(journal)
+                if await unit.repeats(idempotency_key):
+                    break
                 left = await self._and_following(entry_id)
 
                 def add(unit: Unit, left: Sequence[Entry] = left) -> None:
@@ -264,7 +304,7 @@ class SessionTree:
                     unit.add_copies(copied, instead_of=left[0].sequence)
 
                 try:
-                    unit = await self._move_leaf(left[0].parent_id, add, left=left, if_leaf=leaf_id)
+                    await self._move_leaf(unit, left[0].parent_id, add, left=left, if_leaf=leaf_id)
                 except LeafMoved:
                     if if_leaf is not None:
                         raise
@@ -283,24 +323,23 @@ class SessionTree:
 
     async def _move_leaf(
         self,
+        unit: Unit,
         entry_id: str | None,
         add: Callable[[Unit], object],
         *,
         left: Sequence[Entry] | None = None,
         if_leaf: str | None = None,
-    ) -> Unit:
-        """Move the leaf and append what follows, all of it or nothing: a unit that is accepted."""
+    ) -> None:
+        """Move the leaf and append what follows, all of it or nothing, as an empty unit, which is accepted."""
         journal = self._journal
         journal.require_transcript("the branch that is left")
         await journal.home.committer.check_store()
         target = None if entry_id is None else await journal.reader.on_branch(entry_id)
-        found = await journal.reader.window_at(target, left=left)
-        unit = Unit(journal)  # nothing is waited for from here on
+        found = await journal.reader.window_at(target, left=left)  # nothing is waited for from here on
         place = (None, None) if target is None else (target.id, target.sequence)
         unit.add(LeafMove, target_id=place[0], target_sequence=place[1])
         add(unit)
         unit.accept(if_leaf=if_leaf, branch=found)
-        return unit
 
     # --- reading -----------------------------------------------------------------------------------------------------
 

@@ -69,12 +69,14 @@ class Unit:
         journal: of the session whose entries they are.
     """
 
-    __slots__ = ("_entries", "_has_one_key", "_known", "_receipt", "_waited_for", "journal")
+    __slots__ = ("_before", "_entries", "_has_one_key", "_key", "_known", "_receipt", "_waited_for", "journal")
 
     def __init__(self, journal: Journal, *, has_one_key: bool = True) -> None:
         self.journal = journal
         self._has_one_key = has_one_key
         self._entries: list[tuple[Entry, bytes]] = []
+        self._key: str | None = None  # of all of it; the first entry has it
+        self._before: MessageEntry | None = None  # the entry that has it, where all of it was accepted before
         self._known: dict[str, MessageEntry] = {}  # of what was looked up
         self._waited_for: dict[str, Receipt] = {}  # of what was accepted before, and is waited for, too
         self._receipt: Receipt = IN_PLACE
@@ -89,8 +91,12 @@ class Unit:
 
     @property
     def known(self) -> Entry | None:
-        """The entry that had the idempotency key of all of it before: none of it is stored then."""
-        return self._receipt.known
+        """The entry that had the idempotency key of all of it before: none of it is stored then.
+
+        Raises:
+            TurnTaken: it was known as that of a turn, and was given up with it.
+        """
+        return self._receipt.known if self._before is None else self.as_stored(self._before)
 
     @property
     def made(self) -> list[Entry]:
@@ -106,6 +112,19 @@ class Unit:
             TurnTaken: it was known as that of a turn, and was given up with it.
         """
         return self._waited_for.get(entry.id, self._receipt).final(entry)
+
+    async def repeats(self, idempotency_key: str | None) -> bool:
+        """Whether this key stands for what was accepted before: `save` waits for that; add nothing then.
+
+        Else the first entry that is added has the key. To be called before anything is added.
+
+        Raises:
+            InvalidMessage: the key is no text, or too long.
+            StoreUnavailable: the store cannot be read.
+        """
+        known = None if idempotency_key is None else await self.journal.find_by_key(idempotency_key)
+        self._key, self._before = idempotency_key, known if known is None else self.wait_for(known)
+        return known is not None
 
     def wait_for(self, entry: MessageEntry) -> MessageEntry:
         """Let `saved` wait for an entry that was accepted before, too. Returns the entry."""
@@ -138,6 +157,8 @@ class Unit:
         self._add(Custom, custom_type=METADATA, data=dict(own), idempotency_key=idempotency_key)
 
     def _add(self, kind: type[E], **fields: Any) -> E:
+        if self._key is not None and not self._entries:
+            fields["idempotency_key"] = self._key
         entry = self.journal.next_entry(kind, self._entries, **fields)
         own, encoded = encoded_once(entry)
         self._entries.append((cast("Entry", own), encoded))

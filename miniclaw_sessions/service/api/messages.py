@@ -37,7 +37,7 @@ from miniclaw_sessions.service.api.operation import (
     operation,
     shaped,
 )
-from miniclaw_sessions.service.api.request_keys import key_in_use, stored_key
+from miniclaw_sessions.service.api.request_keys import checked_key, key_in_use, stored_key
 from miniclaw_sessions.service.api.sessions import (
     ONE,
     OneSession,
@@ -355,24 +355,19 @@ class AppendEntries(Expected, frozen=True, kw_only=True):
 @operation("POST", f"{ONE}/entries", AppendEntries, EntriesAppendedReply, status=201, errors=("entry_not_found",))
 async def append_entries(context: Context, request: AppendEntries) -> EntriesAppendedReply:
     """Append entries of any kind as a unit, and reply when they are acknowledged."""
-    key = checked_idempotency_key(request.idempotency_key)
-    key = None if key is None else key_of_entries(key)
+    key = checked_key("entries", request.idempotency_key)
     is_one = not isinstance(request.body.get("entries"), list)
     shape: Any = NewEntry if is_one else NewEntries  # a union is no type to mypy
     body = shaped(request.body, shape)
     wanted: list[NewEntry] = [body] if is_one else body.entries
     session = await context.find(request.session_id)
     made = await checked_entries(session, wanted)
-    known = None if key is None else await session.journal.find_by_key(key)
     unit = session.unit()
-    if known is not None:
-        unit.wait_for(known)
-    else:
+    if not await unit.repeats(key):
         for kind, fields in made:
-            unit.add(kind, **fields, idempotency_key=None if unit.entries else key)
+            unit.add(kind, **fields)
     await unit.save(**request.of(session))
-    first = unit.known if known is None else unit.as_stored(known)
-    if first is not None:  # the request came before, here or to another process
+    if (first := unit.known) is not None:  # the request came before, here or to another process
         # With the store `none` only the window's messages are read: the next ones may be of other requests.
         stored = await session.tree.read_after(first.sequence - 1, len(wanted)) if first.sequence else []
         last = first.sequence + len(wanted) - 1

@@ -15,16 +15,27 @@ from miniclaw_sessions.core.protocol.encoding import decode_entry, decode_messag
 from miniclaw_sessions.core.protocol.entries import MessageEntry
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.errors import EntryNotFound, InvalidMessage
+from miniclaw_sessions.service.api.operation import checked_idempotency_key
 
 if TYPE_CHECKING:
     from miniclaw_sessions.core.session import Session
 
-Appending = Literal["entries", "items", "messages", "turn"]
+Appending = Literal["clear", "entries", "items", "label", "messages", "metadata", "move", "replace", "turn"]
 
 
 def stored_key(appending: Appending, key: str) -> str:
     """The key that is stored, made of the sender's."""
     return f"{appending}:{key}"
+
+
+def checked_key(appending: Appending, key: str | None) -> str | None:
+    """The key that is stored, made of a request's; None where it has none.
+
+    Raises:
+        RequestError: it is empty or too long.
+    """
+    checked = checked_idempotency_key(key)
+    return None if checked is None else stored_key(appending, checked)
 
 
 async def key_in_use(session: Session, appending: Appending, key: str, messages: Sequence[Message]) -> str:

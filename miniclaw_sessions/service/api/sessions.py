@@ -17,6 +17,7 @@ from miniclaw_sessions.core.protocol.keys import SessionKey, is_session_id
 from miniclaw_sessions.errors import AmbiguousName, LeafMoved, SessionExists, SessionNotFound
 from miniclaw_sessions.service.api.error_table import RETRY_AFTER_S, RequestError, invalid
 from miniclaw_sessions.service.api.operation import Stream, document_in_pieces, operation
+from miniclaw_sessions.service.api.request_keys import checked_key
 from miniclaw_sessions.service.api.shapes import (
     CreateSession,
     DeletedReply,
@@ -262,6 +263,7 @@ class UpdateSessionRequest(msgspec.Struct, frozen=True):
     session_id: str
     body: UpdateSession
     if_match: str | None = None
+    idempotency_key: str | None = None
 
 
 async def _check_level(context: Context, session: Session, wanted: UpdateSession) -> None:
@@ -282,11 +284,11 @@ async def update_session(context: Context, request: UpdateSessionRequest) -> Ses
     session = await context.find(request.session_id)
     await _check_level(context, session, request.body)
     changes = {**request.body.changes(), **checked_metadata(request.body.metadata)}
-    unit = session.unit()
-    unit.add_metadata(**changes)
-    demanded = demanded_sequence(session, request.if_match)
-    if not unit and demanded not in (None, session.last_sequence):  # else nothing would be demanded of no change
-        raise LeafMoved(f"session {session.session_id} went on meanwhile; look at it and try again")
+    unit, demanded = session.unit(), demanded_sequence(session, request.if_match)
+    if not await unit.repeats(checked_key("metadata", request.idempotency_key)):
+        unit.add_metadata(**changes)
+        if not unit and demanded not in (None, session.last_sequence):  # else nothing would be demanded of no change
+            raise LeafMoved(f"session {session.session_id} went on meanwhile; look at it and try again")
     await unit.save(if_sequence=demanded)
     return session_reply(session)
 
@@ -296,6 +298,7 @@ class ClearSession(msgspec.Struct, frozen=True):
 
     session_id: str
     if_match: str | None = None
+    idempotency_key: str | None = None
 
 
 @operation("POST", f"{ONE}/clear", ClearSession, SessionReply)
@@ -303,7 +306,8 @@ async def clear_session(context: Context, request: ClearSession) -> SessionReply
     """Empty the window; the transcript stays."""
     session = await context.find(request.session_id)
     unit = session.unit()
-    unit.add(LeafMove, target_id=None)
+    if not await unit.repeats(checked_key("clear", request.idempotency_key)):
+        unit.add(LeafMove, target_id=None)
     await unit.save(if_sequence=demanded_sequence(session, request.if_match))
     return session_reply(session)
 

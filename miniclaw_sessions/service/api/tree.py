@@ -16,6 +16,7 @@ from miniclaw_sessions.core.protocol.entries import Custom, Label, LeafMove, mov
 from miniclaw_sessions.service.api.error_table import RequestError, invalid
 from miniclaw_sessions.service.api.messages import checked_entries, checked_message
 from miniclaw_sessions.service.api.operation import Stream, document_in_pieces, large_reply, operation
+from miniclaw_sessions.service.api.request_keys import checked_key
 from miniclaw_sessions.service.api.sessions import ONE, OneSession, session_reply
 from miniclaw_sessions.service.api.shapes import (
     MAX_MESSAGES_PER_REQUEST,
@@ -220,6 +221,7 @@ class GoToRequest(msgspec.Struct, frozen=True):
     session_id: str
     body: GoTo
     if_leaf: str | None = None
+    idempotency_key: str | None = None
 
 
 @operation("POST", f"{ONE}/branch", GoToRequest, MovedReply, errors=("entry_not_found",))
@@ -235,8 +237,10 @@ async def go_to(context: Context, request: GoToRequest) -> MovedReply:
         raise invalid("send a summary, messages or entries, only one of them", param=param)
     if wanted.summary and request.if_leaf is not None:
         raise invalid("if_leaf does not go with a summary", param="if_leaf")
+    key = checked_key("move", request.idempotency_key)
     if wanted.summary:
-        appended = [await tree.get_entry(await tree.branch_with_summary(wanted.entry_id, wanted.summary))]
+        summary_id = await tree.branch_with_summary(wanted.entry_id, wanted.summary, idempotency_key=key)
+        appended = [await tree.get_entry(summary_id)]
     else:
         then = [checked_message(message) for message in wanted.then]
         made = await checked_entries(session, wanted.entries)
@@ -246,7 +250,7 @@ async def go_to(context: Context, request: GoToRequest) -> MovedReply:
             for kind, fields in made:
                 unit.add(kind, **fields)
 
-        appended = await tree.branch_with_entries(wanted.entry_id, add, if_leaf=request.if_leaf)
+        appended = await tree.branch_with_entries(wanted.entry_id, add, if_leaf=request.if_leaf, idempotency_key=key)
     # not the session's leaf: others may have gone on from there
     leaf_id = next((entry.id for entry in reversed(appended) if moves_leaf(entry)), wanted.entry_id)
     entries = [AppendedEntry(id=entry.id, sequence=entry.sequence) for entry in appended]
@@ -263,6 +267,7 @@ class ReplaceRequest(msgspec.Struct, frozen=True):
     session_id: str
     body: Replace
     if_leaf: str | None = None
+    idempotency_key: str | None = None
 
 
 @operation("POST", f"{ONE}/replace", ReplaceRequest, SessionReply, errors=("entry_not_found",), patient=True)
@@ -274,7 +279,10 @@ async def replace_entry(context: Context, request: ReplaceRequest) -> SessionRep
     session = await context.find(request.session_id)
     wanted = request.body
     messages = [checked_message(message) for message in wanted.messages]
-    await session.tree.replace(wanted.entry_id, messages, without=wanted.without, if_leaf=request.if_leaf)
+    key = checked_key("replace", request.idempotency_key)
+    await session.tree.replace(
+        wanted.entry_id, messages, without=wanted.without, if_leaf=request.if_leaf, idempotency_key=key
+    )
     return session_reply(session)
 
 
@@ -283,13 +291,15 @@ class SetLabelRequest(msgspec.Struct, frozen=True):
 
     session_id: str
     body: SetLabel
+    idempotency_key: str | None = None
 
 
 @operation("POST", f"{ONE}/labels", SetLabelRequest, EntryIdReply, status=201, errors=("entry_not_found",))
 async def set_label(context: Context, request: SetLabelRequest) -> EntryIdReply:
     """Bookmark an entry, or remove its bookmark."""
     session = await context.find(request.session_id)
-    return EntryIdReply(id=await session.tree.set_label(request.body.entry_id, request.body.label))
+    key, wanted = checked_key("label", request.idempotency_key), request.body
+    return EntryIdReply(id=await session.tree.set_label(wanted.entry_id, wanted.label, idempotency_key=key))
 
 
 class CompactRequest(msgspec.Struct, frozen=True):

@@ -22,8 +22,8 @@ from miniclaw_sessions.service.api.shapes import CreateSession, OpenedReply
 from miniclaw_sessions.service.api.transfer import FormatRow, ImportReply
 from miniclaw_sessions.service.api.upkeep import BackUp, BackupReply, SweepReply
 from miniclaw_sessions.service.client.following import End, SessionEvents
-from miniclaw_sessions.service.client.session import ClientSession, new_key
-from miniclaw_sessions.service.client.transport import LocalTransport, Transport
+from miniclaw_sessions.service.client.session import ClientSession
+from miniclaw_sessions.service.client.transport import LocalTransport, Transport, new_key
 from miniclaw_sessions.statistics import ManagerStatistics, SessionSummary, UsageReport
 
 PIECE_BYTES = 262_144

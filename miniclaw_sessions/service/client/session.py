@@ -7,7 +7,6 @@ so that it can be sent again over a broken connection without being doubled.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -44,7 +43,7 @@ from miniclaw_sessions.service.api.shapes import (
 from miniclaw_sessions.service.api.tree import Compact, CompactionReply
 from miniclaw_sessions.service.client.following import resumed, said_by
 from miniclaw_sessions.service.client.said import Said, as_dict
-from miniclaw_sessions.service.client.transport import Transport
+from miniclaw_sessions.service.client.transport import Transport, new_key
 from miniclaw_sessions.service.client.tree import PAGE, ClientTree
 
 if TYPE_CHECKING:
@@ -147,7 +146,8 @@ class ClientSession:
         fields = UpdateSession.__struct_fields__
         named = {name: value for name, value in changes.items() if name in fields and name != "metadata"}
         free = {name: value for name, value in changes.items() if name not in named}
-        wanted = sessions.UpdateSessionRequest(self.session_id, UpdateSession(**named, metadata=free), if_match)
+        body = UpdateSession(**named, metadata=free)
+        wanted = sessions.UpdateSessionRequest(self.session_id, body, if_match, new_key())
         info = await self._transport.call(sessions.update_session, wanted)
         self._info = info
         return info
@@ -265,7 +265,8 @@ class ClientSession:
 
     async def clear(self) -> SessionReply:
         """Start over with an empty window; the transcript and the metadata stay."""
-        info = await self._transport.call(sessions.clear_session, sessions.ClearSession(self.session_id))
+        wanted = sessions.ClearSession(self.session_id, idempotency_key=new_key())
+        info = await self._transport.call(sessions.clear_session, wanted)
         self._info = info
         return info
 
@@ -435,11 +436,6 @@ class ClientSession:
     async def stop(self) -> bool:
         """End the open turn: what was said so far is kept; False when there was none."""
         return (await self._transport.call(chat.stop_turn, sessions.OneSession(self.session_id))).stopped
-
-
-def new_key() -> str:
-    """An idempotency key for one request."""
-    return os.urandom(16).hex()
 
 
 def _shown(document: dict[str, Any]) -> ShownMessage:

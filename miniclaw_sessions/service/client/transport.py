@@ -5,6 +5,7 @@ Both carry the same operations and raise the same errors.
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Any, Protocol, TypeVar
@@ -34,6 +35,11 @@ class Transport(Protocol):
     def chat(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[ChatEvent]]:
         """Say something and follow the answer."""
         ...
+
+
+def new_key() -> str:
+    """An idempotency key for one request: what has one is sent again where its reply was lost."""
+    return os.urandom(16).hex()
 
 
 class LocalTransport:

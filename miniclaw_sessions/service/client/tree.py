@@ -21,7 +21,7 @@ from miniclaw_sessions.service.api.shapes import (
 )
 from miniclaw_sessions.service.api.tree import Compact, GoTo, MovedReply, Replace, SetLabel, TreeReply
 from miniclaw_sessions.service.client.said import Said, as_dict
-from miniclaw_sessions.service.client.transport import Transport
+from miniclaw_sessions.service.client.transport import Transport, new_key
 
 if TYPE_CHECKING:
     from miniclaw_sessions.service.client.session import ClientSession
@@ -40,33 +40,53 @@ class ClientTree:
         self._transport = transport
 
     async def branch(
-        self, entry_id: str | None, *, then: Sequence[Said] = (), if_leaf: str | None = None
+        self,
+        entry_id: str | None,
+        *,
+        then: Sequence[Said] = (),
+        if_leaf: str | None = None,
+        idempotency_key: str | None = None,
     ) -> MovedReply:
         """Go back to an entry, None is the root; `then` follows it there as one turn.
 
+        Args:
+            entry_id: where to go on from.
+            then: messages.
+            if_leaf: only if this is the leaf.
+            idempotency_key: the sender's own id of the move; one whose key is known is not done again. By default a new
+                one, with which a request whose reply was lost is repeated.
+
         Raises:
             EntryNotFound: the session has no such entry.
             LeafMoved: the leaf is not `if_leaf` any more; nothing was changed.
         """
-        return await self._go_to(GoTo(entry_id=entry_id, then=[as_dict(message) for message in then]), if_leaf)
+        body = GoTo(entry_id=entry_id, then=[as_dict(message) for message in then])
+        return await self._go_to(body, if_leaf, idempotency_key)
 
     async def branch_with_entries(
-        self, entry_id: str | None, entries: Sequence[NewEntry], *, if_leaf: str | None = None
+        self,
+        entry_id: str | None,
+        entries: Sequence[NewEntry],
+        *,
+        if_leaf: str | None = None,
+        idempotency_key: str | None = None,
     ) -> MovedReply:
-        """Go back to an entry, None is the root, and append entries of any kind, together with the move or not at all.
+        """`branch`, with entries of any kind.
 
         Raises:
             EntryNotFound: the session has no such entry.
             LeafMoved: the leaf is not `if_leaf` any more; nothing was changed.
         """
-        return await self._go_to(GoTo(entry_id=entry_id, entries=list(entries)), if_leaf)
+        return await self._go_to(GoTo(entry_id=entry_id, entries=list(entries)), if_leaf, idempotency_key)
 
-    async def branch_with_summary(self, entry_id: str | None, summary: str) -> MovedReply:
-        """Go back to an entry, with a summary for the model of the branch that is left."""
-        return await self._go_to(GoTo(entry_id=entry_id, summary=summary), None)
+    async def branch_with_summary(
+        self, entry_id: str | None, summary: str, *, idempotency_key: str | None = None
+    ) -> MovedReply:
+        """`branch`, with a summary for the model of the branch that is left."""
+        return await self._go_to(GoTo(entry_id=entry_id, summary=summary), None, idempotency_key)
 
-    async def _go_to(self, body: GoTo, if_leaf: str | None) -> MovedReply:
-        wanted = tree.GoToRequest(session_id=self._session.session_id, body=body, if_leaf=if_leaf)
+    async def _go_to(self, body: GoTo, if_leaf: str | None, key: str | None) -> MovedReply:
+        wanted = tree.GoToRequest(self._session.session_id, body, if_leaf, key or new_key())
         return await self._transport.call(tree.go_to, wanted)
 
     async def replace(
@@ -76,6 +96,7 @@ class ClientTree:
         *,
         without: Collection[str] = (),
         if_leaf: str | None = None,
+        idempotency_key: str | None = None,
     ) -> SessionReply:
         """Go on without an entry of the current branch: what follows it is appended again, as copies, without it.
 
@@ -84,18 +105,19 @@ class ClientTree:
             messages: what stands in its place.
             without: the ids of later entries that are left out, too.
             if_leaf: only if this is the leaf; None: what is said meanwhile follows, too.
+            idempotency_key: as for `branch`.
 
         Raises:
             EntryNotFound: the current branch has no such entry.
             LeafMoved: the leaf is not `if_leaf` any more; nothing was changed.
         """
         body = Replace(entry_id=entry_id, messages=[as_dict(message) for message in messages], without=list(without))
-        wanted = tree.ReplaceRequest(session_id=self._session.session_id, body=body, if_leaf=if_leaf)
+        wanted = tree.ReplaceRequest(self._session.session_id, body, if_leaf, idempotency_key or new_key())
         return await self._transport.call(tree.replace_entry, wanted)
 
     async def set_label(self, entry_id: str, label: str) -> str:
         """Bookmark an entry, an empty label removes the bookmark; the label's own entry's id."""
-        wanted = tree.SetLabelRequest(self._session.session_id, SetLabel(entry_id=entry_id, label=label))
+        wanted = tree.SetLabelRequest(self._session.session_id, SetLabel(entry_id=entry_id, label=label), new_key())
         return (await self._transport.call(tree.set_label, wanted)).id
 
     async def append_message(self, message: Said) -> str:

@@ -24,6 +24,7 @@ from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.core.history.conversation import REMEMBERED_KEYS
 from miniclaw_sessions.core.protocol.entries import Custom, LeafMove, MessageEntry, SessionInfo
 from miniclaw_sessions.core.protocol.keys import SessionKey
+from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.stores.base import Append, StoredHead, TurnClaim
 from miniclaw_sessions.core.stores.postgresql.store import PostgreSQLStore
 from miniclaw_sessions.core.stores.shared_store import Archiving
@@ -714,6 +715,38 @@ async def test_the_same_key_at_two_gateways_gives_both_the_entry_that_is_stored(
         repeated = await theirs.add_messages([Message.user("x"), Message.user("y")], idempotency_keys=["b", "c"])
         assert [entry.id for entry in repeated] == [entry.id for entry in several]
         assert texts_of((await other.get("telegram", 1)).messages()) == ["hello", "x", "y"]
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["one after the other", "at once"])
+async def test_a_step_back_with_the_same_key_at_two_gateways_is_made_once(
+    database: str, tmp_path: Path, *, is_known: bool
+) -> None:
+    async with gateways(database, tmp_path) as (one, other):
+        mine = await one.get_or_create("telegram", 1)
+        first, _ = await mine.add_messages([Message.user("one"), Message.user("two")])
+        theirs = await other.get_or_create("telegram", 1)
+        made: list[list[str]] = []
+
+        async def go_back(session: Session) -> None:
+            then = [Message.user("three"), Message.assistant("four")]
+            made.append(await session.tree.branch(first.id, then=then, idempotency_key="back"))
+
+        if is_known:
+            await go_back(mine)
+            await go_back(theirs)
+        else:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(go_back, mine)
+                tasks.start_soon(go_back, theirs)
+        assert made[0] == made[1]
+        assert [entry.sequence for entry in await theirs.tree.get_branch()] == [1, 4, 5]
+        for session in (mine, theirs):
+            await session.tree.replace(made[0][0], [Message.user("THREE")], idempotency_key="instead")
+        for manager in (one, other):
+            session = await manager.get("telegram", 1)
+            assert texts_of(session.messages()) == ["one", "THREE", "four"]
+            assert session.last_sequence == 8
+        assert (await one.check()).problems == []
 
 
 async def test_a_command_with_the_same_key_at_two_gateways_is_stored_once(database: str, tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.errors import DirectoryInUse, ReadOnlyWorkspace, SessionNotFound, Unreachable
-from miniclaw_sessions.service.client import connect
+from miniclaw_sessions.service.client import ClientSession, connect
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.serving import serving
 
@@ -92,6 +94,30 @@ async def test_a_daemon_that_is_about_to_listen_is_waited_for(short_path: Path) 
     assert found == [False]
 
 
+@asynccontextmanager
+async def losing_the_first_answer(daemon: Path, proxy: Path) -> AsyncIterator[list[bytes]]:
+    """A socket before the daemon's that passes requests on, and breaks off in place of the first answer.
+
+    Yields the answers that were lost.
+    """
+    lost: list[bytes] = []
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_daemon, to_daemon = await asyncio.open_unix_connection(str(daemon))
+        while request := await reader.read(65_536):
+            to_daemon.write(request)
+            answer = await from_daemon.read(65_536)
+            if not lost:
+                lost.append(answer)
+                break
+            writer.write(answer)
+        to_daemon.close()
+        writer.close()
+
+    async with await asyncio.start_unix_server(pass_on, proxy):
+        yield lost
+
+
 async def test_a_daemon_that_restarts_is_waited_for_and_nothing_is_doubled(short_path: Path) -> None:
     socket, agent = short_path / "s", Agent(ScriptedProvider())
     async with SessionManager(short_path / "w") as manager, connect(f"unix:{socket}", patience_s=60) as client:
@@ -136,32 +162,62 @@ async def test_a_worker_that_starts_while_the_daemon_restarts_waits_and_does_not
     assert found == [False] * 12
 
 
+async def _branch(session: ClientSession, first: str) -> object:
+    return await session.tree.branch(first, then=[Message.user("other")])
+
+
+async def _branch_with_summary(session: ClientSession, first: str) -> object:
+    return await session.tree.branch_with_summary(first, "it went wrong")
+
+
+async def _replace(session: ClientSession, first: str) -> object:
+    return await session.tree.replace(first, [Message.user("other")])
+
+
+async def _label(session: ClientSession, first: str) -> object:
+    return await session.tree.set_label(first, "here")
+
+
+async def _update(session: ClientSession, _: str) -> object:
+    return await session.update(title="Hello", topic="tea")
+
+
+async def _clear(session: ClientSession, _: str) -> object:
+    return await session.clear()
+
+
+@pytest.mark.parametrize(
+    ("change", "entries"),
+    [(_branch, 2), (_branch_with_summary, 2), (_replace, 3), (_label, 1), (_update, 2), (_clear, 1)],
+)
+async def test_a_change_whose_answer_is_lost_is_made_once(short_path: Path, change: Any, entries: int) -> None:
+    socket, agent = short_path / "s", Agent(ScriptedProvider())
+    async with SessionManager(short_path / "w") as manager, serving(manager, socket, agent):
+        session = await manager.get_or_create("a", 1)
+        first, _ = await session.add_messages([Message.user("one"), Message.user("two")])
+        async with (
+            losing_the_first_answer(socket, short_path / "proxy") as lost,
+            connect(f"unix:{short_path / 'proxy'}", patience_s=30) as client,
+        ):
+            await change(client.session("a_1"), first.id)
+        assert lost
+        assert session.last_sequence == 2 + entries
+        async with connect(manager) as client:  # with a key of its own it is another one
+            await change(client.session("a_1"), session.leaf_id or first.id)
+        assert session.last_sequence > 2 + entries
+
+
 async def test_a_lost_answer_is_asked_for_again_with_the_same_key(short_path: Path) -> None:
     """The append is done, its answer never arrives, and the repeated request finds it."""
     socket, agent = short_path / "s", Agent(ScriptedProvider())
     async with SessionManager(short_path / "w") as manager, serving(manager, socket, agent):
-        broken: list[bool] = []
-
-        async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            """Pass requests on, and break the first connection before the answer goes back."""
-            from_daemon, to_daemon = await asyncio.open_unix_connection(str(socket))
-            while request := await reader.read(65_536):
-                to_daemon.write(request)
-                answer = await from_daemon.read(65_536)
-                if not broken:
-                    broken.append(True)
-                    break
-                writer.write(answer)
-            to_daemon.close()
-            writer.close()
-
         async with (
-            await asyncio.start_unix_server(cut, short_path / "proxy"),
+            losing_the_first_answer(socket, short_path / "proxy") as lost,
             connect(f"unix:{short_path / 'proxy'}", patience_s=30) as client,
         ):
             entry = await client.session("a_1").add_message(Message.user("once"))
         session = await manager.find("a_1")
-        assert broken
+        assert lost
         assert [one.id for one in session.entries()] == [entry.id]
         assert entry.duplicate
 
@@ -178,7 +234,7 @@ async def test_a_change_without_a_key_is_not_sent_twice(short_path: Path) -> Non
         tasks.start_soon(listener.serve, hang_up)
         async with connect(f"unix:{short_path / 's'}", patience_s=5) as client:
             with pytest.raises(Unreachable):
-                await client.session("a_1").clear()
+                await client.session("a_1").compact()
         tasks.cancel_scope.cancel()
     assert len(requests) == 1
 

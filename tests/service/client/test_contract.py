@@ -32,6 +32,7 @@ from miniclaw_sessions.errors import (
 )
 from miniclaw_sessions.service.api.error_table import STATUS, RequestError, as_request_error, error_document, error_of
 from miniclaw_sessions.service.api.shapes import NewCustom, NewMessage, NewMetadata, NewModelChange
+from miniclaw_sessions.service.api.tree import MovedReply
 from miniclaw_sessions.service.client import Client, ClientSession
 
 pytestmark = pytest.mark.anyio
@@ -265,6 +266,43 @@ async def test_a_repeated_unit_is_the_same_one_however_many_came_since(client: C
     assert [entry.id for entry in again.entries] == [entry.id for entry in first.entries]
     assert all(entry.duplicate for entry in again.entries)
     assert (await session.info()).entries == 303
+
+
+@pytest.mark.parametrize("way", ["then", "entries", "summary", "bare"])
+async def test_a_repeated_step_back_is_the_same_one_however_the_session_went_on(client: Client, way: str) -> None:
+    session = await a_chat(client, "one", "two")
+    (first, _), tree = await session.tree.get_branch(), session.tree
+    leaf_id = await session.leaf_id()
+
+    async def go_back() -> MovedReply:
+        if way == "entries":
+            new: list[Any] = [NewCustom(custom_type="state"), NewModelChange(provider="p", model_id="m")]
+            return await tree.branch_with_entries(first.id, new, if_leaf=leaf_id, idempotency_key="k")
+        if way == "summary":
+            return await tree.branch_with_summary(first.id, "it went wrong", idempotency_key="k")
+        then = [] if way == "bare" else [Message.user("three"), Message.assistant("four")]
+        return await tree.branch(first.id, then=then, if_leaf=leaf_id, idempotency_key="k")
+
+    moved = await go_back()
+    await session.add_messages([Message.user(str(number)) for number in range(60)])
+    again, made = await go_back(), {"then": 2, "entries": 2, "summary": 1, "bare": 0}[way]
+    assert (again.entries, again.leaf_id) == (moved.entries, moved.leaf_id)
+    assert len(again.entries) == made
+    assert (await session.info()).entries == 2 + 1 + made + 60
+    assert await texts(session) == (await texts(session))[:-50] + [str(number) for number in range(10, 60)]
+
+
+async def test_a_repeated_replacement_is_done_once_though_the_entry_is_not_on_the_branch_any_more(
+    client: Client,
+) -> None:
+    session = await a_chat(client, "one", "two", "three")
+    (_, second, _), leaf_id = await session.tree.get_branch(), await session.leaf_id()
+    for _ in range(2):
+        await session.tree.replace(second.id, [Message.user("TWO")], if_leaf=leaf_id, idempotency_key="k")
+    assert await texts(session) == ["one", "TWO", "three"]
+    assert (await session.info()).entries == 3 + 3
+    with pytest.raises(EntryNotFound):
+        await session.tree.replace(second.id, [Message.user("TWO")], idempotency_key="another")
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
