@@ -253,17 +253,17 @@ def test_what_others_say_while_a_message_is_redacted_stays_in_the_conversation(
 ) -> None:
     for number, text in enumerate(("secret", "two")):
         repository.create_message("s", "a", said(text, number))
-    look = SessionTree._and_following
+    look = SessionTree._around
 
-    async def slow_look(self: SessionTree, entry_id: str) -> list[Entry]:
-        monkeypatch.setattr(SessionTree, "_and_following", look)
+    async def slow_look(self: SessionTree, entry_id: str) -> tuple[Entry | None, list[Entry]]:
+        monkeypatch.setattr(SessionTree, "_around", look)
         found = await look(self, entry_id)
         others = Unit(self._journal)
         others.add_message(Message.user("by others"))
         await others.save()
         return found
 
-    monkeypatch.setattr(SessionTree, "_and_following", slow_look)  # the daemon is in this process, too
+    monkeypatch.setattr(SessionTree, "_around", slow_look)  # the daemon is in this process, too
     repository.update_message("s", "a", said("[redacted]", 0))
     assert shown(repository) == ["[redacted]", "two", "by others"]
 

@@ -229,7 +229,9 @@ class SessionTree:
         async with self._journal.between_turns():
             unit = Unit(self._journal)
             if not await unit.repeats(idempotency_key):
-                await self._move_leaf(unit, entry_id, add, if_leaf=if_leaf)
+                self._journal.require_transcript("the branch that is left")
+                target = None if entry_id is None else await self._journal.reader.on_branch(entry_id)
+                await self._move_leaf(unit, target, add, if_leaf=if_leaf)
         await unit.saved()
         if (move := unit.known) is None:
             return unit.entries[1:]
@@ -284,47 +286,50 @@ class SessionTree:
 
         Raises:
             EntryNotFound: the current branch has no such entry.
-            LeafMoved: the leaf is not `if_leaf` any more, or another process said something meanwhile; nothing was
-                changed.
+            LeafMoved: the leaf is not `if_leaf` any more; nothing was changed.
             TranscriptNotKept, TurnInProgress, StoreFull, StoreUnavailable, UnsavedLimit, SessionDeleted: as for
                 `branch`.
         """
-        journal = self._journal
-        async with journal.between_turns():
-            while True:
-                leaf_id = (journal.conversation.state.leaf_id or "") if if_leaf is None else if_leaf
-                unit = Unit(journal)
-                if await unit.repeats(idempotency_key):
-                    break
-                left = await self._and_following(entry_id)
+        journal, left_out = self._journal, frozenset(without)
+        while True:
+            try:
+                async with journal.between_turns():
+                    unit = Unit(journal)
+                    if not await unit.repeats(idempotency_key):
+                        leaf_id = (journal.conversation.state.leaf_id or "") if if_leaf is None else if_leaf
+                        before, left = await self._around(entry_id)
 
-                def add(unit: Unit, left: Sequence[Entry] = left) -> None:
-                    _add_turn(unit, messages)
-                    copied = [entry for entry in left[1:] if entry.id not in without]
-                    unit.add_copies(copied, instead_of=left[0].sequence)
+                        def add(unit: Unit, left: Sequence[Entry] = left) -> None:
+                            _add_turn(unit, messages)
+                            copied = [entry for entry in left[1:] if entry.id not in left_out]
+                            unit.add_copies(copied, instead_of=left[0].sequence)
 
-                try:
-                    await self._move_leaf(unit, left[0].parent_id, add, left=left, if_leaf=leaf_id)
-                except LeafMoved:
-                    if if_leaf is not None:
-                        raise
-                    continue  # another entry came meanwhile, which follows it, too
-                break
-        await unit.saved()
+                        await self._move_leaf(unit, before, add, left=left, if_leaf=leaf_id)
+                return await unit.saved()
+            except LeafMoved:
+                if if_leaf is not None:
+                    raise
+                # what was said meanwhile, here or by another process, follows, too
 
-    async def _and_following(self, entry_id: str) -> list[Entry]:
-        """An entry of the current branch, and what follows it there."""
+    async def _around(self, entry_id: str) -> tuple[Entry | None, list[Entry]]:
+        """The entry before one of the current branch, None is the root; and that one with all that follows it there.
+
+        What is before is what a walk finds: the parent may be damaged, or gone.
+        """
+        self._journal.require_transcript("the branch that is left")
         found: list[Entry] = []
         async for entry in self.walk():
+            if found and found[-1].id == entry_id:
+                return entry, found[::-1]
             found.append(entry)
-            if entry.id == entry_id:
-                return found[::-1]
+        if found and found[-1].id == entry_id:
+            return None, found[::-1]
         raise EntryNotFound(self._journal.session_id, entry_id)
 
     async def _move_leaf(
         self,
         unit: Unit,
-        entry_id: str | None,
+        target: Entry | None,
         add: Callable[[Unit], object],
         *,
         left: Sequence[Entry] | None = None,
@@ -332,9 +337,7 @@ class SessionTree:
     ) -> None:
         """Move the leaf and append what follows, all of it or nothing, as an empty unit, which is accepted."""
         journal = self._journal
-        journal.require_transcript("the branch that is left")
         await journal.home.committer.check_store()
-        target = None if entry_id is None else await journal.reader.on_branch(entry_id)
         found = await journal.reader.window_at(target, left=left)  # nothing is waited for from here on
         place = (None, None) if target is None else (target.id, target.sequence)
         unit.add(LeafMove, target_id=place[0], target_sequence=place[1])

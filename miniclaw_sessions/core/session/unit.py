@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, TypeVar, cast
@@ -224,9 +225,9 @@ class Unit:
         Raises:
             InvalidMessage, TranscriptNotKept: as for `add`.
         """
-        made: list[tuple[int, Entry]] = [
-            (instead_of, entry) for entry in self.entries if not isinstance(entry, LeafMove)
-        ]
+        made: list[Entry] = [entry for entry in self.entries if not isinstance(entry, LeafMove)]
+        places = [instead_of] * len(made)  # of what each stands for; they only grow
+        copies: dict[str, str] = {}
         for entry in entries:
             if isinstance(entry, SessionInfo | OtherEntry):
                 continue
@@ -235,15 +236,18 @@ class Unit:
             if isinstance(entry, MessageEntry):
                 fields["message"] = msgspec.structs.replace(entry.message, usage=None)
             elif isinstance(entry, Label):
-                targets = (copy.id for place, copy in made if original_id(copy) == entry.target_id)
-                fields["target_id"] = next(targets, entry.target_id)
+                fields["target_id"] = copies.get(entry.target_id, entry.target_id)
             elif isinstance(entry, Compaction):
                 fields["usage"] = None
             if isinstance(entry, Compaction) and (entry.first_kept_sequence or 0) >= instead_of:
-                kept = next((copy for place, copy in made if place >= (entry.first_kept_sequence or 0)), None)
+                place = bisect_left(places, entry.first_kept_sequence or 0)
+                kept = made[place] if place < len(made) else None
                 fields["first_kept_entry_id"] = None if kept is None else kept.id
                 fields["first_kept_sequence"] = None if kept is None else kept.sequence
-            made.append((entry.sequence, cast("Entry", self.add(type(entry), **fields))))
+            copy = cast("Entry", self.add(type(entry), **fields))
+            copies[entry.id] = copy.id
+            places.append(entry.sequence)
+            made.append(copy)
 
     def add_metadata(
         self,

@@ -12,7 +12,7 @@ from msgspec import Meta
 from miniclaw_sessions.core.history.compaction import KEEP_TOKENS, count_tokens, tokens_of
 from miniclaw_sessions.core.history.transcript import Transcript
 from miniclaw_sessions.core.protocol.encoding import encode_entry, message_document
-from miniclaw_sessions.core.protocol.entries import Custom, Label, LeafMove, moves_leaf
+from miniclaw_sessions.core.protocol.entries import Custom, Entry, Label, LeafMove, moves_leaf
 from miniclaw_sessions.service.api.error_table import RequestError, invalid
 from miniclaw_sessions.service.api.messages import checked_entries, checked_message
 from miniclaw_sessions.service.api.operation import Stream, document_in_pieces, large_reply, operation
@@ -187,10 +187,14 @@ async def show_branch(context: Context, request: ShowBranch) -> Stream:
     session = await context.find(request.session_id)
 
     async def read() -> tuple[dict[str, Any], Iterable[bytes]]:
-        path = await session.tree.get_branch(request.entry_id, limit=request.limit + 1)
-        final = session.journal.final_sequence
-        shown = (entry for entry in path[-request.limit :] if entry.sequence <= final)
-        return {"truncated": len(path) > request.limit}, map(encode_entry, shown)
+        newest, final = list[Entry](), session.journal.final_sequence
+        async for entry in session.tree.walk(request.entry_id):
+            if entry.sequence <= final:  # what has no place of its own yet must not fill the page
+                newest.append(entry)
+            if len(newest) > request.limit:
+                break
+        shown = newest[: request.limit]
+        return {"truncated": len(newest) > request.limit}, map(encode_entry, reversed(shown))
 
     return large_reply(context, "entries", read)
 
@@ -252,7 +256,10 @@ async def go_to(context: Context, request: GoToRequest) -> MovedReply:
 
         appended = await tree.branch_with_entries(wanted.entry_id, add, if_leaf=request.if_leaf, idempotency_key=key)
     # not the session's leaf: others may have gone on from there
-    leaf_id = next((entry.id for entry in reversed(appended) if moves_leaf(entry)), wanted.entry_id)
+    leaf_id = next((entry.id for entry in reversed(appended) if moves_leaf(entry)), None)
+    if leaf_id is None and wanted.entry_id is not None:
+        place = await session.journal.reader.on_branch(wanted.entry_id)
+        leaf_id = None if place is None else place.id
     entries = [AppendedEntry(id=entry.id, sequence=entry.sequence) for entry in appended]
     return MovedReply(leaf_id=leaf_id, session=session_reply(session), entries=entries)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.core.manager import SessionManager
 from miniclaw_sessions.core.protocol.entries import LeafMove, MessageEntry, SessionInfo, original_id
 from miniclaw_sessions.core.protocol.messages import Message, Usage
@@ -85,6 +88,30 @@ async def test_a_label_goes_along_and_a_title_stays(session: Session) -> None:
     assert not any(isinstance(entry, SessionInfo) for entry in path)
     assert await session.tree.get_label(path[0].id) == "here"
     assert await session.tree.get_label(said[1].id) == "here"
+
+
+async def test_a_label_goes_along_with_the_copy_of_a_copy_too(session: Session) -> None:
+    said = await session.add_messages([Message.user("a"), Message.user("b")])
+    await session.tree.set_label(said[1].id, "here")
+    for number in range(3):
+        (first, second, *_) = await session.tree.get_branch()
+        assert await session.tree.get_label(second.id) == "here", f"after {number} times"
+        await session.tree.replace(first.id, [Message.user(f"a{number}")])
+
+
+@pytest.mark.parametrize("damage", ["DELETE FROM entries", "UPDATE entries SET encoded = CAST('{' AS BLOB)"])
+async def test_an_entry_is_replaced_though_the_one_before_it_is_gone_or_damaged(tmp_path: Path, damage: str) -> None:
+    settings = SessionSettings(store="sqlite:")
+    async with SessionManager(tmp_path, settings=settings) as manager:
+        session = await manager.get_or_create("telegram", 1)
+        said = await session.add_messages([Message.user(f"{number}") for number in range(4)])
+    with closing(sqlite3.connect(tmp_path / "sessions.db")) as database, database:
+        assert database.execute(f"{damage} WHERE sequence = 2").rowcount == 1
+    async with SessionManager(tmp_path, settings=settings) as manager:
+        session = await manager.get("telegram", 1)
+        before = await texts(session)
+        await session.tree.replace(said[2].id, [Message.user("two")])
+        assert await texts(session) == ["two" if text == "2" else text for text in before]
 
 
 async def test_the_newest_entry_of_a_long_session_is_taken_back_without_reading_all_of_it(session: Session) -> None:

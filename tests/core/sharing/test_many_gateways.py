@@ -749,6 +749,33 @@ async def test_a_step_back_with_the_same_key_at_two_gateways_is_made_once(
         assert (await one.check()).problems == []
 
 
+async def test_what_another_gateway_said_follows_what_stands_in_an_entry_s_place(database: str, tmp_path: Path) -> None:
+    async with gateways(database, tmp_path) as (one, other):
+        mine = await one.get_or_create("telegram", 1)
+        first = await mine.add_message(Message.user("secret"))
+        theirs = await other.get_or_create("telegram", 1)
+        await theirs.add_message(Message.user("two"))  # which the first one does not know of
+        await mine.tree.replace(first.id, [Message.user("one")])
+        assert texts_of(mine.messages()) == ["one", "two"]
+
+        async def say() -> None:
+            for number in range(20):
+                await theirs.add_message(Message.user(f"at once {number}"))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(say)
+            for number in range(3):
+                (newest, *_) = await mine.tree.get_branch()
+                await mine.tree.replace(newest.id, [Message.user(f"one {number}")])
+        at_once = [f"at once {number}" for number in range(20)]
+        assert texts_of((await one.get("telegram", 1)).messages()) == ["one 2", "two", *at_once]
+        leaf_id = mine.leaf_id
+        await theirs.add_message(Message.user("late"))
+        with pytest.raises(LeafMoved):
+            await mine.tree.replace((await mine.tree.get_branch())[0].id, if_leaf=leaf_id)
+        assert texts_of((await one.get("telegram", 1)).messages()) == ["one 2", "two", *at_once, "late"]
+
+
 async def test_a_command_with_the_same_key_at_two_gateways_is_stored_once(database: str, tmp_path: Path) -> None:
     async with gateways(database, tmp_path) as (one, other):
         for session in [await one.get_or_create("telegram", 1), await other.get_or_create("telegram", 1)]:

@@ -187,12 +187,17 @@ READS = [f"{ONE}/messages", f"{ONE}/messages?before=1000", f"{ONE}/messages?afte
 READS += [f"{ONE}/entries?before=1000", f"{ONE}/transcript", f"{ONE}/branch", f"{ONE}/articles", f"{ONE}/outline"]
 
 
+NEWEST = [f"{ONE}/messages?limit=1", f"{ONE}/messages?before=1000&limit=1", f"{ONE}/entries?before=1000&limit=1"]
+NEWEST += [f"{ONE}/branch?limit=1", f"{ONE}/articles?limit=1"]
+
+
 async def check_that_none_is_shown(client: httpx2.AsyncClient) -> None:
-    """Assert that everything can be read, and that what waits is in none of it."""
-    for path in READS:
+    """Assert that everything can be read, and that what waits is in none of it, and in the place of nothing."""
+    for path in READS + NEWEST:
         reply = await client.get(path)
         assert reply.is_success, (path, reply.text)
         assert "waiting" not in reply.text, path
+        assert path not in NEWEST or "hello" in reply.text or "theirs" in reply.text, path
 
 
 async def test_what_waits_for_its_place_is_not_shown_with_one(postgresql_url: str, short_path: Path) -> None:

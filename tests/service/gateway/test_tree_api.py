@@ -166,6 +166,15 @@ async def test_what_is_no_message_is_refused(served: Any, route: str, name: str,
     assert [(await shown(served))[name] for name in ("entries", "leaf_id")] == [2, second]
 
 
+async def test_a_move_to_metadata_goes_to_what_they_follow(served: Any) -> None:
+    first, _ = await say(served, user("one"), user("two"))
+    await accepted(served, "branch", {"entry_id": first})
+    body = {"type": "metadata", "metadata": {"topic": "tea"}}
+    metadata = (await accepted(served, "entries", body, status=201))["id"]
+    moved = await accepted(served, "branch", {"entry_id": metadata})
+    assert moved["leaf_id"] == moved["session"]["leaf_id"] == first
+
+
 async def test_a_move_and_a_replacement_are_one_commit_each(served: Any) -> None:
     first, _ = await say(served, user("one"), user("two"))
     commits: list[int] = []
