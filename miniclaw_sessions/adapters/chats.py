@@ -225,9 +225,7 @@ class _HeldChat(Chat):
         self, entry_id: str | None, *, then: Sequence[New] = (), if_leaf: str | None = None
     ) -> list[AppendedEntry]:
         tree = self.session.tree
-        return _appended(
-            await tree.branch_with_entries(entry_id, lambda unit: _add(unit, then, one_turn=True), if_leaf=if_leaf)
-        )
+        return _appended(await tree.branch_with_entries(entry_id, lambda unit: _add(unit, then), if_leaf=if_leaf))
 
     async def replace(
         self, entry_id: str, messages: Sequence[Message], *, without: Collection[str] = (), if_leaf: str | None = None
@@ -330,7 +328,7 @@ class _RemoteChat(Chat):
     async def go_to(
         self, entry_id: str | None, *, then: Sequence[New] = (), if_leaf: str | None = None
     ) -> list[AppendedEntry]:
-        moved = await self.session.tree.branch_with_entries(entry_id, _on_wire(then, one_turn=True), if_leaf=if_leaf)
+        moved = await self.session.tree.branch_with_entries(entry_id, _on_wire(then), if_leaf=if_leaf)
         return moved.entries
 
     async def replace(
@@ -404,7 +402,7 @@ def _continues(message: Message, place: int, *, one_turn: bool) -> bool:
     return place > 0 if one_turn else not message.is_user
 
 
-def _on_wire(new: Sequence[New], *, one_turn: bool) -> list[NewEntry]:
+def _on_wire(new: Sequence[New], *, one_turn: bool = False) -> list[NewEntry]:
     """The same entries as a daemon takes them."""
     return [
         NewMessage(message=message_to_dict(one), continues=_continues(one, place, one_turn=one_turn))

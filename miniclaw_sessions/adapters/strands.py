@@ -73,8 +73,8 @@ from miniclaw_sessions.core.protocol.entries import Custom, MessageEntry
 from miniclaw_sessions.core.protocol.keys import SessionKey
 from miniclaw_sessions.core.protocol.messages import Message
 from miniclaw_sessions.core.stores.base import Store
-from miniclaw_sessions.errors import EntryNotFound, SessionNotFound, StoreCorrupt
-from miniclaw_sessions.files.formats.codec import kept_fields
+from miniclaw_sessions.errors import EntryNotFound, SessionNotFound
+from miniclaw_sessions.files.formats.codec import has_kept, kept_fields
 from miniclaw_sessions.files.formats.histories import Shown, traced
 from miniclaw_sessions.service.api.shapes import NewCustom, NewMetadata
 from miniclaw_sessions.service.client import Client, connect
@@ -99,6 +99,28 @@ class _Session(msgspec.Struct):
 
     session_id: str
     session_type: str
+
+
+class _Message(msgspec.Struct):
+    """What it says to a model."""
+
+    role: str = ""
+    content: list[dict[str, Any]] = []
+
+
+class _Said(msgspec.Struct):
+    """What it must say of a message."""
+
+    message: _Message
+    message_id: int
+    redact_message: _Message | None = None
+
+
+class _First(msgspec.Struct):
+    """What the first entry of a message says beside that."""
+
+    agent: str
+    message_id: int
 
 
 class _Agent(msgspec.Struct):
@@ -323,13 +345,13 @@ class MiniclawSessionRepository(SessionRepository):
         async for entry in session.walk():
             if isinstance(entry, MessageEntry) and _is_of(entry, agent_id, session_message.message_id):
                 break
-            if isinstance(entry, MessageEntry) and _OF in _kept(entry):
+            if isinstance(entry, MessageEntry) and _kept(entry).get(_OF) == session_message.message_id:
                 parts.append(entry.id)
             else:
                 parts.clear()  # only those right behind the message are its further results
         else:
             raise SessionException(f"Message {session_message.message_id} does not exist")
-        before = _fields_of(entry)
+        before = verbatim(_kept(entry)) or {}
         session_message.created_at = before.get("created_at", session_message.created_at)
         await session.replace(entry.id, _messages(agent_id, session_message), without=parts)
 
@@ -347,7 +369,7 @@ class MiniclawSessionRepository(SessionRepository):
             async for entry in session.walk()
             if isinstance(entry, MessageEntry) and _kept(entry).get(_AGENT_OF, agent_id) == agent_id
         ]
-        found = _listed(entries[::-1])
+        found = _listed(_as_written(entries[::-1]))
         return found[offset:] if limit is None else found[offset : offset + limit]
 
     def history(self, session_id: str, agent_id: str) -> list[StrandsMessage]:
@@ -409,11 +431,12 @@ def _listed(entries: Sequence[MessageEntry]) -> list[SessionMessage]:
     def end_of_own() -> None:
         if not parts:
             return
-        fields = dict(_fields_of(parts[0]))
-        message = fields.get("message")
-        if isinstance(message, dict) and "content" not in message:
-            (written,) = to_strands(part.message for part in parts)
-            fields["message"] = {**written, **message}
+        fields = dict(verbatim(_kept(parts[0])) or {})
+        message = fields["message"]
+        if "content" not in message:
+            written = list(to_strands(part.message for part in parts))
+            content = [block for one in written for block in one["content"]]
+            fields["message"] = {"role": written[0]["role"] if written else "user", "content": content, **message}
         listed.append(SessionMessage.from_dict(fields))
         parts.clear()
 
@@ -477,22 +500,39 @@ def _sources(shown: Sequence[Shown]) -> list[Message | None]:
     ]
 
 
-def _fields_of(entry: MessageEntry) -> dict[str, Any]:
-    """What Strands says of a message.
-
-    Raises:
-        StoreCorrupt: it says nothing.
-    """
-    fields = verbatim(_kept(entry))
-    if fields is None:
-        raise StoreCorrupt(f"entry {entry.id} is no message that Strands can read")
-    return fields
-
-
 def _kept(entry: MessageEntry) -> Mapping[str, Any]:
     return kept_fields(entry.message.extra, KEPT)
 
 
+def _as_written(entries: Sequence[MessageEntry]) -> list[MessageEntry]:
+    """The entries; those with this adapter's name that are not as it writes them are others', and say so."""
+    found: list[MessageEntry] = []
+    number: object = None  # of the message that an entry may be a further part of
+    for entry in entries:
+        if _OF in _kept(entry):
+            is_own = _kept(entry)[_OF] == number
+        else:
+            is_own = _is_first(entry)
+            number = _kept(entry)[_ID] if is_own else None
+        found.append(entry if is_own or not has_kept(entry.message.extra, KEPT) else _as_others(entry))
+    return found
+
+
+def _as_others(entry: MessageEntry) -> MessageEntry:
+    extra = {name: value for name, value in (entry.message.extra or {}).items() if name != KEPT}
+    return msgspec.structs.replace(entry, message=msgspec.structs.replace(entry.message, extra=extra or None))
+
+
+def _is_first(entry: MessageEntry) -> bool:
+    """Whether a message of Strands begins with an entry."""
+    kept = _kept(entry)
+    return (
+        bool(kept)
+        and as_shape(kept, _First, entry_id=entry.id) is not None
+        and as_shape(verbatim(kept), _Said, entry_id=entry.id) is not None
+    )
+
+
 def _is_of(entry: MessageEntry, agent_id: str, message_id: int) -> bool:
     kept = _kept(entry)
-    return kept.get(_AGENT_OF) == agent_id and kept.get(_ID) == message_id
+    return kept.get(_AGENT_OF) == agent_id and kept.get(_ID) == message_id and _is_first(entry)

@@ -116,6 +116,22 @@ async def test_graph_goes_back_though_others_speak_at_that_moment(
         assert [message.text for message in state["messages"]] == expected == await texts_of(manager)
 
 
+@pytest.mark.parametrize("place", ["held", "asked"])
+@pytest.mark.parametrize("goes_back", [True, False])
+async def test_agent_answers_the_last_of_two_questions_that_a_graph_says(
+    tmp_path: Path, place: str, *, goes_back: bool
+) -> None:
+    async with SessionManager(tmp_path, store=MemoryStore()) as manager, placed(manager, place) as sessions:
+        graph = chat(MiniclawSaver(sessions))
+        await graph.ainvoke({"messages": [HumanMessage("one")]}, CONFIG)
+        older = (await graph.aget_state(CONFIG)).config
+        await graph.ainvoke({"messages": [HumanMessage("two")]}, CONFIG)
+        asked_of_it = [HumanMessage("first question"), HumanMessage("second question")]
+        await graph.aupdate_state(older if goes_back else CONFIG, {"messages": asked_of_it}, as_node="answer")
+        async with (await manager.get("langgraph", 1)).turn() as turn:
+            assert turn.message.message.text == "second question"
+
+
 async def test_reply_that_a_graph_edits_is_paid_for_once(manager: SessionManager, sessions: Any) -> None:
     async def answer(state: MessagesState) -> dict[str, Any]:
         del state

@@ -30,7 +30,7 @@ from miniclaw_sessions.adapters.strands_messages import from_strands, to_strands
 from miniclaw_sessions.agent.agent import Agent as OurAgent
 from miniclaw_sessions.agent.tools import calculator_tool
 from miniclaw_sessions.core.manager import SessionManager
-from miniclaw_sessions.core.protocol.entries import Custom, Entry
+from miniclaw_sessions.core.protocol.entries import Custom, Entry, MessageEntry
 from miniclaw_sessions.core.protocol.messages import ImagePart, Message, Role, TextPart, ToolCall, Usage
 from miniclaw_sessions.core.session import Session
 from miniclaw_sessions.core.session.tree import SessionTree
@@ -238,6 +238,50 @@ def test_agent_is_given_what_others_said_and_numbers_on(repository: MiniclawSess
     assert repository.read_message("s", "a", 3) is None
 
 
+@pytest.mark.parametrize("role", ["user", "assistant"])
+@pytest.mark.parametrize(
+    "field",
+    [
+        *({}, 5, [], {"agent": "a"}, {"agent": "a", "of": 7}, {"of": 7}, {"of": []}, {"fields": {}}, {"json": "{"}),
+        {"agent": "a", "message_id": 0},
+        {"agent": "a", "message_id": "x", "fields": {"message": {}, "message_id": "x"}},
+        {"agent": "a", "message_id": 9, "fields": {"message": {}, "message_id": 9}},
+        {"agent": "a", "message_id": 9, "fields": {"message": {"role": "user", "content": 5}, "message_id": 9}},
+        {"agent": "a", "message_id": 9, "fields": {"message": {"content": [5]}, "message_id": 9}},
+    ],
+)
+def test_message_that_others_wrote_with_the_adapters_field_is_shown_as_theirs(
+    repository: MiniclawSessionRepository, field: Any, role: str
+) -> None:
+    repository.create_message("s", "a", said("one", 0))
+    in_session(repository, Message(Role(role), "by others", extra={"strands": field}))
+    repository.create_message("s", "a", said("two", 2))
+    assert shown(repository) == ["one", "by others", "two"]
+    repository.update_message("s", "a", said("[redacted]", 0))
+    assert shown(repository) == ["[redacted]", "by others", "two"]
+
+
+def test_result_whose_first_part_was_taken_out_over_the_api_is_shown(repository: MiniclawSessionRepository) -> None:
+    results = {"role": "user", "content": [*answering("c0")["content"], *answering("c1")["content"]]}
+    calls = {"role": "assistant", "content": [*calling("c0")["content"], *calling("c1")["content"]]}
+    for number, message in enumerate([calls, results]):
+        repository.create_message("s", "a", SessionMessage.from_dict({"message": message, "message_id": number}))
+    repository.create_message("s", "a", said("end", 2))
+
+    async def take_out_the_first_result() -> None:
+        tree = (await repository.manager.get("strands", "s")).tree
+        branch = await tree.get_branch()
+        await tree.replace(
+            next(one.id for one in branch if isinstance(one, MessageEntry) and one.message.is_tool_result)
+        )
+
+    repository._home.wait(take_out_the_first_result)
+    listed = [message.message for message in repository.list_messages("s", "a")]
+    assert [block["toolResult"]["toolUseId"] for block in listed[1]["content"]] == ["c0", "c1"]
+    assert listed[1]["content"][0]["toolResult"]["status"] == "error"
+    assert shown(repository)[-1] == "end"
+
+
 def test_agents_of_one_session_have_their_own_lists(repository: MiniclawSessionRepository) -> None:
     repository.create_message("s", "a", said("for a", 0))
     repository.create_message("s", "b", said("for b", 0))
@@ -255,9 +299,9 @@ def test_what_others_say_while_a_message_is_redacted_stays_in_the_conversation(
         repository.create_message("s", "a", said(text, number))
     look = SessionTree._around
 
-    async def slow_look(self: SessionTree, entry_id: str) -> tuple[Entry | None, list[Entry]]:
+    async def slow_look(self: SessionTree, *what: Any) -> tuple[Entry | None, list[Entry]]:
         monkeypatch.setattr(SessionTree, "_around", look)
-        found = await look(self, entry_id)
+        found = await look(self, *what)
         others = Unit(self._journal)
         others.add_message(Message.user("by others"))
         await others.save()

@@ -154,6 +154,15 @@ class Journal:
         return self.queue.final_up_to(self.last_sequence)
 
     @property
+    def final_leaf_id(self) -> str | None:
+        """Where the conversation goes on behind `final_sequence`; None: at the root.
+
+        Who looks at the entries that keep their places, and demands this leaf, leaves nothing behind unseen.
+        """
+        pending = [] if self.final_sequence == self.last_sequence else self.queue.pending
+        return decode_stored(pending[0]).parent_id if pending else self.conversation.state.leaf_id
+
+    @property
     def newest_waiting(self) -> str | None:
         """The id of the newest entry, if it is not acknowledged."""
         newest = (self.queue.waiting or self.queue.sending or ())[-1:]

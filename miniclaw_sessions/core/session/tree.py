@@ -291,13 +291,16 @@ class SessionTree:
                 `branch`.
         """
         journal, left_out = self._journal, frozenset(without)
+        before, settled = None, list[Entry]()
         while True:
             try:
                 async with journal.between_turns():
                     unit = Unit(journal)
                     if not await unit.repeats(idempotency_key):
                         leaf_id = (journal.conversation.state.leaf_id or "") if if_leaf is None else if_leaf
-                        before, left = await self._around(entry_id)
+                        final = journal.final_sequence
+                        before, left = await self._around(entry_id, before, settled)
+                        settled = [entry for entry in left if entry.sequence <= final]
 
                         def add(unit: Unit, left: Sequence[Entry] = left) -> None:
                             _add_turn(unit, messages)
@@ -311,14 +314,20 @@ class SessionTree:
                     raise
                 # what was said meanwhile, here or by another process, follows, too
 
-    async def _around(self, entry_id: str) -> tuple[Entry | None, list[Entry]]:
+    async def _around(
+        self, entry_id: str, before: Entry | None, settled: Sequence[Entry]
+    ) -> tuple[Entry | None, list[Entry]]:
         """The entry before one of the current branch, None is the root; and that one with all that follows it there.
 
-        What is before is what a walk finds: the parent may be damaged, or gone.
+        What is before is what a walk finds: the parent may be damaged, or gone. `before` and `settled` are what was
+        found earlier and keeps its place: what came since is all that is read, so that who speaks all the time does not
+        keep this from its end.
         """
         self._journal.require_transcript("the branch that is left")
         found: list[Entry] = []
         async for entry in self.walk():
+            if settled and entry.id == settled[-1].id:
+                return before, [*settled, *found[::-1]]
             if found and found[-1].id == entry_id:
                 return entry, found[::-1]
             found.append(entry)

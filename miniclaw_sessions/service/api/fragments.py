@@ -18,7 +18,7 @@ from miniclaw_sessions.core.history.first_words import first_words
 from miniclaw_sessions.core.protocol.entries import Entry, Label, LeafMove, MessageEntry
 from miniclaw_sessions.errors import EntryNotFound, SessionNotFound
 from miniclaw_sessions.service.api.error_table import invalid
-from miniclaw_sessions.service.api.messages import Sequence_, walk_back
+from miniclaw_sessions.service.api.messages import Sequence_, walk_back, walk_in_place
 from miniclaw_sessions.service.api.operation import operation
 from miniclaw_sessions.service.api.sessions import ONE
 from miniclaw_sessions.service.api.shapes import Reply
@@ -133,10 +133,10 @@ async def show_articles(context: Context, request: ShowArticles) -> ArticlesRepl
             entries, behind = await _newest(_walk_from(session, request), request.limit)
         else:
             entries, behind = await _oldest_after(_walk_from(session, request), request.after, request.limit)
-        articles = _articles(entries, session.leaf_id, context.manager.settings.currency)
+        articles = _articles(entries, session.journal.final_leaf_id, context.manager.settings.currency)
     is_cut = request.after is not None and len(articles) > request.limit
     return ArticlesReply(
-        leaf_id=session.leaf_id,
+        leaf_id=session.journal.final_leaf_id,
         entries=session.journal.final_sequence,
         behind=behind,
         later=request.before is not None or is_cut,
@@ -147,8 +147,8 @@ async def show_articles(context: Context, request: ShowArticles) -> ArticlesRepl
 async def _walk_from(session: Session, request: ShowArticles) -> AsyncIterator[Entry]:
     """The branch that is meant, newest entry first."""
     end, before = request.entry_id, request.before
-    async for entry in session.tree.walk(end) if before is None else walk_back(session, before, end):
-        if (before is None or entry.sequence < before) and entry.sequence <= session.journal.final_sequence:
+    async for entry in walk_in_place(session, end) if before is None else walk_back(session, before, end):
+        if before is None or entry.sequence < before:
             yield entry
 
 
@@ -237,7 +237,7 @@ async def show_outline(context: Context, request: ShowOutline) -> OutlineReply:
             if not isinstance(entry, LeafMove) and shape.add(entry):
                 ids.append(entry.id)
                 places.append(entry.sequence)
-        rows = outline_of(shape, shape.number_of(session.leaf_id))
+        rows = outline_of(shape, shape.number_of(session.journal.final_leaf_id))
         branches = Branches(rows)
         at_beginning = [number for number, parent in enumerate(branches.parents) if parent < 0]
         forks = {**branches.ways, **({-1: at_beginning} if len(at_beginning) > 1 else {})}
@@ -258,7 +258,7 @@ async def show_outline(context: Context, request: ShowOutline) -> OutlineReply:
         lines = {place: tree.line_of(decode_stored(stored[place])) for place in wanted}
         html = tree.tree_list(shown, lambda row: lines[places[row.entry]], is_whole=False)
         return OutlineReply(
-            leaf_id=session.leaf_id,
+            leaf_id=session.journal.final_leaf_id,
             entries=session.journal.final_sequence,
             labels={ids[number]: label for number, label in shape.labels.items()},
             ways={ids[rows[fork].entry] if fork >= 0 else "": [ids[way] for way in parting[fork]] for fork in parting},

@@ -134,7 +134,7 @@ async def _read_before(session: Session, request: ShowMessages) -> _Page:
     found, newest = list[MessageEntry](), session.journal.conversation.window.kept[-1:]
     later = any(before <= one.sequence <= final for one in newest)
     async for entry in walk_back(session, min(before, final + 1)):
-        if isinstance(entry, MessageEntry) and entry.sequence <= final:
+        if isinstance(entry, MessageEntry):
             if entry.sequence >= before:
                 later = True
             elif len(found) == request.limit:
@@ -145,11 +145,11 @@ async def _read_before(session: Session, request: ShowMessages) -> _Page:
 
 
 async def _read_after(session: Session, request: ShowMessages) -> _Page:
-    final, limit, after = session.journal.final_sequence, request.limit, request.after or 0
+    limit, after = request.limit, request.after or 0
     oldest: deque[MessageEntry] = deque(maxlen=limit + 1)  # of those behind the place, the newest first
     earlier = False
-    async for entry in session.tree.walk():
-        if isinstance(entry, MessageEntry) and entry.sequence <= final:
+    async for entry in walk_in_place(session):
+        if isinstance(entry, MessageEntry):
             if entry.sequence <= after:
                 earlier = True
                 break
@@ -174,10 +174,26 @@ def entry_document(entry: MessageEntry) -> dict[str, Any]:
     return {**message_document(entry.message), "id": entry.id, "sequence": entry.sequence}
 
 
+async def walk_in_place(session: Session, entry_id: str | None = None) -> AsyncIterator[Entry]:
+    """The entries of a branch that keep their places, newest first.
+
+    By default of the branch that is the current one behind them: what is accepted only may have left it already.
+    """
+    journal = session.journal
+    final = journal.final_sequence
+    if entry_id is None and final != journal.last_sequence:
+        entry_id = journal.final_leaf_id
+        if entry_id is None:
+            return
+    async for entry in session.tree.walk(entry_id):
+        if entry.sequence <= final:
+            yield entry
+
+
 async def walk_back(session: Session, place: int, entry_id: str | None = None) -> AsyncIterator[Entry]:
-    """The entries of the branch that ends at a place, newest first; where nothing is there, of the one of an entry."""
+    """`walk_in_place`, of the branch that ends at a place; where nothing is there, of the one of an entry."""
     found = await session.tree.read_at([place])
-    async for entry in session.tree.walk(found[place].entry_id if place in found else entry_id):
+    async for entry in walk_in_place(session, found[place].entry_id if place in found else entry_id):
         yield entry
 
 
@@ -318,7 +334,7 @@ async def _wanted(context: Context, request: Expected) -> Session:
 def _end_of(session: Session, made: Sequence[Entry]) -> tuple[str | None, str]:
     """The leaf and the session's ETag right behind what was appended: what others say from there on is not in them."""
     if not made:
-        return session.leaf_id, etag_of(session)
+        return session.journal.final_leaf_id, etag_of(session)
     leaf_id = next((entry.id for entry in reversed(made) if moves_leaf(entry)), made[0].parent_id)
     return leaf_id, etag_at(session, made[-1].sequence)
 
@@ -394,9 +410,8 @@ async def checked_entries(session: Session, wanted: Sequence[NewEntry]) -> list[
         EntryNotFound: a label is for an entry that the session does not have.
         InvalidMessage: something is no message, or no metadata.
     """
-    for label in wanted:
-        if isinstance(label, NewLabel):
-            await session.tree.get_entry(label.target_id)
+    for target_id in dict.fromkeys(one.target_id for one in wanted if isinstance(one, NewLabel)):
+        await session.tree.get_entry(target_id)
     now = session.journal.now()
     return [_made(one, now) for one in wanted]
 

@@ -421,6 +421,7 @@ def session_reply(session: Session) -> SessionReply:
         session.key,
         agent_id=session.metadata.get("agent_id"),
         entries=session.journal.final_sequence,
+        leaf_id=session.journal.final_leaf_id,
         etag=etag_of(session),
         chosen_model=session.chosen_model,
         chosen_level=session.chosen_level,

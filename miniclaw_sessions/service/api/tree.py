@@ -14,7 +14,7 @@ from miniclaw_sessions.core.history.transcript import Transcript
 from miniclaw_sessions.core.protocol.encoding import encode_entry, message_document
 from miniclaw_sessions.core.protocol.entries import Custom, Entry, Label, LeafMove, moves_leaf
 from miniclaw_sessions.service.api.error_table import RequestError, invalid
-from miniclaw_sessions.service.api.messages import checked_entries, checked_message
+from miniclaw_sessions.service.api.messages import checked_entries, checked_message, walk_in_place
 from miniclaw_sessions.service.api.operation import Stream, document_in_pieces, large_reply, operation
 from miniclaw_sessions.service.api.request_keys import checked_key
 from miniclaw_sessions.service.api.sessions import ONE, OneSession, session_reply
@@ -145,7 +145,7 @@ async def show_tree(context: Context, request: OneSession) -> Stream:
     """Which entries follow which, and the labels; the messages are in the transcript."""
     session = await context.find(request.session_id)
     transcript = Transcript(session_id=session.session_id)
-    async for entry in session.tree.read_entries(transcript.problems):
+    async for entry in session.tree.read_entries(transcript.problems, in_place=True):
         if isinstance(entry, LeafMove | Label):
             transcript.add(entry)
         else:  # without its content: the transcript may be larger than the memory
@@ -187,10 +187,9 @@ async def show_branch(context: Context, request: ShowBranch) -> Stream:
     session = await context.find(request.session_id)
 
     async def read() -> tuple[dict[str, Any], Iterable[bytes]]:
-        newest, final = list[Entry](), session.journal.final_sequence
-        async for entry in session.tree.walk(request.entry_id):
-            if entry.sequence <= final:  # what has no place of its own yet must not fill the page
-                newest.append(entry)
+        newest: list[Entry] = []
+        async for entry in walk_in_place(session, request.entry_id):
+            newest.append(entry)
             if len(newest) > request.limit:
                 break
         shown = newest[: request.limit]

@@ -131,6 +131,29 @@ async def test_the_newest_entry_of_a_long_session_is_taken_back_without_reading_
     assert len(await texts(session)) == 2_999
 
 
+async def test_who_speaks_all_the_time_keeps_it_from_its_end_no_longer_than_one_look(session: Session) -> None:
+    first = await session.add_message(Message.user("first"))
+    await session.add_messages([Message.user(f"{number}") for number in range(3_000)])
+    store = session.journal.home.store
+    ask, read, spoken = store.read, list[int](), list[str]()
+
+    async def speaking(session_id: str, *, after: int = 0, limit: int | None = None) -> object:
+        page = await ask(session_id, after=after, limit=limit)
+        read.append(len(page))
+        if len(spoken) < 12:
+            spoken.append(f"meanwhile {len(spoken)}")
+            session.append(Message.user(spoken[-1]))
+            await session.saved()
+        return page
+
+    store.read = speaking  # type: ignore[method-assign, assignment]
+    await session.tree.replace(first.id, [Message.user("another")])
+    store.read = ask  # type: ignore[method-assign]
+    assert len(spoken) == 12
+    assert sum(read) < 2 * 3_000
+    assert await texts(session) == ["another", *(f"{number}" for number in range(3_000)), *spoken]
+
+
 async def test_it_is_there_after_a_restart(tmp_path: Path) -> None:
     async with SessionManager(tmp_path) as manager:
         session = await manager.get_or_create("telegram", 1)

@@ -222,6 +222,32 @@ async def test_what_waits_for_its_place_is_not_shown_with_one(postgresql_url: st
             assert 0 < text.index("theirs") < text.index("waiting"), path
 
 
+@pytest.mark.parametrize("waits", [("messages", HELLO), ("clear", None), ("labels", None)])
+async def test_who_demands_the_leaf_that_he_was_shown_leaves_nothing_behind_unseen(
+    postgresql_url: str, short_path: Path, waits: tuple[str, Any]
+) -> None:
+    slow, (where, body) = FaultyStore(PostgreSQLStore(postgresql_url)), waits
+    async with gateways(short_path, slow) as alone:
+        (client,) = alone.clients
+        said = await alone.ask(client, "POST", f"{ONE}/messages", HELLO)
+        hold = slow.hold()
+        async with anyio.create_task_group() as tasks:
+            body = {"entry_id": said["leaf_id"], "label": "here"} if where == "labels" else body
+            tasks.start_soon(lambda: client.post(f"{ONE}/{where}", json=body))
+            await hold.reached.wait()
+            shown = await alone.ask(client, "GET", ONE, None)
+            branch = (await client.get(f"{ONE}/branch")).json()["entries"]
+            tree = (await client.get(f"{ONE}/tree")).json()
+            refused = await client.post(f"{ONE}/branch?if_leaf={shown['leaf_id']}", json={"entry_id": None})
+            slow.heal()
+        assert shown["leaf_id"] == branch[-1]["id"] == tree["leaf_id"] == said["leaf_id"]
+        assert refused.status_code == 409
+        shown = await alone.ask(client, "GET", ONE, None)
+        assert shown["leaf_id"] != said["leaf_id"]
+        moved = await client.post(f"{ONE}/branch?if_leaf={shown['leaf_id'] or ''}", json={"entry_id": said["leaf_id"]})
+        assert moved.json()["leaf_id"] == said["leaf_id"]
+
+
 async def test_what_others_store_while_one_waits_is_read_to_its_end(postgresql_url: str, short_path: Path) -> None:
     slow = FaultyStore(PostgreSQLStore(postgresql_url))
     async with gateways(short_path, slow, PostgreSQLStore(postgresql_url)) as both:
