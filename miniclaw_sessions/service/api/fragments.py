@@ -134,12 +134,13 @@ async def show_articles(context: Context, request: ShowArticles) -> ArticlesRepl
         else:
             entries, behind = await _oldest_after(_walk_from(session, request), request.after, request.limit)
         articles = _articles(entries, session.journal.final_leaf_id, context.manager.settings.currency)
+    final = session.journal.final_sequence
     is_cut = request.after is not None and len(articles) > request.limit
     return ArticlesReply(
         leaf_id=session.journal.final_leaf_id,
-        entries=session.journal.final_sequence,
+        entries=final,
         behind=behind,
-        later=request.before is not None or is_cut,
+        later=is_cut or (request.before is not None and request.before <= final),
         articles=articles[: request.limit] if request.after is not None else articles[-request.limit :],
     )
 

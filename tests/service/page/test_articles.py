@@ -86,6 +86,14 @@ async def test_the_newest_articles_come_first_and_pages_before_them_join_without
     assert found == texts
 
 
+async def test_a_page_before_a_place_says_whether_anything_stands_there(
+    manager: SessionManager, session: Session
+) -> None:
+    await said(session, *(f"message {number}" for number in range(5)))
+    for before, is_later in ((1, True), (5, True), (6, False), (1_000, False)):
+        assert (await articles(manager, before=before)).later == is_later, before
+
+
 async def test_pages_after_a_place_join_without_a_gap(manager: SessionManager, session: Session) -> None:
     texts = [f"message {number}" for number in range(25)]
     await said(session, *texts)
