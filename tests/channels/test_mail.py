@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 from datetime import UTC, datetime
 from email import message_from_bytes, policy
+from email.headerregistry import HeaderRegistry
 from email.message import EmailMessage
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -112,6 +114,42 @@ def test_a_mail_of_very_many_parts_is_not_read() -> None:
     data = b"Content-Type: multipart/mixed; boundary=x\r\n\r\n" + b"--x\r\n\r\nhello\r\n" * 1_000 + b"--x--\r\n"
     with pytest.raises(ValueError, match="parts"):
         read_message(data, header(), len(data), 0)
+
+
+@pytest.mark.parametrize("lines", [b"", b"\n", b"--\n", b"--b\n"])
+def test_a_mail_of_many_parts_within_each_other_takes_no_longer_than_it_is_long(lines: bytes) -> None:
+    levels = b"".join(b"Content-Type: multipart/mixed; boundary=b%d\r\n\r\n--b%d\r\n" % (n, n) for n in range(90))
+    data = levels + b"Content-Type: text/plain\r\n\r\n" + lines * 1_000_000
+    with pytest.raises(ValueError, match="nested"):
+        read_message(data, header(), len(data), 0)
+
+
+@pytest.mark.parametrize("field", [b"text/plain" + b";" * 990, b"text/plain; " + b"a=b;" * 240])
+def test_hostile_fields_of_many_parts_are_read_once_each(field: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    parse = HeaderRegistry.__call__
+
+    def counted(self: HeaderRegistry, name: str, value: str) -> Any:
+        parsed.append(name)
+        return parse(self, name, value)
+
+    monkeypatch.setattr(HeaderRegistry, "__call__", counted)
+    parts = b"".join(b"--x\r\nContent-Type: %b n=%d\r\n\r\nhello\r\n" % (field, n) for n in range(90))
+    data = b"Content-Type: multipart/mixed; boundary=x\r\n\r\n" + parts + b"--x--\r\n"
+    read_message(data, header(), len(data), 0)
+    assert len(parsed) < 200
+
+
+@pytest.mark.parametrize("lone", [b'"', b'\\"', b'"\\'])
+def test_hostile_results_take_no_longer_than_they_are_long(lone: bytes) -> None:
+    line = lone * 400
+    results = b'Authentication-Results: "' + b"\r\n ".join([line] * 400)  # a quadratic reading takes many minutes
+    assert not is_authenticated(results + b"\r\n" + mail(), "mx.example.org")
+
+
+@pytest.mark.parametrize("name", ['"x" mx.example.org', '"x"mx.example.org', "(a) mx.example.org", 'mx.example.org"'])
+def test_results_of_a_server_that_does_not_begin_with_our_servers_name_are_not_its_own(name: str) -> None:
+    assert not is_authenticated(mail(authentication_results=f"{name}; dmarc=pass"), "mx.example.org")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from email.headerregistry import AddressHeader
 from email.message import EmailMessage, MIMEPart
 from email.policy import EmailPolicy
 from email.utils import format_datetime
+from functools import lru_cache
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,12 +33,14 @@ if TYPE_CHECKING:
 
 MAX_HEADER_BYTES = 65_536
 _MAX_FIELD = 1_024  # characters of a field that is more than text: to read that takes as long as their square
-_MAX_PARTS = 200  # each takes that time again
+_MAX_PARTS = 100  # each takes that time again
+_MAX_DEPTH = 10  # of parts within parts: each line is compared with the boundary of each that is open
 _MAX_TEXT_BYTES = 262_144
 _MAX_HTML = 50_000  # characters of an answer that is HTML, too: to make that takes more than in proportion to them
 _MAX_REFERENCES = 800  # characters; with the oldest id and the newest ones, as RFC 5322 allows
 _MAX_ID = 250
 _NESTED_COMMENTS = 5
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.?)*+(?:"|\Z)', re.DOTALL)  # also without an end, or each quote begins another try
 _ID = re.compile(r"<[!-;=?-~]{1,250}>")  # what RFC 5322 has in an id, and more
 _OURS = re.compile(r"<mc\.([0-9a-f]{16})\.[0-9a-f]{16}@")
 _FORMAT = policy.SMTP.clone(max_line_length=990, cte_type="7bit")  # shorter lines would encode, and break, long ids
@@ -117,11 +120,32 @@ def read_header(data: bytes, address: str) -> Mail | str:
     return msgspec.structs.replace(mail, is_addressed=not copied or mail.follows_ours)
 
 
+@lru_cache(maxsize=256)
+def _field(name: str, value: str) -> Any:
+    """A field with a grammar; it is asked for many times."""
+    return policy.default.header_fetch_parse(name, value)
+
+
 class _Reading(EmailPolicy):
     """Reads of a field with a grammar only its beginning."""
 
     def header_fetch_parse(self, name: str, value: str) -> Any:
-        return super().header_fetch_parse(name, value[:_MAX_FIELD] if name.lower() in _MORE_THAN_TEXT else value)
+        if name.lower() in _MORE_THAN_TEXT:
+            return _field(name, value[:_MAX_FIELD])
+        return super().header_fetch_parse(name, value)
+
+
+class _Part(EmailMessage):
+    """A mail, or a part of one."""
+
+    depth = 0
+
+    def attach(self, payload: Any) -> None:
+        """Take in a part. Raises ValueError where it lies too deep."""
+        payload.depth = self.depth + 1
+        if payload.depth > _MAX_DEPTH:
+            raise ValueError("the parts of a mail are nested too deeply")
+        super().attach(payload)
 
 
 _READING = cast("EmailPolicy[EmailMessage]", _Reading())
@@ -131,14 +155,14 @@ def _parsed(data: bytes) -> EmailMessage:
     """A stranger's mail, read in a time that is in proportion to its length.
 
     Raises:
-        ValueError: it has too many parts.
+        ValueError: it has too many parts, or too many within each other.
     """
     number = count()
 
     def part(policy: Policy[EmailMessage]) -> EmailMessage:
         if next(number) > _MAX_PARTS:
             raise ValueError("a mail has too many parts")
-        return EmailMessage(policy)
+        return _Part(policy)
 
     return message_from_bytes(data, policy=_READING.clone(message_factory=part))
 
@@ -177,11 +201,11 @@ def is_authenticated(data: bytes, server: str) -> bool:
     speaks of DMARC. It must remove those that came from outside under its name, as the RFC demands.
     """
     for field in _unparsed(_parsed(data), "authentication-results"):  # encoded words in it are a sender's own
-        plain = re.sub(r'"(?:[^"\\]|\\.)*"', "", field)
+        plain = _QUOTED.sub("", field)
         for _ in range(_NESTED_COMMENTS):
             plain = re.sub(r"\([^()]*\)", " ", plain)
-        name, *results = plain.split(";")
-        if name.split()[:1] == [server]:
+        if field.partition(";")[0].split()[:1] == [server]:  # as it writes it: nothing quoted stands before it
+            results = plain.split(";")[1:]
             found = [match[1] for one in results if (match := re.match(r"\s*dmarc\s*=\s*(\w+)", one, re.IGNORECASE))]
             if found:
                 return [one.lower() for one in found] == ["pass"]
