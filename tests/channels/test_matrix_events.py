@@ -254,6 +254,49 @@ async def test_a_picture_whose_download_does_not_end_holds_up_no_other(
     assert model.asked == ["(The person sent a picture (p.png), which you cannot see.)", "hello"]
 
 
+async def test_a_file_that_always_breaks_off_holds_up_nobody(
+    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hostile(Homeserver):
+        async def _media(self, request: web.Request) -> Any:
+            response = web.StreamResponse(headers={"Content-Length": "1000"})
+            await response.prepare(request)
+            await response.write(bytes(10))
+            assert request.transport is not None
+            request.transport.close()
+            return response
+
+    monkeypatch.setattr("miniclaw_sessions.channels.matrix.replies._AGAIN_S", 0.01)
+    server = Hostile()
+    async with serving(manager, model, server):
+        server.say("p.png", BOB, msgtype="m.image", url="mxc://elsewhere.org/1")
+        server.say("hello", ALICE)
+        await server.until_position(2)
+    assert model.asked == ["(The person sent a picture (p.png), which you cannot see.)", "hello"]
+    assert server.asked.count("GET _media") == 3
+
+
+async def test_many_files_of_one_person_are_waited_for_no_longer_than_one(
+    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hostile(Homeserver):
+        async def _media(self, request: web.Request) -> Any:
+            is_slow = request.match_info["server"] == "elsewhere.org"
+            return await (silent(request) if is_slow else super()._media(request))
+
+    monkeypatch.setattr("miniclaw_sessions.channels.matrix.channel._DOWNLOAD_S", 2.0)
+    server = Hostile()
+    server.media = PNG
+    async with serving(manager, model, server):
+        for number in range(20):
+            server.say("p.png", BOB, msgtype="m.image", url=f"mxc://elsewhere.org/{number}")
+        server.say("p.png", ALICE, msgtype="m.image", url="mxc://example.org/1")
+        await server.until_position(21)
+    assert server.asked.count("GET _media") <= 3, "no other one is asked for once the time is over"
+    said, _ = (await manager.get_or_create("matrix", ROOM)).messages()[-2:]
+    assert said.content == (ImagePart("image/png", base64.b64encode(PNG).decode()),)
+
+
 async def test_a_picture_is_fetched_again_where_the_homeserver_wants_a_pause(
     manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,7 +49,7 @@ log = get_logger(__name__)
 
 _POSITION = "io.github.miniclaw_sessions.position"
 _WAIT_MS = 30_000
-_DOWNLOAD_S = 30.0  # then the others' messages have waited long enough
+_DOWNLOAD_S = 30.0  # for one person's files of a reply of `/sync`: then the others have waited long enough
 _TYPING_S = 20.0
 _MAX_TEXT_BYTES = 16_000  # an event has at most 65,536 bytes, with the text once as it is and once as HTML
 _PEOPLE_OF_A_GROUP = 3
@@ -148,6 +148,7 @@ class MatrixChannel:
         self._held: dict[str, tuple[Incoming, _Place]] = {}  # by their event ids, until there is room in their chats
         self._untold: dict[str, tuple[Incoming, _Place]] = {}  # handed over again with what comes next
         self._batches: list[_Batch] = []
+        self._waited_s: dict[str, float] = {}  # for each person's files
         self._invited: set[str] = set()  # rooms that the bot has not come into yet
         self._changed = anyio.Event()
 
@@ -211,6 +212,7 @@ class MatrixChannel:
     async def _hold(self, reply: SyncResponse, position: str) -> None:
         """Take what was said, to be handed over when its chat has room."""
         await self._accept_invitations(reply)
+        self._waited_s.clear()
         said = {place.event_id: (incoming, place) async for incoming, place in self._said(reply, position)}
         self._batches.append(_Batch(reply.next_batch, set(said)))  # not before all of it is known to wait
         in_hand = {place.event_id for place in self._places.values()}  # since before a failure
@@ -344,7 +346,7 @@ class MatrixChannel:
         who = {"user_id": event.sender, "chat_id": room.room_id}
         if not self._allowed.admits(**who, is_group=is_group, is_addressed=is_addressed):
             return None
-        said, missed = await self._read(room, content, relation)
+        said, missed = await self._read(room, event.sender, content, relation)
         message = msgspec.structs.replace(Message.user(said), author=event.sender)
         incoming = Incoming(
             place.chat_id,
@@ -384,7 +386,7 @@ class MatrixChannel:
         return dict(found.event.source) if isinstance(found, RoomGetEventResponse) else {}
 
     async def _read(
-        self, room: MatrixRoom, content: dict[str, Any], relation: dict[str, Any]
+        self, room: MatrixRoom, sender: str, content: dict[str, Any], relation: dict[str, Any]
     ) -> tuple[str | tuple[Part, ...], Sequence[Unseen]]:
         """The text and the file of a message, without what it quotes and whom it calls; and what no model sees."""
         text = str(content.get("body", ""))
@@ -398,29 +400,31 @@ class MatrixChannel:
             return text, ()
         name = str(content.get("filename", text))
         caption = text if name != text else ""
-        part = await self._file(said_as, name, content)
+        part = await self._file(said_as, sender, name, content)
         if part is None:
             missed = [_unseen_in(content, _KINDS[said_as], name)]
             return with_unseen(missed, caption), missed
         return (TextPart(caption), part) if caption else (part,), ()
 
-    async def _file(self, said_as: str, name: str, content: dict[str, Any]) -> Part | None:
+    async def _file(self, said_as: str, sender: str, name: str, content: dict[str, Any]) -> Part | None:
         """The file of a message, as far as it can be kept."""
         if said_as == "m.image":
-            return image_of(await self._content(content, self._settings.max_image_bytes))
+            return image_of(await self._content(sender, content, self._settings.max_image_bytes))
         if said_as not in _FILES:
             return None
-        data = await self._content(content, self._settings.max_file_bytes)
+        data = await self._content(sender, content, self._settings.max_file_bytes)
         return file_in(name, data, self._settings.max_file_bytes)
 
-    async def _content(self, content: dict[str, Any], most: int) -> bytes:
+    async def _content(self, sender: str, content: dict[str, Any], most: int) -> bytes:
         """The bytes of what an event names; none where they are more than that, or cannot be had in time."""
         address, size = content.get("url"), _table(content, "info").get("size")
         if not isinstance(address, str) or (isinstance(size, int) and size > most):
             return b""
-        with anyio.move_on_after(_DOWNLOAD_S):
-            return await self._client.content(address, most)
-        return b""
+        began, before, data = anyio.current_time(), self._waited_s.get(sender, 0.0), b""
+        with anyio.move_on_after(_DOWNLOAD_S - before):
+            data = await self._client.content(address, most)
+        self._waited_s[sender] = before + anyio.current_time() - began
+        return data
 
     # --- answering ---------------------------------------------------------------------------------------------------
 

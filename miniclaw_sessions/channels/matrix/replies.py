@@ -13,14 +13,14 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import anyio
-from aiohttp import ClientError, ClientResponse
+from aiohttp import ClientConnectorError, ClientError, ClientResponse
 from nio import AsyncClient
 
 from miniclaw_sessions.channels.replies import what_came
 from miniclaw_sessions.errors import Unreachable
 
 _SUCCESS = range(200, 300)
-_TOO_MANY, _AGAIN_S = 429, 5.0
+_TOO_MANY, _AGAIN_S, _TRIES = 429, 5.0, 3
 _SAID: dict[str, re.Pattern[str]] = {
     "event_id": re.compile(r"/rooms/[^/]+/(send|event)/"),
     "content_uri": re.compile(r"/media/[^/]+/upload\b"),
@@ -64,20 +64,26 @@ class Client(AsyncClient):  # type: ignore[misc]  # the library has no types
     async def content(self, address: str, most: int) -> bytes:
         """The bytes of a file; none where they are more than that, or the homeserver does not have them.
 
+        One whose transfer always breaks off is not had either: asked for with each reply, it would stop all rooms.
+
         Raises:
-            Unreachable: the connection breaks off.
+            Unreachable: there is no connection to the homeserver.
         """
         url = urlsplit(address)
         path = f"/_matrix/client/v1/media/download/{quote(url.netloc, safe='')}/{quote(url.path[1:], safe='')}"
         headers = {"Authorization": f"Bearer {self.access_token}"}
-        try:
-            while True:
+        failures = 0
+        while failures < _TRIES:
+            try:
                 async with await super().send("GET", path, headers=headers) as response:
                     if response.status != _TOO_MANY:
                         return await _up_to(most, response) if response.status in _SUCCESS else b""
-                await anyio.sleep(_AGAIN_S)
-        except ClientError as error:
-            raise Unreachable(f"a file cannot be fetched: {type(error).__name__}") from None
+            except ClientConnectorError as error:
+                raise Unreachable(f"a file cannot be fetched: {type(error).__name__}") from None
+            except ClientError:
+                failures += 1
+            await anyio.sleep(_AGAIN_S)
+        return b""
 
 
 async def _up_to(most: int, response: ClientResponse) -> bytes:
