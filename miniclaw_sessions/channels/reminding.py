@@ -99,6 +99,7 @@ class Due(NamedTuple):
         session: its chat's; None: it is gone, or the reminder is.
         reminder: as the session has it.
         own: the own session of the chat in which it is said; None: it is not said.
+        waits: whether its chat is answering something else just now.
     """
 
     place: Place
@@ -106,6 +107,7 @@ class Due(NamedTuple):
     session: Session | None = None
     reminder: Reminder | None = None
     own: Session | None = None
+    waits: bool = False
 
     @property
     def session_id(self) -> str:
@@ -150,6 +152,7 @@ class Reminding:
         self._to_adopt = [*reminders.schedules]
         self._adopt_at = self._beat_at = 0.0
         self._saying = {asks: set[Place]() for asks in (False, True)}  # a slow model holds up no texts
+        self._behind: set[Place] = set()  # those that wait for a chat's answer
         self._over: list[Place] = []
         self._given_up: list[Place] = []
         self._held: dict[Place, tuple[float, float]] = {}  # until when it is left alone, and for how long the last time
@@ -214,9 +217,13 @@ class Reminding:
         chosen = await self._chosen(items)
         taken = set(await self._agenda.take({due.place: items[due.place] for due in chosen}))
         for due in chosen:
-            if due.place in taken:
-                self._saying[items[due.place].asks].add(due.place)
-                tasks.start_soon(self._work, due, name="reminder")
+            if due.place not in taken:  # its hour cannot be written, or another gateway was first
+                self._hold(due.place)
+                continue
+            self._saying[items[due.place].asks].add(due.place)
+            if due.waits:
+                self._behind.add(due.place)
+            tasks.start_soon(self._work, due, name="reminder")
         held = (until - self._clock.monotonic() for place, (until, _) in self._held.items() if place in items)
         return max(0.0, min(wait, _BEAT_S if self._agenda.taken else wait, *held))
 
@@ -242,12 +249,13 @@ class Reminding:
         self._over, self._given_up = self._over[len(over) :], self._given_up[len(given_up) :]
 
     async def _chosen(self, items: Mapping[Place, Item]) -> list[Due]:
-        """Those that are said now, the earliest first."""
+        """Those that are said now, the earliest first; half of the room is kept for chats that are not answering."""
         now = self._clock.monotonic()
         self._held = {
             place: held for place, held in self._held.items() if place in items or place in self._agenda.taken
         }
         room = {asks: TOGETHER - len(saying) for asks, saying in self._saying.items()}
+        behind = TOGETHER // 2 - len(self._behind)
         chosen = list[Due]()
         for place in sorted(items, key=lambda one: (items[one].at, one.reminder_id)):
             if not any(room.values()):
@@ -258,8 +266,9 @@ class Reminding:
             due = await self._found_or_none(place, items[place])
             if due is None:
                 self._hold(place)
-            else:
+            elif not due.waits or behind > 0:
                 room[asks] -= 1
+                behind -= due.waits
                 chosen.append(due)
         return chosen
 
@@ -277,6 +286,7 @@ class Reminding:
             self._log("a reminder waits", due.session_id, error, action="reminder.waits")
         for saying in self._saying.values():
             saying.discard(due.place)
+        self._behind.discard(due.place)
         if is_said:
             self._over.append(due.place)
         else:
@@ -309,7 +319,7 @@ class Reminding:
         conversation = await conversation_of(self._manager, own) or own
         if reminder.asks and self._clock.now() - item.at < _PATIENCE and await open_question(conversation):
             return None  # another question would take the place of the one that the person is being asked
-        return Due(place, item.at, session, reminder, own)
+        return Due(place, item.at, session, reminder, own, waits=conversation.journal.turn_lock.is_held)
 
     async def _own(self, session: Session, reminder: Reminder) -> Session:
         """The own session of the chat in which a reminder is said: where it was set, unless that was parted since.

@@ -252,6 +252,60 @@ async def test_an_expired_session_comes_back_for_its_reminder(lives: Lives) -> N
         assert await one.after(DAY, step=DAY) == ["Reminder: the contract ends"]
 
 
+async def test_what_found_no_session_of_its_own_hour_does_not_expire(lives: Lives) -> None:
+    async with lives.gateway(max_sessions=3) as one:
+        await one.manager.get_or_create("room", "2")
+        await one.reply("/remind 5m x")
+        await one.reply("/remind 5d tea")  # no session can be made: it stands in the one of this hour
+        said = await one.after(6 * DAY, step=DAY / 4)
+    assert [text for text in said if text.endswith(" tea")], said
+
+
+async def test_what_waits_for_its_network_does_not_expire(lives: Lives) -> None:
+    async with lives.gateway() as one:
+        await one.reply("/remind every day 9:00 drink")
+    async with lives.gateway(hears=False) as two:
+        assert await two.after(4 * DAY, step=DAY / 4) == []
+    async with lives.gateway() as three:
+        said = await three.after(3 * DAY, step=DAY / 4)
+    assert said[-3:] == ["Reminder: drink"] * 3
+
+
+async def test_a_session_of_another_program_in_the_agendas_channel_stays(lives: Lives) -> None:
+    async with lives.gateway() as one:
+        session = await one.manager.get_or_create(CHANNEL, "2026-03-01T07 my notes")
+        await session.add_message(Message.user("hello"))
+        await one.after(5 * HOUR)
+        assert await one.manager.find(session.session_id)
+
+
+@pytest.mark.parametrize("many", [1, 8, 20])
+async def test_an_hour_that_cannot_be_written_holds_up_no_other(lives: Lives, many: int) -> None:
+    async with lives.gateway() as one:
+        await one.reply("/remind every day 8:30 drink")
+        items = {f"x{number}": "2026-03-02T08:00:00+00:00 0 - 0 room_1" for number in range(many)}
+        full = "x" * (1_048_540 - 60 * many)  # no item can be taken: the session has no room for that
+        await one.manager.get_or_create(CHANNEL, "2026-03-02T07", metadata={**items, "full": full})
+        assert await one.after(2 * DAY, step=HOUR / 2) == ["Reminder: drink"] * 2
+
+
+async def test_chats_that_are_answering_hold_up_no_reminder_of_another_one(lives: Lives) -> None:
+    async with lives.gateway() as one:
+        busy = [f"busy{number}" for number in range(12)]
+        for chat_id in busy:
+            await one.reply("/remind 5m tea", chat_id=chat_id)
+        await one.reply("/remind 6m mine", chat_id="quiet")
+        one.model.close(*busy)
+        for chat_id in busy:
+            one.room.say(chat_id, chat_id)
+        await one.model.was_asked(*busy)
+        await one.clock.advance(6 * MINUTE)
+        await one.room.until(lambda: "Reminder: mine" in one.room.texts())
+        one.model.open(*busy)
+        await one.after(HOUR)
+        assert one.room.texts().count("Reminder: tea") == len(busy)
+
+
 async def test_the_agenda_leaves_nothing_behind(lives: Lives) -> None:
     async with lives.gateway() as one:
         await one.reply("/remind 20m tea")

@@ -9,6 +9,7 @@ says where to look, and may be out of date.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -50,6 +51,7 @@ ROOM = 1_000
 """How many items a session has; the next one of the hour takes more, so that no chat can fill an hour."""
 
 _HOUR = "%Y-%m-%dT%H"
+_HOUR_OF = re.compile(r"\d{4}-\d\d-\d\dT\d\d(?:\.\d+)?", re.ASCII)
 _HOUR_LENGTH = 13
 _ITEM_BYTES = 500  # at most
 _LATE = timedelta(minutes=2)  # what is set just then may still come to the hour before
@@ -328,15 +330,16 @@ class Agenda:
         return now - since >= LEASE_S
 
     async def _look(self) -> None:
-        """Learn which hours there are; and let those to come not expire meanwhile."""
+        """Learn which hours there are; and let those in which something waits not expire meanwhile."""
         if self._clock.monotonic() < self._look_at:
             return
         this = self._clock.now().strftime(_HOUR)
         hours = [_hour_of(one.session_id) for one in await self._manager.source.newest(channel=CHANNEL)]
         self._hours |= {hour for hour in hours if hour and hour[:_HOUR_LENGTH] <= this}
         if self._clock.monotonic() >= self._renew_at:
-            for hour in hours:
-                if hour[:_HOUR_LENGTH] > this and await self._session(hour) is not None:
+            for hour in filter(None, hours):
+                session = await self._session(hour)
+                if session is not None and _items(session):  # of a begun one, too: it may have those that found no room
                     await self._manager.get_or_create(CHANNEL, hour)
             self._renew_at = self._clock.monotonic() + _RENEW_S
         self._look_at = self._clock.monotonic() + LOOK_S
@@ -356,7 +359,7 @@ def _hour_of(session_id: str) -> str:
         _beginning_of(hour)
     except (InvalidKey, ValueError):
         return ""
-    return hour
+    return hour if _HOUR_OF.fullmatch(hour) else ""
 
 
 def _parts(hour: str) -> Iterator[str]:
