@@ -99,6 +99,13 @@ def test_a_branch_that_was_left_is_looked_at_and_gone_on_from(open_page: OpenPag
     page.locator("article").get_by_text("went on").wait_for()
 
 
+def test_a_tall_window_is_filled_though_nothing_in_it_can_be_scrolled(open_page: OpenPage, daemon: PageDaemon) -> None:
+    for number in range(60):  # the steps of an assistant take one line each
+        daemon.say("web_tall", f"step {number}", role="assistant" if number else "user")
+    page = open_page("#/session/web_tall", viewport={"width": 1360, "height": 1900})
+    page.locator(".articles article").nth(59).wait_for()
+
+
 def test_the_conversation_goes_on_from_an_earlier_answer(open_page: OpenPage, daemon: PageDaemon) -> None:
     daemon.say("demo_back", "question")
     daemon.say("demo_back", "an answer", role="assistant")

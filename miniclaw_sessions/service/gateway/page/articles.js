@@ -244,10 +244,12 @@ export class Articles {
     const act = wanted ?? other;
     if (!act) return;
     this.isPaging = true;
+    const before = this.shown.length;
     this.alone(act)
       .catch(() => {})
       .finally(() => {
         this.isPaging = false;
+        if (this.shown.length > before) this.scrolled(); // what was read may be too little for a window to be scrolled
       });
   }
 
