@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -12,6 +12,8 @@ from miniclaw_sessions.core.protocol.encoding import decode_entry
 from miniclaw_sessions.core.protocol.entries import Entry
 from miniclaw_sessions.service.api import messages, sessions, tree
 from miniclaw_sessions.service.api.shapes import (
+    AppendedEntry,
+    EntriesAppendedReply,
     NewCustom,
     NewEntry,
     NewModelChange,
@@ -23,19 +25,29 @@ from miniclaw_sessions.service.api.tree import Compact, GoTo, MovedReply, Replac
 from miniclaw_sessions.service.client.said import Said, as_dict
 from miniclaw_sessions.service.client.transport import Transport, new_key
 
-if TYPE_CHECKING:
-    from miniclaw_sessions.service.client.session import ClientSession
-
 PAGE = 256
 """How many entries are asked for at a time."""
 
 _FIRST_PAGE = 16
 
 
+class _Session(Protocol):
+    """What a tree asks of its session."""
+
+    @property
+    def session_id(self) -> str: ...
+
+    async def add_message(self, message: Said) -> AppendedEntry: ...
+
+    async def append(self, entries: Sequence[NewEntry]) -> EntriesAppendedReply: ...
+
+    def transcript(self) -> AsyncGenerator[bytes, None]: ...
+
+
 class ClientTree:
     """The tree of a client's session, in the Go manager's words."""
 
-    def __init__(self, session: ClientSession, transport: Transport) -> None:
+    def __init__(self, session: _Session, transport: Transport) -> None:
         self._session = session
         self._transport = transport
 
