@@ -249,7 +249,8 @@ export class Articles {
       .catch(() => {})
       .finally(() => {
         this.isPaging = false;
-        if (this.shown.length > before) this.scrolled(); // what was read may be too little for a window to be scrolled
+        const fits = this.scroll.scrollHeight <= this.scroll.clientHeight; // then nothing is scrolled that would ask for more
+        if (fits && this.shown.length > before) this.scrolled();
       });
   }
 
