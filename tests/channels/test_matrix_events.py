@@ -233,6 +233,33 @@ async def busy(_: web.Request) -> web.StreamResponse:
     return web.json_response({"errcode": "M_LIMIT_EXCEEDED", "retry_after_ms": 3_600_000}, status=429)
 
 
+async def broken_off(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Length": "1000"})
+    await response.prepare(request)
+    await response.write(bytes(10))
+    assert request.transport is not None
+    request.transport.close()
+    return response
+
+
+async def check_that_it_holds_up_nobody(
+    manager: SessionManager, model: Doors, replies: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> Homeserver:
+    """Assert that a picture that is answered so is named, and that another person is answered behind it."""
+
+    class Hostile(Homeserver):
+        async def _media(self, request: web.Request) -> Any:
+            return await replies(request)
+
+    server = Hostile()
+    async with serving(manager, model, server):
+        server.say("p.png", BOB, msgtype="m.image", url="mxc://elsewhere.org/1")
+        server.say("hello", ALICE)
+        await server.until_position(2)
+    assert model.asked == ["(The person sent a picture (p.png), which you cannot see.)", "hello"]
+    return server
+
+
 @pytest.mark.parametrize(("download_s", "replies"), [(0.1, silent), (0.1, busy), (PATIENCE_S, endless)])
 async def test_a_picture_whose_download_does_not_end_holds_up_no_other(
     manager: SessionManager,
@@ -241,38 +268,15 @@ async def test_a_picture_whose_download_does_not_end_holds_up_no_other(
     download_s: float,
     replies: Callable[[web.Request], Awaitable[web.StreamResponse]],
 ) -> None:
-    class Hostile(Homeserver):
-        async def _media(self, request: web.Request) -> Any:
-            return await replies(request)
-
     monkeypatch.setattr("miniclaw_sessions.channels.matrix.channel._DOWNLOAD_S", download_s)
-    server = Hostile()
-    async with serving(manager, model, server):
-        server.say("p.png", BOB, msgtype="m.image", url="mxc://elsewhere.org/1")
-        server.say("hello", ALICE)
-        await server.until_position(2)
-    assert model.asked == ["(The person sent a picture (p.png), which you cannot see.)", "hello"]
+    await check_that_it_holds_up_nobody(manager, model, replies)
 
 
 async def test_a_file_that_always_breaks_off_holds_up_nobody(
     manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Hostile(Homeserver):
-        async def _media(self, request: web.Request) -> Any:
-            response = web.StreamResponse(headers={"Content-Length": "1000"})
-            await response.prepare(request)
-            await response.write(bytes(10))
-            assert request.transport is not None
-            request.transport.close()
-            return response
-
     monkeypatch.setattr("miniclaw_sessions.channels.matrix.replies._AGAIN_S", 0.01)
-    server = Hostile()
-    async with serving(manager, model, server):
-        server.say("p.png", BOB, msgtype="m.image", url="mxc://elsewhere.org/1")
-        server.say("hello", ALICE)
-        await server.until_position(2)
-    assert model.asked == ["(The person sent a picture (p.png), which you cannot see.)", "hello"]
+    server = await check_that_it_holds_up_nobody(manager, model, broken_off)
     assert server.asked.count("GET _media") == 3
 
 
